@@ -1,10 +1,12 @@
 """Programs: your own classes and functions as supervised actors of a device; their arrays survive them."""
 
 from ..backends.base import Refused
+from ..backends.base.programs import is_cancelled, report_progress
 from ._actor import ProgramActor
 from ._method import Array, method
 from ._open import ProgramOpening, open_program, run
 from ._program import FunctionProgram, Program
+from ._progress import on_progress
 
 __all__ = [
     "Array",
@@ -13,7 +15,10 @@ __all__ = [
     "ProgramActor",
     "ProgramOpening",
     "Refused",
+    "is_cancelled",
     "method",
+    "on_progress",
     "open_program",
+    "report_progress",
     "run",
 ]

@@ -33,6 +33,7 @@ from ..backends.base.program_definition import (
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method
+from ._progress import listen
 
 __all__ = [
     "Expectations",
@@ -230,6 +231,7 @@ class MethodCall(_ProgramMessage):
                     "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
                 )
         spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
+        listen(spec.asker)
         return Planned(spec, reply)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
@@ -251,6 +253,7 @@ class MethodCall(_ProgramMessage):
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
         spec = ProgramReturn(name, *arguments, "", state, inputs, updated, written, slot, self.forget, words)
+        listen(spec.asker)
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
 
     def _arguments(

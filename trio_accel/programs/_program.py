@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -29,6 +30,7 @@ from ._messages import (
     message_class,
 )
 from ._method import Method, PlainT, describe_function, find_method
+from ._progress import Progress, chosen_callback
 
 __all__ = ["Anew", "FunctionProgram", "OpenProgram", "Opened", "Program"]
 
@@ -264,6 +266,8 @@ class OpenProgram:
 
     async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Ask for a call of a method."""
+        if (callback := chosen_callback()) is not None:
+            return await Progress(callback).of(partial(self._ask, given, args, kwargs))
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)

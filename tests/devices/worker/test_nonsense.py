@@ -125,6 +125,12 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "times cut off": lambda n: ANSWERS.encode(("times", n, 1, 2))[:-1],
     "times in the wrong order": lambda n: ANSWERS.encode(("times", n, 2, 1)),
     "times of the future": lambda n: ANSWERS.encode(("times", n, 1, 1 << 63)),
+    "progress of an unknown request": lambda n: in_json("progress", n + 100, "1"),
+    "progress of what is no call": lambda n: in_json("progress", n, "1"),
+    "progress that is no text": lambda n: in_json("progress", n, 1),
+    "progress that is no value": lambda n: in_json("progress", n, "["),
+    "progress of an array": lambda n: in_json("progress", n, '["a",0]'),
+    "progress of an unknown tag": lambda n: in_json("progress", n, '["c"]'),
     "a copy of many axes": lambda n: struct.pack("<B5QqQBB", 4, 1, n, 0, 1, 0, 1, 0, 0, 255),
 }  # fmt: skip
 

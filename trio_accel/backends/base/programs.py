@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import cache, partial
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -19,7 +20,7 @@ import numpy as np
 
 from ...actors import ActorError, describe
 from .errors import AccelError, LibraryError, Refused
-from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from .ops import ArraySpec, Asker, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .program_definition import (
     MOST_TEXT,
     ProgramDefinition,
@@ -31,7 +32,8 @@ from .program_definition import (
 )
 
 __all__ = [
-    "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target",
+    "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "is_cancelled",
+    "load_target", "report_progress",
 ]  # fmt: skip
 
 GONE = "gone"
@@ -46,6 +48,47 @@ ENQUEUES = "_trio_accel_enqueues"
 
 UPDATES = "_trio_accel_updates"
 """Attribute of a method: what it changes, parameters of its own and with ``"self."`` of the constructor."""
+
+
+_ASKER: ContextVar[Asker | None] = ContextVar("trio_accel.asker", default=None)
+
+
+def is_cancelled() -> bool:
+    """Tell a method of a program, or a function, whether its asker has left.
+
+    That is so from the moment when the asker is cancelled, as by a deadline, before its grace is over, and
+    where an inline context was lost. Then nobody gets the result, and the method may return or raise early.
+    An error counts as ever: it restarts the program unless it is declared. Threads that the method starts
+    see the same if they run in a copy of its context (`contextvars.copy_context`).
+
+    Returns:
+        Whether it has. False outside of a call, so that a program works without a device, too.
+    """
+    asker = _ASKER.get()
+    return asker is not None and asker.has_left
+
+
+def report_progress(value: object) -> None:
+    """Report from a method of a program, or a function, to the callback of `on_progress` at its asker.
+
+    It never waits. Of reports that come faster than the asker's loop takes them, the last one stays.
+    Without such a callback, or outside of a call, the value is checked and dropped.
+
+    Args:
+        value: None, a number, a string, bytes, or a dict, list or tuple of these. It is copied.
+
+    Raises:
+        TypeError: It is something else, or holds it.
+        ValueError: It is nested more than 32 deep, or longer than 1 MiB as text.
+    """
+    text = text_of(flatten("report_progress: value", value, lambda _where, _value: None))
+    if len(text) > MOST_TEXT:
+        raise ValueError(
+            f"report_progress: the value is {len(text)} characters as text, at most {MOST_TEXT} are allowed"
+        )
+    asker = _ASKER.get()
+    if asker is not None:
+        asker.report(text)
 
 
 @runtime_checkable
@@ -184,6 +227,7 @@ class ProgramHost:
         updated, outputs = self._views(spec.updated), self._views(spec.written)
         declared = getattr(function, UPDATES, ())
         changed = [view for name in declared for view in self._state.get(name, ())]
+        token = _ASKER.set(spec.asker)
         try:
             if changed:
                 self._protect(changed, write=True)
@@ -211,6 +255,7 @@ class ProgramHost:
                 # Here, as an error of the engine's own class does not get past `_Named`.
                 raise refused
         finally:
+            _ASKER.reset(token)
             if changed:
                 self._protect(changed, write=False)
             self._arrays.end([*inputs, *updated, *outputs])

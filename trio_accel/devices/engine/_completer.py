@@ -58,6 +58,8 @@ class CancelGrace:
             context: Context variables of the asker.
         """
         operation.has_grace = True
+        if (asker := operation.launch.spec.asker) is not None:
+            asker.has_left = True
         self._let_wait(operation, queue, grace_in(context, self._seconds))
 
     def _let_wait(self, operation: InFlight, queue: StreamQueue, seconds: float) -> None:
@@ -337,6 +339,9 @@ class Completer:
                 operation.is_given_up = True
                 if not operation.is_lost:
                     operation.is_lost = True
+                    if (asker := operation.launch.spec.asker) is not None:
+                        # A kernel may still run, as one inline does to its end.
+                        asker.has_left = True
                     self._fail(operation, cause)
             # Only now: `wait_changed` of a drain or a lease gives up on it.
             queue.is_lost = True

@@ -2,6 +2,7 @@
 
 from . import (
     _array,
+    _asker,
     _signature,
     _spec,
     arrays,
@@ -16,6 +17,7 @@ from . import (
     tensor,
 )
 from ._array import *
+from ._asker import *
 from ._signature import *
 from ._spec import *
 from .arrays import *
@@ -31,6 +33,7 @@ from .tensor import *
 
 __all__: list[str] = []
 __all__ += _array.__all__
+__all__ += _asker.__all__
 __all__ += _signature.__all__
 __all__ += _spec.__all__
 __all__ += arrays.__all__

@@ -32,6 +32,7 @@ from ._array import (
     updates,
     writes,
 )
+from ._asker import Asker
 
 __all__ = [
     "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "field_repr", "map_arrays",
@@ -170,6 +171,7 @@ class OperationSpec:
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
         runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
+        asker: What its kernel is told of its asker; None where it does not look.
     """
 
     # Set where an operand was withdrawn: then no kernel is to see it. No field of the specification, and not
@@ -179,6 +181,7 @@ class OperationSpec:
 
     operation: ClassVar[str]
     runs_once: ClassVar[bool] = False
+    asker: Asker | None = None
 
     def __repr__(self) -> str:
         return field_repr(self)

@@ -12,6 +12,7 @@ import attrs
 
 from ..dtypes import DType
 from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status, updates, writes
+from ._asker import Asker
 from ._spec import OperationSpec, specification
 
 __all__ = [
@@ -244,6 +245,7 @@ class ProgramCall(OperationSpec):
         read: Arrays that the method reads.
         updated: Arrays that it changes in place: arguments first, then those of `state` that it declares.
         written: Arrays that are declared as its result.
+        asker: Its asker. No field that crosses: each process has one of its own.
     """
 
     method: str = exact()
@@ -254,6 +256,7 @@ class ProgramCall(OperationSpec):
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)
     written: tuple[ArraySpec, ...] = writes(many=True)
+    asker: Asker | None = attrs.field(factory=Asker, init=False, eq=False, repr=False)
 
 
 @specification

@@ -319,6 +319,9 @@ class LaunchTemplate:
                 binding.spec = spec
         if packed:
             spec = self._with_packed(spec, packed)
+        if spec.asker is not None:
+            # Each call has an asker of its own, and the binding's specification is shared.
+            spec = self._make_spec(list(self._values(spec)))
         return Launch(
             self._name,
             spec,

@@ -14,6 +14,7 @@ import trio
 from ....actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
 from ....backends.base import ContextLostError, PlacedBlock
 from ...arrays._blocks import BlockTable
+from ...base._bridge import LoopNotifier
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
 from ...engine._engine import Engine
@@ -139,6 +140,8 @@ class WorkerRequests:
         """Have an operation launched, now if nothing is before it."""
         launch, session = serving.launch, serving.session
         self.serving[launch.number] = serving
+        if launch.spec.asker is not None:
+            launch.spec.asker.notify = LoopNotifier(partial(self._tell_progress, serving)).notify
         library = session.libraries.get(launch.library)
         actor = None if library is None else idle_actor(library, serving)
         if actor is None or not actor.launch_here(launch, serving):
@@ -171,6 +174,10 @@ class WorkerRequests:
         """Answer what was served, or has failed."""
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
+        if launch.spec.asker is not None:
+            # Ahead of the answer, which is the last that is said of a request.
+            serving.is_heard = True
+            self._tell_progress(serving)
         del self.serving[number]
         if engine.is_lost and not self.is_closing:
             # The application decides about its outcome: it sorts all requests when it hears of the loss.
@@ -225,10 +232,13 @@ class WorkerRequests:
     def cancel(self, number: int) -> None:
         """Withdraw a request, if it is not launched yet."""
         serving, session = self.serving.get(number), self.session
-        if serving is None or session is None or not session.submissions.withdraw(serving.launch):
+        if serving is None or session is None:
             return
-        del self.serving[number]
-        self._withdrawn(serving.launch, session.engine)
+        if session.submissions.withdraw(serving.launch):
+            del self.serving[number]
+            self._withdrawn(serving.launch, session.engine)
+        elif (asker := serving.launch.spec.asker) is not None:
+            asker.has_left = True
 
     def leave(self, number: int) -> None:
         """Have a request not run, unless it has begun: host arrays of its asker do not come any more."""
@@ -236,6 +246,23 @@ class WorkerRequests:
         # Others have no such arrays, or are copies; their specifications may be those of a template.
         if serving is not None and serving.launch.staged:
             serving.launch.spec.is_withdrawn = True
+
+    def heard(self, number: int) -> None:
+        """Tell of the next progress of a request: the application has taken the last."""
+        serving = self.serving.get(number)
+        if serving is not None:
+            serving.is_heard = True
+            self._tell_progress(serving)
+
+    def _tell_progress(self, serving: _Serving) -> None:
+        """Tell of the progress of a request, unless the last was not heard yet: so nothing piles up."""
+        number, asker = serving.launch.number, serving.launch.spec.asker
+        if asker is None or not serving.is_heard or self.serving.get(number) is not serving:
+            return
+        text = asker.take()
+        if text is not None:
+            serving.is_heard = False
+            self._channel.send(("progress", number, text), now=True)
 
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
         _all_addresses(launch.allocations, engine)
@@ -316,6 +343,7 @@ class _Serving(DirectReply):
         session: The context that serves it.
         requests: Tells the application its outcome.
         is_launched: Whether the library has begun.
+        is_heard: Whether the application has taken the last progress, if there was any.
         addresses: Places of its new blocks that the application does not know, if they were
             looked up by now.
         payload: The answer as it is sent if all goes well, if it was encoded by now.
@@ -328,6 +356,7 @@ class _Serving(DirectReply):
     invalidates: bool = attrs.field(kw_only=True)
     results: Sequence[npt.NDArray[Any]] = ()
     is_launched: bool = False
+    is_heard: bool = True
     addresses: tuple[Address, ...] | None = None
     payload: bytes | None = None
     # The launch is the message for the library's actor.

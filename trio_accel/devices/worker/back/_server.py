@@ -92,6 +92,7 @@ class WorkerServer:
             "unlease": lambda number: self._requests.unlease(self._nursery, number),
             "cancel": self._requests.cancel,
             "left": self._requests.leave,
+            "heard": self._requests.heard,
             "copied": self._copies.copied,
             "filled": self._memory.slabs.filled,
             "release": self._on_release,

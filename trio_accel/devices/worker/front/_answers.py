@@ -78,6 +78,7 @@ class AnswerHandler:
             "prepared": self._on_prepared,
             "made": self._on_made,
             "times": self._on_times,
+            "progress": self._on_progress,
             "done": self._on_done,
             "granted": self._on_granted,
             "copy": self._on_copy,
@@ -150,6 +151,17 @@ class AnswerHandler:
             # The clock is one for all processes of the machine: an end that is still to come is nonsense.
             _expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
+
+    def _on_progress(self, link: WorkerLink, number: int, text: str) -> None:
+        request = self._request(link, number)
+        if request is not None:
+            asker = request.launch.spec.asker if isinstance(request, OperationRequest) else None
+            if asker is None:
+                raise NonsenseError(f"progress: request {number} is no call of a program")
+            # Where nobody listens, nothing more of it is sent.
+            if asker.notify is not None:
+                asker.report(text)
+                link.send(("heard", number), now=True)
 
     def _on_ready(self, link: WorkerLink, libraries: tuple[str, ...]) -> None:
         _expect(not link.is_ready, "ready: it was before")

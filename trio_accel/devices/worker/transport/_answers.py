@@ -21,6 +21,7 @@ import attrs
 from ....actors import Event
 from ....backends.base import CacheCounts, DType, MemoryStatistics
 from ....backends.base.ops import ArraySpec
+from ....backends.base.program_definition import build, tree_of
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import decode_error, decode_event
 
@@ -365,6 +366,11 @@ def _event(value: Any) -> Event:
     return event
 
 
+def _report(value: Any) -> str:
+    build(tree_of(_text(value)), ())
+    return str(value)
+
+
 def _try_texts(error: BaseException) -> None:
     """Check that its text can be made of the fields that were sent."""
     str(error)
@@ -389,6 +395,7 @@ _READERS: dict[str, _Reader] = {
     "started": _fields(),
     "prepared": _fields(),
     "made": _fields(_text, _count, _count),
+    "progress": _fields(_count, _report),
     "done": _fields(_count, _each(_address), _each(_content), _or_none(_trouble)),
     "chunk": _fields(_count, _count),
     "unchunk": _fields(_count),

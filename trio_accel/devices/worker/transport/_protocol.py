@@ -26,6 +26,7 @@ borrow            number, ids of released blocks, block, bytes, chunk, offset, b
 unlease           number
 cancel            number
 left              number: its asker has gone, and not all of its host arrays were copied
+heard             number: its progress has come, and the next may follow
 copied            transfer
 slab              id, bytes; with its descriptor: host memory of the application, before any array in it is
                   named
@@ -45,6 +46,8 @@ ready             names of the libraries: the device is open
 started           the context serves
 made              name of a program's library that is open now, nanoseconds that this took, those of them
                   for the import of its module
+progress          number, text of the last value that a method has reported; the next once it is heard, or
+                  ahead of "done"
 times             number, when its launch began, when it was complete, in nanoseconds: ahead of "done"
 done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
                   well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has

@@ -1,0 +1,118 @@
+"""What calls report, on its way to the callback of their asker."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeAlias, TypeVar, cast
+
+import outcome
+import trio
+
+from ..backends.base.ops import Asker
+from ..backends.base.program_definition import build, tree_of
+from ..devices.base._bridge import LoopNotifier
+
+__all__ = ["Progress", "chosen_callback", "listen", "on_progress"]
+
+T = TypeVar("T")
+
+_Callback: TypeAlias = Callable[[Any], object]
+
+_CALLBACK: ContextVar[_Callback | None] = ContextVar("trio_accel.on_progress", default=None)
+_PROGRESS: ContextVar[Progress | None] = ContextVar("trio_accel.progress", default=None)
+
+chosen_callback: Callable[[], _Callback | None] = _CALLBACK.get
+"""Returns the callback of the asks of this task; None if it has none."""
+
+
+@contextmanager
+def on_progress(callback: _Callback) -> Generator[None, None, None]:
+    """Hear what calls report by `report_progress`, of all that are asked for in the body.
+
+    Tasks that are started in the body inherit it. A `Batcher` asks in tasks of its own. An inner one takes
+    the place of an outer one.
+
+    The callback runs in the Trio loop, with the context variables of the asker, in order, and before the ask
+    returns; never afterwards. It gets the last value at least: earlier ones are left out where the loop is
+    slower than the method. A call that runs again after a loss reports from its beginning.
+
+    An error of the callback cancels the ask, so that the method may see that its asker has left, and is
+    raised there, once the asker may leave (`cancel_grace`).
+
+    Args:
+        callback: Called with each value; it must not be async.
+
+    Raises:
+        TypeError: The callback is async, or no function.
+    """
+    if not callable(callback) or inspect.iscoroutinefunction(callback):
+        raise TypeError(f"on_progress: callback must be a function that is not async, got {callback!r}")
+    token = _CALLBACK.set(callback)
+    try:
+        yield
+    finally:
+        _CALLBACK.reset(token)
+
+
+def listen(asker: Asker | None) -> None:
+    """Have the ask of this task hear what a call reports, if it wants to; for a call that is planned."""
+    progress = _PROGRESS.get()
+    if progress is not None and asker is not None:
+        progress.follow(asker)
+
+
+class Progress:
+    """The reports of one ask, however often its call runs.
+
+    Args:
+        callback: Gets the values.
+    """
+
+    def __init__(self, callback: _Callback) -> None:
+        self._callback = callback
+        self._context = copy_context()
+        self._asker: Asker | None = None
+        self._failure: outcome.Error | None = None
+        self._notifier = LoopNotifier(self._hear)
+        self._scope = trio.CancelScope()
+
+    def follow(self, asker: Asker) -> None:
+        """Hear this run of the call from now on, and none before."""
+        self._asker = asker
+        asker.notify = self._notifier.notify
+
+    async def of(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask; raises the error of the callback, too."""
+        # Not twice: `ask` looks whether there is a callback.
+        tokens = _CALLBACK.set(None), _PROGRESS.set(self)
+        returned: T | None = None
+        try:
+            with self._scope:
+                returned = await ask()
+        finally:
+            _CALLBACK.reset(tokens[0])
+            _PROGRESS.reset(tokens[1])
+            # The loop may have seen the end of the call first.
+            self._hear()
+            self._notifier.close()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                failure.unwrap()
+            finally:
+                # Its error has this frame, which would keep the arrays of the asker.
+                del failure
+        return cast("T", returned)
+
+    def _hear(self) -> None:
+        text = None if self._asker is None else self._asker.take()
+        if text is None or self._failure is not None:
+            return
+        value = build(tree_of(text), ())
+        result = outcome.capture(lambda: self._context.run(self._callback, value))
+        if isinstance(result, outcome.Error):
+            self._failure = result
+            self._scope.cancel(reason="the callback of on_progress has failed")
