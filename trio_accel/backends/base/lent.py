@@ -21,7 +21,7 @@ class Keepers:
     """Tells of functions that keep what they were lent: its memory becomes another array's."""
 
     def __init__(self) -> None:
-        # By the functions' names: how often all that is old was searched for garbage, and none of it was kept.
+        # By function: how often old garbage was looked for, and nothing was kept.
         self._searches: Counter[str] = Counter()
         self._told: set[str] = set()
 
@@ -65,8 +65,8 @@ class Keepers:
             )
         self._told.add(where)
         _logger.warning(
-            "%s keeps %s after its call, or a view: its memory becomes another array's, whose numbers are seen "
-            "there; keep a copy",
+            "%s keeps %s after its call, or a view: its memory becomes another array's, whose numbers are "
+            "seen there; keep a copy",
             where,
             names,
         )
