@@ -112,6 +112,25 @@ async def test_what_is_refused(device: ta.Device) -> None:
     assert xp.float32 is ta.DType.float32
 
 
+async def test_a_function_that_calls_itself_without_end_is_refused(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+
+    @ta.fused
+    def endless(x: Any) -> Any:
+        return endless(x * 0.5) + x
+
+    @ta.fused
+    def halves(x: Any, *, steps: int) -> Any:
+        return x if not steps else halves(x * 0.5, steps=steps - 1) + x
+
+    with pytest.raises(
+        ValueError, match=r"fused\.endless: calls itself without end; a keyword-only"
+    ) as caught:
+        await endless(x)
+    assert isinstance(caught.value.__cause__, RecursionError)
+    np.testing.assert_array_equal(await (await halves(x, steps=3)).to_host(), np.full(3, 1.875))
+
+
 def test_what_cannot_be_declared() -> None:
     async def waits(x: Any) -> Any:
         return x

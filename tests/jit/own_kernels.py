@@ -142,6 +142,11 @@ def keeps_cpu(out: Array) -> None:
     out[...] = 1.0
 
 
+def keeps_read_cpu(x: Array, out: Array) -> None:
+    _kept.append(x[1:])
+    out[...] = x
+
+
 def writes_kept_cpu(out: Array) -> None:
     try:
         _kept.pop()[...] = 666.0

@@ -15,6 +15,7 @@ from own_kernels import (
     exits_cpu,
     interrupts_cpu,
     keeps_cpu,
+    keeps_read_cpu,
     not_a_function,
     one,
     poisons_cpu,
@@ -322,12 +323,27 @@ async def test_a_function_for_the_cpu_that_finds_no_memory_is_not_called_again(d
 
 
 @on_cpu
-async def test_an_array_that_the_function_for_the_cpu_keeps_is_read_only(device: ta.Device) -> None:
-    x = await device.zeros(8)
-    await declared(cpu=keeps_cpu)(x)
+async def test_a_function_for_the_cpu_that_keeps_what_it_can_write_to_is_told(device: ta.Device) -> None:
+    for _ in range(3):
+        with pytest.raises(
+            ta.LibraryError, match="its function own_kernels:keeps_cpu keeps out after its call"
+        ):
+            await declared(cpu=keeps_cpu)(await device.zeros(8))
     (out,) = await declared(cpu=writes_kept_cpu)(await device.zeros(8))
     assert (await out.to_host()).tolist() == [2.0] * 8
-    assert (await x.to_host()).tolist() == [1.0] * 8
+
+
+@on_cpu
+async def test_a_function_for_the_cpu_that_keeps_what_it_reads_is_told_once(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = {"x": jit.reads("float64"), "out": jit.updates("float64")}
+    for number in (3.0, 4.0):
+        x, out = await device.full(8, number), await device.zeros(8)
+        await declared(cpu=keeps_read_cpu, parameters=parameters)(x, out)
+        assert (await out.to_host()).tolist() == [number] * 8
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "trio_accel.backends"]
+    assert "its function own_kernels:keeps_read_cpu keeps x after its call" in told
 
 
 @on_cuda

@@ -186,10 +186,34 @@ class Keeps:
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
-    @ta.programs.method(updates=["target"], out=lambda x, target: (x.shape, x.dtype))
-    def keep(self, x: Array, target: Array, *, out: Array = None) -> None:
+    def keep(self, x: Array) -> float:
+        self.kept += [x, x[1:]]
+        return float(x.sum())
+
+    def keep_again(self, x: Array) -> float:
+        return self.keep(x)
+
+    @ta.programs.method(updates=["target"])
+    def keep_update(self, x: Array, target: Array) -> None:
+        target[...] = x
+        self.kept.append(target[1:])
+
+    @ta.programs.method(out=lambda x: (x.shape, x.dtype))
+    def keep_out(self, x: Array, *, out: Array = None) -> None:
         out[...] = x
-        self.kept += [x, target, out]
+        self.kept.append(memoryview(out))
+
+    @ta.programs.method(updates=["target"], out=lambda x, target: (x.shape, x.dtype))
+    def leave_cycle(self, x: Array, target: Array, *, out: Array = None) -> None:
+        cycle: list[Any] = [x[1:], target, out]
+        cycle.append(cycle)
+        out[...] = target = x
+
+    def text(self) -> str:
+        return "a\ud800" * 1000
+
+    def echo(self, text: str, x: Array) -> dict[str, Any]:
+        return {text: x, "lone": [text]}
 
     def write(self) -> list[str]:
         said: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -321,22 +322,63 @@ async def test_numpy_says_which_line_takes_an_array_of_a_gpu(any_device: ta.Devi
             await program.ask(Methods.exponential, X)
 
 
-async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device: ta.Device) -> None:
-    x, target = await device.put(X), await device.put(X)
+async def test_arrays_that_a_program_keeps_are_read_only_and_told_once(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = await device.put(X)
     async with open_bad(device, Keeps) as program:
-        result = await program.ask(Keeps.keep, x, target)
-        assert await program.ask(Keeps.write) == ["assignment destination is read-only"] * 3
-        for array in (x, target, result):
-            np.testing.assert_array_equal(await array.to_host(), X)
-            array.release()
-        again = [await device.put(np.full((2, 4), number)) for number in range(3)]
-        await program.ask(Keeps.write)
-        for number, array in enumerate(again):
-            np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
+        for _ in range(3):
+            assert await program.ask(Keeps.keep, x) == X.sum()
+        await program.ask(Keeps.keep_again, x=x)
+        assert await program.ask(Keeps.write) == ["assignment destination is read-only"] * 8
+        np.testing.assert_array_equal(await x.to_host(), X)
         with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
             await program.ask(Keeps.write_input, X)
         with pytest.raises(ta.ActorFailedError, match="cannot set WRITEABLE"):
             await program.ask(Keeps.set_input_back, X)
+    told = [record.getMessage() for record in caplog.records if record.name == "trio_accel.backends"]
+    assert [text.partition(" after its call")[0] for text in told] == [
+        "bad_programs.Keeps.keep keeps x",
+        "bad_programs.Keeps.keep_again keeps x",
+    ]
+
+
+@pytest.mark.parametrize("name", ["target", "out"])
+async def test_a_program_that_keeps_what_it_can_write_to_fails(device: ta.Device, name: str) -> None:
+    async with open_bad(device, Keeps) as program:
+        method, targets = (
+            (Keeps.keep_update, [await device.put(X)]) if name == "target" else (Keeps.keep_out, [])
+        )
+        with pytest.raises(ta.ActorFailedError, match=f"RuntimeError: .* keeps {name} after its call"):
+            await program.ask(method, X, *targets)
+        del targets
+        others = [await device.put(np.full((2, 4), number)) for number in range(8)]
+        # The instance that has kept it is gone.
+        assert await program.ask(Keeps.write) == []
+        for number, array in enumerate(others):
+            np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
+
+
+async def test_garbage_of_a_call_is_not_kept(device: ta.Device, caplog: pytest.LogCaptureFixture) -> None:
+    target = await device.put(X)
+    async with open_bad(device, Keeps) as program:
+        gc.disable()
+        try:
+            for number in range(3):
+                out = await program.ask(Keeps.leave_cycle, X * number, target)
+                np.testing.assert_array_equal(await out.to_host(), X * number)
+        finally:
+            gc.enable()
+    assert not [record for record in caplog.records if record.name == "trio_accel.backends"]
+
+
+async def test_text_that_is_not_unicode_comes_back_as_it_is(device: ta.Device) -> None:
+    async with open_bad(device, Keeps) as program:
+        for _ in range(3):
+            assert await program.ask(Keeps.text) == "a\ud800" * 1000
+            found = await program.ask(Keeps.echo, "\udcff", X)
+            assert found["lone"] == ["\udcff"]
+            np.testing.assert_array_equal(await found["\udcff"].to_host(), X)
 
 
 async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> None:

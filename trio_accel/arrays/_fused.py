@@ -572,7 +572,8 @@ class fused:  # noqa: N801  # a decorator, as `property` is
             TypeError: A wrong argument, dtypes that the standard does not promote, or the function does not
                 return an array.
             ValueError: Shapes that do not broadcast, an axis that there is not, a number that a dtype cannot
-                hold, or `out` that shares memory with an argument and is not the same array.
+                hold, `out` that shares memory with an argument and is not the same array, or the function
+                calls itself without end.
             NotSupportedError: The function does something that no expression has. The message names it.
         """
         given = self._bound(arguments, named)
@@ -604,7 +605,13 @@ class fused:  # noqa: N801  # a decorator, as `property` is
     ) -> _Launches:
         recording = _Recording(self._operation)
         stands = [recording.argument(*each) for each in zip(self._names, signature, strict=True)]
-        result = self._function(*stands, **{name: value for name, value, _ in options})
+        try:
+            result = self._function(*stands, **{name: value for name, value, _ in options})
+        except RecursionError as error:
+            text = (
+                "calls itself without end; a keyword-only argument can say when it ends, and no element can"
+            )
+            raise ValueError(f"{self._operation}: {text}") from error
         if not isinstance(result, _Traced):
             told = type(result).__name__
             raise TypeError(f"{self._operation}: must return one array that it computes, got {told}")

@@ -90,7 +90,7 @@ class Result:
     @classmethod
     def read(cls, text: bytes) -> Result:
         """Read what a program's host wrote."""
-        return cls(*tree_of(text.decode()))
+        return cls(*tree_of(text.decode(errors="surrogatepass")))
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...actors import ActorError, describe
 from .errors import AccelError, LibraryError, Refused
+from .lent import Keepers, Lent
 from .ops import ArraySpec, Asker, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .program_definition import (
     MOST_TEXT,
@@ -131,8 +132,13 @@ class ProgramArrays(Protocol):
     def protect(self, views: Sequence[object], *, write: bool) -> None:
         """Let the program write to its arrays from now on, or not, as far as its libraries know the mark."""
 
-    def end(self, views: Sequence[object]) -> None:
-        """End the call for which these arrays were made: from now on they are read-only."""
+    def end(self, views: Sequence[object]) -> Sequence[Lent]:
+        """End the call for which these arrays were made: from now on they are read-only.
+
+        Returns:
+            By what is told whether the call has kept them; none where that cannot be told.
+        """
+        ...
 
 
 @attrs.frozen
@@ -170,6 +176,7 @@ class ProgramHost:
         self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
         self._arrays = arrays
         self._kept: dict[int, _Kept] = {}
+        self._keepers = Keepers()
         definition = self.definition
         where = f"program {definition.name!r}: {definition.target}"
         began = time.perf_counter()
@@ -218,10 +225,32 @@ class ProgramHost:
             KeyError: A block of an array is not there.
             Refused: The method refuses the request; of a declared class, the error is the cause.
             Exception: The error of the method, with a note that names it.
+            RuntimeError: It keeps an array that it was lent for writing.
             TypeError: It returned something else than was declared, or what no device has.
         """
         if not spec.arguments:
             return
+        lent = self._call(spec)
+        for one in lent:
+            if one() is not None:
+                self._look(spec, lent)
+                return
+
+    def _look(self, spec: ProgramCall, lent: Sequence[Lent]) -> None:
+        """Tell of arrays that a call has kept."""
+        where, function, _ = self._method(spec.method)
+
+        def named(kept: set[int]) -> str:
+            args, kwargs = build(tree_of(spec.arguments), lent, values_of(spec.packed))
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
+            names = [name for name, value in given if any(id(leaf) in kept for leaf in _leaves(value))]
+            return ", ".join(names or ["out"])
+
+        reads = len(spec.read)
+        self._keepers.look(where, lent[:reads], lent[reads:], named)
+
+    def _call(self, spec: ProgramCall) -> Sequence[Lent]:
+        """Call a method; return what it was lent, to which nothing refers here any more."""
         where, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
@@ -258,7 +287,8 @@ class ProgramHost:
             _ASKER.reset(token)
             if changed:
                 self._protect(changed, write=False)
-            self._arrays.end([*inputs, *updated, *outputs])
+            lent = self._arrays.end([*inputs, *updated, *outputs])
+        return lent
 
     def _undeclared(self, function: Callable[..., Any]) -> str:
         """Say what a method is to declare that has written to a read-only array."""
@@ -310,7 +340,7 @@ class ProgramHost:
             for source, out in zip(arrays, expected, strict=True):
                 self._arrays.copy(source, out)
             arrays = []
-        text = text_of([tree, None if is_expected else found]).encode()
+        text = text_of([tree, None if is_expected else found]).encode(errors="surrogatepass")
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"{where}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "

@@ -7,19 +7,25 @@ import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
 from ....actors import describe
 from ...base import LibraryError, NotSupportedError
 from ...base.kernels import HostCall, kernel
-from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
+from ...base.lent import Keepers, Lent
+from ...base.ops import KernelDefinition, KernelSpec, scalar_offsets
 from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
 
 __all__ = ["elementwise", "launch", "reduce"]
 
 _Function: TypeAlias = Callable[..., object]
+# With the names of the parameters.
+_LentByRole: TypeAlias = dict[str, list[tuple[str, Lent]]]
+
+_keepers = Keepers()
 
 
 def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
@@ -39,6 +45,24 @@ def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
     if 0 in spec.grid:
         return
     definition = call.plan
+    lent: _LentByRole = {"read": [], "update": [], "write": []}
+    _call(spec, call, lent)
+    read, written = lent["read"], lent["update"] + lent["write"]
+    if any(one() is not None for _, one in read + written):
+        where = f"kernel {definition.name!r}: its function {definition.cpu}"
+
+        def named(kept: set[int]) -> str:
+            return ", ".join(name for name, one in read + written if id(one) in kept)
+
+        try:
+            _keepers.look(where, [one for _, one in read], [one for _, one in written], named)
+        except RuntimeError as error:
+            raise LibraryError(str(error), library="jit", code="kept") from None
+
+
+def _call(spec: KernelSpec, call: HostCall[KernelDefinition], lent: _LentByRole) -> None:
+    """Call the function; nothing refers to its arguments here any more when it returns."""
+    definition = call.plan
     arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
     scalars = iter(_scalars(definition, spec.scalars))
     arguments: list[Any] = []
@@ -46,7 +70,9 @@ def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
         if parameter.role == "scalar":
             arguments.append(next(scalars))
         else:
-            arguments.append(_view(parameter, next(arrays[parameter.role]), call))
+            view = call.array(next(arrays[parameter.role]), write=parameter.role != "read")
+            lent[parameter.role].append((parameter.name, ref(view.base)))
+            arguments.append(view)
     _run(definition, arguments)
 
 
@@ -58,11 +84,6 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
         np.frombuffer(content, dtype.dtype, 1, offset)[0]
         for dtype, offset in zip(dtypes, offsets, strict=True)
     ]
-
-
-def _view(parameter: KernelParameter, array: ArraySpec, call: HostCall) -> HostArray:
-    view: HostArray = call.array(array, write=parameter.role != "read")
-    return view
 
 
 def _run(definition: KernelDefinition, arguments: list[Any]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 
 from ...base import DType
 from ...base.kernels import KernelCall, KernelEntry, kernel
+from ...base.lent import Lent
 from ...base.library import ComputingDevice
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
@@ -83,9 +85,10 @@ class _Arrays:
             with suppress(ValueError):
                 view.flags.writeable = write
 
-    def end(self, views: Sequence[object]) -> None:
+    def end(self, views: Sequence[object]) -> Sequence[Lent]:
         # A program may keep them, and their memory is another array's when this one is released.
         self.protect(views, write=False)
+        return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
 
 
 def _host(value: Any) -> HostArray:

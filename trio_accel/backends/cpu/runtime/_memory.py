@@ -44,8 +44,8 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """
         memory, _ = self.block(array.block)
         # A flag can be set back, of a view that has a writable array below. NumPy looks through a memoryview,
-        # but not below `frombuffer`.
-        data = memory.data if write else np.frombuffer(memory.data.toreadonly(), np.uint8)
+        # but not below `frombuffer`: that is the base of all that is made of this view, and of nothing else.
+        data = np.frombuffer(memory.data if write else memory.data.toreadonly(), np.uint8)
         return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
 

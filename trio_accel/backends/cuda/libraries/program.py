@@ -16,6 +16,7 @@ from cuda.bindings import driver
 from ...base import AccelError, InThread, Refused
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
+from ...base.lent import Lent
 from ...base.ops import (
     ArraySpec,
     OperationSpec,
@@ -192,9 +193,11 @@ class _Arrays:
         for view in cast("Sequence[ProgramArray]", views):
             view.mark(is_read_only=not write)
 
-    def end(self, views: Sequence[object]) -> None:
+    def end(self, views: Sequence[object]) -> Sequence[Lent]:
         for view in cast("Sequence[ProgramArray]", views):
             view.end()
+        # What a method returns may stay until the stream is done with it, so nothing is told of the others.
+        return ()
 
     def _in_call(self) -> KernelCall:
         assert self._call is not None

@@ -9,12 +9,14 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from ....backends.base.fast_paths import use_fast_paths
+from ...base._bridge import LoopNotifier
 from ...front._system import System
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel, EndOfChannel, SpinWait
@@ -97,7 +99,7 @@ async def _main(page: SharedPage) -> None:
 
 
 class LogForwarder(logging.Handler):
-    """Handler that sends records to the application, to the logger of the same name.
+    """Handler that sends records to the application, to the logger of the same name. Made by the loop.
 
     Args:
         send: Sends a message.
@@ -106,7 +108,19 @@ class LogForwarder(logging.Handler):
     def __init__(self, send: Callable[[tuple[Any, ...]], None]) -> None:
         super().__init__()
         self._send = send
+        self._loop: int = threading.get_ident()
+        self._others: deque[tuple[Any, ...]] = deque()
+        self._notifier = LoopNotifier(self._send_others)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record as text."""
-        self._send(("log", record.name, record.levelno, self.format(record)[:_LONGEST]))
+        """Send one record as text; one of another thread is sent by the loop soon."""
+        message = "log", record.name, record.levelno, self.format(record)[:_LONGEST]
+        if threading.get_ident() == self._loop:
+            self._send(message)
+            return
+        self._others.append(message)
+        self._notifier.notify()
+
+    def _send_others(self) -> None:
+        while self._others:
+            self._send(self._others.popleft())

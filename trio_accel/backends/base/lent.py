@@ -1,0 +1,72 @@
+"""Arrays that code of the user's was lent for one call, and that it keeps."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+from weakref import ref
+
+__all__ = ["Keepers", "Lent"]
+
+_logger = logging.getLogger("trio_accel.backends")
+
+Lent: TypeAlias = "ref[Any]"
+"""Leads to what an array and all that is made of it have in common, as long as any of them is there."""
+
+
+class Keepers:
+    """Tells of functions that keep what they were lent: its memory becomes another array's."""
+
+    def __init__(self) -> None:
+        # By function: how often old garbage was looked for, and nothing was kept.
+        self._searches: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    def look(
+        self, where: str, read: Sequence[Lent], written: Sequence[Lent], named: Callable[[set[int]], str]
+    ) -> None:
+        """Look what a call has kept, when nothing but the function can have it.
+
+        An array that is only read is told once for each function, by a warning in the logs.
+
+        Args:
+            where: The function's name.
+            read: What it was lent for reading.
+            written: What it was lent for writing.
+            named: Returns the names of arguments, given the ids of theirs among these.
+
+        Raises:
+            RuntimeError: It keeps an array that it can write to.
+        """
+        lent = [*written] if where in self._told else [*written, *read]
+        generation = 0
+        # A cycle that nothing refers to keeps nothing. Most cycles of a call are young.
+        while kept := {id(one) for one in lent if one() is not None}:
+            if generation > 2:
+                break
+            if generation == 2:
+                # That takes long: a function that leaves old cycles behind does not pay it at each call.
+                self._searches[where] = count = self._searches[where] + 1
+                if count & (count - 1):
+                    return
+            gc.collect(generation)
+            generation += 1
+        else:
+            return
+        del self._searches[where]
+        names = named(kept)
+        if any(id(one) in kept for one in written):
+            raise RuntimeError(
+                f"{where} keeps {names} after its call, or a view, and could write to another array's memory "
+                "by it; keep a copy"
+            )
+        self._told.add(where)
+        _logger.warning(
+            "%s keeps %s after its call, or a view: its memory becomes another array's, whose numbers are "
+            "seen there; keep a copy",
+            where,
+            names,
+        )
