@@ -4,7 +4,6 @@ import argparse
 import json
 import logging
 import signal
-from collections.abc import MutableMapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -13,8 +12,8 @@ import h11
 import numpy as np
 import trio
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trio_accel as ta
@@ -23,10 +22,8 @@ from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
 logger = logging.getLogger("service")
-OPTIONS = ta.DeviceOptions(
-    isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen", close_grace=1.0
-)
-BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
+CONNECTIONS: dict[trio.SocketStream, trio.CancelScope] = {}  # the oldest first
 Predictions = Batcher[list[float], Array]
 
 
@@ -44,17 +41,14 @@ class Distances:
 
 async def predict(batcher: ta.Ref[Predictions], request: Request) -> JSONResponse:
     """Answer one request by its deadline."""
-    body = b""
     try:
         with Deadline.from_header(request.headers.get("x-deadline"), at_most=5.0).scope():
-            async for part in request.stream():
-                body += part
-                if len(body) > 500:
-                    return JSONResponse({"error": "the body has more than 500 bytes"}, 413)
+            if len(body := await request.body()) > 500:
+                return JSONResponse({"error": "the body has more than 500 bytes"}, 413)
             x, y = json.loads(body)
             return JSONResponse({"distances": (await batcher.ask(Call([float(x), float(y)]))).tolist()})
         return JSONResponse({"error": "the deadline has passed"}, 504)
-    except (ValueError, TypeError, OverflowError, ClientDisconnect):
+    except (ValueError, TypeError, OverflowError):
         return JSONResponse({"error": "send two numbers, such as [3, 4]; x-deadline has seconds"}, 400)
     except (ta.AccelError, ta.ActorError):
         return JSONResponse({"error": "try again"}, 503, {"Retry-After": "1"})
@@ -87,43 +81,49 @@ async def main(port: int) -> None:
 
 
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
-    """Serve one request by HTTP/1.1. A client has 5 seconds for its headers, and holds no place before."""
-    http = h11.Connection(h11.SERVER)
-
-    async def next_event() -> Any:
-        while (event := http.next_event()) is h11.NEED_DATA:
-            http.receive_data(await stream.receive_some(65536))
-        return event
+    """Serve one request by HTTP/1.1. A client has 5 seconds for all of it, and holds no place before."""
+    http, events, scope = h11.Connection(h11.SERVER), list[Any](), {"type": "http", "root_path": ""}
 
     async def receive() -> dict[str, Any]:
-        event = await next_event()
-        kind = "request" if isinstance(event, (h11.Data, h11.EndOfMessage)) else "disconnect"
-        is_data = isinstance(event, h11.Data)
-        return {"type": f"http.{kind}", "body": bytes(event.data) if is_data else b"", "more_body": is_data}
+        kind = "request" if events or await stream.receive_some(65536) else "disconnect"
+        body = b"".join(bytes(getattr(event, "data", b"")) for event in events)
+        events.clear()
+        return {"type": f"http.{kind}", "body": body}
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = [*message["headers"], (b"connection", b"close")]
-            events: list[Any] = [h11.Response(status_code=message["status"], headers=headers)]
+            sent: list[Any] = [h11.Response(status_code=message["status"], headers=headers)]
         else:
-            events = [h11.Data(data=message["body"])] + [h11.EndOfMessage()] * (not message.get("more_body"))
-        await stream.send_all(b"".join(map(http.send, events)))
+            sent = [h11.Data(data=message["body"])] + [h11.EndOfMessage()] * (not message.get("more_body"))
+        with trio.fail_after(10):
+            await stream.send_all(b"".join(map(http.send, sent)))
 
     try:
-        async with stream:
-            with trio.fail_after(5):
-                request = await next_event()
-            # Where the length is said twice, a proxy may see two requests in one.
-            is_clear = not {name for name, _ in request.headers} >= {b"content-length", b"transfer-encoding"}
-            if is_clear and places.available_tokens > 0:
-                path, _, query = request.target.decode().partition("?")
-                scope = {"type": "http", "method": request.method.decode(), "path": path, "root_path": ""}
-                async with places:
-                    await app({**scope, "query_string": query, "headers": request.headers}, receive, send)
-    except* (*BROKEN, h11.ProtocolError) as ended:
+        with trio.fail_after(5) as CONNECTIONS[stream]:
+            for oldest in list(CONNECTIONS.values())[:-512]:
+                oldest.cancel()  # nothing, if its request has come
+            while http.their_state in {h11.IDLE, h11.SEND_BODY} and len(events) < 100:
+                if (event := http.next_event()) is h11.NEED_DATA:
+                    http.receive_data(await stream.receive_some(1024))
+                else:
+                    events.append(event)
+        names = {name for name, _ in getattr(events[0], "headers", ())}
+        is_clear = not names >= {b"content-length", b"transfer-encoding"}  # else a proxy may see two requests
+        if is_clear and isinstance(events[-1], h11.EndOfMessage) and places.available_tokens > 0:
+            request = events.pop(0)
+            path, _, query = request.target.decode().partition("?")
+            asked = {"method": request.method.decode(), "path": path, "query_string": query}
+            async with places:
+                await app({**scope, **asked, "headers": request.headers}, receive, send)
+        else:
+            await Response(None, 413 if len(events) > 99 else 503 if is_clear else 400)(scope, receive, send)
+    except* (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError) as ended:
         logger.debug("a connection ended: %r", ended.exceptions)
     except* Exception:
         logger.exception("a request failed")
+    finally:
+        del CONNECTIONS[stream]
 
 
 if __name__ == "__main__":  # workers import the model by the name of this file

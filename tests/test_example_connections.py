@@ -153,6 +153,168 @@ async def test_a_request_whose_length_is_said_twice_ends_the_connection(serve: S
     assert application.asked == []
 
 
+BODIES = [
+    b"Content-Length: 9\r\n\r\n",
+    b"Content-Length: 99999999999999999999\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n",
+    b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+]
+
+
+@serves
+async def test_clients_that_send_bodies_slowly_are_closed_and_the_next_is_served(
+    serve: Serve, mock_clock: MockClock
+) -> None:
+    application = Application()
+    async with serve(application) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(200)]
+        for number, stream in enumerate(slow):
+            await stream.send_all(b"POST / HTTP/1.1\r\nHost: a\r\n" + BODIES[number % len(BODIES)])
+        await wait_all_tasks_blocked(0.001)
+        mock_clock.jump(4.0)
+        for number, stream in enumerate(slow):
+            await stream.send_all(b"1\r\nx\r\n" if b"chunked" in BODIES[number % len(BODIES)] else b"x")
+        await wait_all_tasks_blocked(0.001)
+        assert is_answered(await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")))
+        mock_clock.jump(1.5)
+        for stream in slow:
+            response = (await all_of(stream)).removeprefix(b"HTTP/1.1 100 \r\n\r\n")
+            assert response[:13] in {b"", b"HTTP/1.1 408 "}
+            await stream.aclose()
+        assert application.asked == [("GET", b"")]
+
+
+async def test_clients_of_one_file_that_send_bodies_slowly_hold_no_place() -> None:
+    async with of_one_file(Application()) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(300)]
+        for stream in slow:
+            await stream.send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        await wait_all_tasks_blocked(0.001)
+        assert is_answered(await told(port, GET))
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_of_those_without_a_request_one_file_closes_the_oldest(mock_clock: MockClock) -> None:
+    async with of_one_file(Application()) as port:
+        idle, began = [], trio.current_time()
+        for _ in range(515):
+            idle.append(await trio.open_tcp_stream("127.0.0.1", port))
+            await wait_all_tasks_blocked()
+        # Those that are closed now are not closed by their deadlines.
+        for stream in idle[:3]:
+            assert await all_of(stream) == b""
+        assert trio.current_time() < began + 5.0
+        await idle[3].send_all(GET)
+        assert is_answered(await all_of(idle[3]))
+        for stream in idle:
+            await stream.aclose()
+
+
+async def test_a_body_that_is_too_long_for_one_file_is_refused() -> None:
+    application = Application()
+    async with of_one_file(application) as port:
+        length = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n"
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(length + b"x" * 110_000)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
+        whole = length.replace(b"200000", b"50000") + b"x" * 50_000
+        assert is_answered(await told(port, whole), b"said: " + b"x" * 50_000)
+    assert len(application.asked) == 1
+
+
+@serves
+@pytest.mark.parametrize("trickles", [False, True])
+async def test_a_client_that_reads_slowly_is_given_up(
+    serve: Serve, trickles: bool, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def large(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("x" * 20_000_000)
+
+    caplog.set_level(logging.INFO)
+    async with serve(Starlette(routes=[Route("/", large)])) as port:
+        await wait_all_tasks_blocked(0.001)
+        before = trio.lowlevel.current_statistics().tasks_living
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(GET)
+            await wait_all_tasks_blocked(0.01)
+            assert trio.lowlevel.current_statistics().tasks_living > before
+            for _ in range(3):
+                mock_clock.jump(4.0)
+                await wait_all_tasks_blocked(0.01)
+                if trickles:
+                    await stream.receive_some(1000)
+            await wait_all_tasks_blocked(0.01)
+            assert trio.lowlevel.current_statistics().tasks_living == before
+    assert caplog.records == []
+
+
+async def test_closing_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    http = importlib.import_module("search_http")
+    monkeypatch.setattr(http, "MOST_WAITING", 3)
+
+    async def refuse(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("no", 401)
+
+    async with of_the_service(Starlette(routes=[Route("/", refuse, methods=["POST"])])) as port:
+        await wait_all_tasks_blocked(0.001)
+        before = trio.lowlevel.current_statistics().tasks_living
+        streams = []
+        for _ in range(9):
+            streams.append(await trio.open_tcp_stream("127.0.0.1", port))
+            # They are answered without their bodies.
+            await streams[-1].send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+            assert (await streams[-1].receive_some()).startswith(b"HTTP/1.1 401 ")
+        await wait_all_tasks_blocked(0.001)
+        assert trio.lowlevel.current_statistics().tasks_living == before + 3
+        for stream in streams:
+            await stream.aclose()
+
+
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+# What a stranger sends, and the statuses of which one is the answer, where there is an answer.
+STRANGE = [
+    (b"", b"408 503"),
+    (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
+    (POST + b"Content-Length: -1\r\n\r\n", b"400"),
+    (POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", b"400"),
+    (POST + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n", b"501"),
+    (POST + b"Transfer-Encoding: chunked\r\n\r\nz\r\n", b"400"),
+    (POST + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 70_000, b"400 413 431"),
+    (POST + b"Content-Length: 9\r\n\r\nx", b"400"),
+    (b"GET / HTTP/1.1\r\n Host: a\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: b\0c\r\n\r\n", b"400"),
+    (b"GET /\r\n\r\n", b"400"),
+    (b"GET http://127.0.0.1/nothing HTTP/1.1\r\nHost: a\r\n\r\n", b"404"),
+    (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", b"200"),
+    (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", b"404"),
+    (bytes.fromhex("16030100c8010000c40303") + b"\xaa\r\n" * 60, b"400"),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 65_536 + b"\r\n\r\n", b"400 431"),
+    (b"\r\n" * 5000, b"400"),
+]
+
+
+@serves
+@pytest.mark.parametrize(("data", "statuses"), STRANGE)
+async def test_strange_requests_are_answered_or_closed_and_fill_no_log(
+    serve: Serve, data: bytes, statuses: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "service")
+    async with serve(Application()) as port:
+        response = b""
+        with trio.fail_after(5):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(data)
+                    await stream.send_eof()
+                    response = await all_of(stream)
+        assert response == b"" or response.split()[1] in statuses.split()
+        own = [record for record in caplog.records if record.name == "service"]
+        assert len(own) <= 1
+        assert all(record.levelno == logging.DEBUG and not record.exc_info for record in own)
+        assert b" 200 " in await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+
 @serves
 async def test_an_upgrade_is_not_offered(serve: Serve) -> None:
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"

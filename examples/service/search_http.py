@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterable, MutableMapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, MutableMapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -24,18 +24,20 @@ from starlette.applications import Starlette
 # Requests that are served at once: beyond these, one is refused. A connection takes a place with the last of
 # its headers, so clients that send them slowly hold none.
 MOST_REQUESTS = 256
-# Connections without a whole request. Beyond these, the one that has waited longest is closed.
+# Connections without a place: before their headers have come, and at their end. Beyond these, the one that
+# has waited longest is closed.
 MOST_WAITING = 256
-# Seconds for the headers of a request, from the answer before it on.
+# Seconds for the headers of a request, from the answer before it on, and for its body.
 HEADERS = 5.0
+BODY = 5.0
 LONGEST_HEADERS = 16 << 10
 # Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
 # for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
 BACKLOG = 64
-# Milliseconds after which a client that does not read is given up.
-SLOW = 10_000
+# Seconds after which a client that does not read a part of its answer is given up.
+SLOW = 10.0
 TCP_ESTABLISHED = 1
-BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 logger = logging.getLogger("service")
 
@@ -72,7 +74,7 @@ class Server:
         self.is_stopping = False
         self.has_ended = trio.Event()
         self.requests = 0
-        # Connections without a whole request, in the order in which they began to wait.
+        # Connections without a place, in the order in which they began to wait.
         self.waiting: dict[Connection, trio.CancelScope] = {}
         self._connections = 0
 
@@ -80,7 +82,7 @@ class Server:
         """Serve one connection, to its end. What a stranger does wrong is one line of the log."""
         self._connections += 1
         try:
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOW * 1000))
             if not is_gone(stream):
                 await Connection(self, stream).serve()
         except* (*BROKEN, h11.RemoteProtocolError) as ended:
@@ -95,15 +97,22 @@ class Server:
     def stop(self) -> None:
         """Let connections end that wait for a request, and the others after their answer."""
         self.is_stopping = True
-        for scope in self.waiting.values():
-            scope.cancel()
+        for connection, scope in self.waiting.items():
+            if connection.http.our_state is h11.IDLE:
+                scope.cancel()
         self._note_end()
 
-    def make_room(self) -> None:
-        """Close those that have waited longest for their headers."""
-        while len(self.waiting) > MOST_WAITING:
-            slowest = next(iter(self.waiting))
-            self.waiting.pop(slowest).cancel()
+    @contextmanager
+    def without_place(self, connection: Connection, seconds: float) -> Generator[None, None, None]:
+        """End the body after so many seconds, or when too many others have come that wait, too."""
+        with trio.move_on_after(seconds) as scope:
+            self.waiting[connection] = scope
+            while len(self.waiting) > MOST_WAITING:
+                self.waiting.pop(next(iter(self.waiting))).cancel()
+            try:
+                yield
+            finally:
+                self.waiting.pop(connection, None)
 
     def _note_end(self) -> None:
         if self.is_stopping and not self._connections:
@@ -124,6 +133,10 @@ class Connection:
     is_wanted: trio.Event = attrs.field(factory=trio.Event)
     body_ended: bool = False
     is_head: bool = False
+    # When the body has to be there, and the status of a request that ends without the application's answer.
+    body_due: float = 0.0
+    fault: int = 0
+    answering: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     async def serve(self) -> None:
         """Serve all requests, until one of both ends says that this was the last."""
@@ -135,6 +148,8 @@ class Connection:
                 await self.answer(request)
             finally:
                 self.server.requests -= 1
+            if self.fault:
+                await self.refuse(self.fault)
             if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
                 return await self.close()
             self.http.start_next_cycle()
@@ -144,11 +159,9 @@ class Connection:
         """Read the headers of the next request; None if there is none that can be served."""
         if self.server.is_stopping:
             return None
-        scope = self.server.waiting[self] = trio.CancelScope(deadline=trio.current_time() + HEADERS)
-        self.server.make_room()
         status = 408
         try:
-            with scope:
+            with self.server.without_place(self, HEADERS):
                 while (event := self.http.next_event()) is h11.NEED_DATA:
                     self.http.receive_data(await self.stream.receive_some(LONGEST_HEADERS))
                 if not isinstance(event, h11.Request):
@@ -159,8 +172,6 @@ class Connection:
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint
             logger.debug("a request that is none: %s", error)
-        finally:
-            self.server.waiting.pop(self, None)
         # A client that has said nothing, such as one that waits for its next question, is told nothing.
         if status != 408 or self.http.trailing_data[0]:
             await self.refuse(status)
@@ -172,13 +183,12 @@ class Connection:
             return
         close = [(b"content-length", b"0"), (b"connection", b"close"), *headers]
         response = h11.Response(status_code=status, headers=close, reason=HTTPStatus(status).phrase)
-        with trio.move_on_after(0.1):
-            await self.send_events([response, h11.EndOfMessage()])
-            await self.close()
+        await self.send_events([response, h11.EndOfMessage()])
+        await self.close()
 
     async def close(self) -> None:
         """End the connection; what the client still sends must not destroy the answer on its way."""
-        with trio.move_on_after(1.0), suppress(*BROKEN):
+        with self.server.without_place(self, 1.0), suppress(*BROKEN):
             await self.stream.send_eof()
             while self.http.their_state is h11.SEND_BODY and await self.stream.receive_some(1 << 16):
                 pass
@@ -187,7 +197,9 @@ class Connection:
         """Have the application answer; that ends when the client leaves."""
         self.has_come, self.is_wanted, self.body_ended = trio.Event(), trio.Event(), False
         self.is_head = request.method == b"HEAD"
+        self.body_due = trio.current_time() + BODY
         async with trio.open_nursery() as nursery:
+            self.answering = nursery.cancel_scope
             nursery.start_soon(self.read, nursery.cancel_scope)
             await self.server.application(self.scope_of(request), self.receive, self.send)
             nursery.cancel_scope.cancel()
@@ -205,21 +217,36 @@ class Connection:
             self.is_wanted = trio.Event()
 
     async def receive(self) -> dict[str, Any]:
-        """The next part of the body: `receive` of ASGI. There is no more when the client leaves."""
+        """The next part of the body: `receive` of ASGI. There is no more when the client leaves.
+
+        A body that is wrong or late ends the application, which could do nothing about it, and is refused.
+        """
         if self.body_ended:
             await trio.sleep_forever()
-        if self.http.they_are_waiting_for_100_continue:
-            await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            self.has_come = trio.Event()
-            self.is_wanted.set()
-            await self.has_come.wait()
+        try:
+            with trio.fail_at(self.body_due):
+                event = await self.body_event()
+        except (trio.TooSlowError, h11.RemoteProtocolError) as error:
+            self.fault = getattr(error, "error_status_hint", 408)
+            logger.debug("a request that is not whole: %r", error)
+            self.answering.cancel()
+            await trio.sleep_forever()
         data = bytes(event.data) if isinstance(event, h11.Data) else None
         self.body_ended = data is None
         if self.body_ended:
             # From here on the reader looks for the client's end.
             self.is_wanted.set()
         return {"type": "http.request", "body": data or b"", "more_body": not self.body_ended}
+
+    async def body_event(self) -> Any:
+        """The next part of the body, or its end."""
+        if self.http.they_are_waiting_for_100_continue:
+            await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            self.has_come = trio.Event()
+            self.is_wanted.set()
+            await self.has_come.wait()
+        return event
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """A part of the answer: `send` of ASGI. It waits while the client does not read."""
@@ -233,8 +260,9 @@ class Connection:
         await self.send_events([h11.Data(data=data), *end])
 
     async def send_events(self, events: Iterable[Any]) -> None:
-        """Send events of HTTP in one go."""
-        await self.stream.send_all(b"".join(self.http.send(event) or b"" for event in events))
+        """Send events of HTTP in one go, which a client has to read within so many seconds."""
+        with trio.fail_after(SLOW):
+            await self.stream.send_all(b"".join(self.http.send(event) or b"" for event in events))
 
     def scope_of(self, request: h11.Request) -> dict[str, Any]:
         """A request as ASGI has it."""

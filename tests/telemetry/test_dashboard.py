@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import socket
 import time
@@ -194,7 +195,59 @@ async def test_http_2_is_not_served(dashboard: Dashboard, asked: bytes) -> None:
                 found += part
     # Of HTTP/2, the first frame would be that of the settings.
     assert b"\x00\x04\x00\x00\x00\x00\x00" not in found
+    assert b" 101 " not in found
     assert b"<!doctype" not in found
+
+
+@pytest.mark.parametrize(
+    "upgrade", [b"Upgrade: h2c\r\n", b"uPGRADE:H2C\r\n", b"Upgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\n"]
+)
+async def test_an_upgrade_is_refused_whatever_is_before_it(dashboard: Dashboard, upgrade: bytes) -> None:
+    get = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    asks = get + b"Connection: Upgrade\r\n" + upgrade + b"\r\n"
+    for parts in ((asks,), (asks[:50], asks[50:]), (get + b"\r\n", asks)):
+        found = b""
+        async with await connect(dashboard) as stream:
+            with trio.fail_after(5), suppress(trio.BrokenResourceError):
+                for part in parts:
+                    await stream.send_all(part)
+                    await wait_all_tasks_blocked(0.001)
+                while part := await stream.receive_some():
+                    found += part
+        # The second request of a connection is not read.
+        assert found == b"" or (parts[-1] is asks and found.startswith(b"HTTP/1.1 200 "))
+        assert found.count(b"HTTP/1.1 ") <= 1
+
+
+async def test_a_browser_that_wants_secure_pages_is_served(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("", headers={"Upgrade-Insecure-Requests": "1"})).status_code == 200
+
+
+async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_the_log(
+    dashboard: Dashboard,
+    system: ta.System,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(MODULE, "_HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(MODULE, "_SEND_SECONDS", 0.05)
+    async with await connect(dashboard) as stream:
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost")
+        with trio.fail_after(5):
+            assert await stream.receive_some() == b""
+    large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
+    vars(dashboard.recorder)["snapshot"] = lambda: large
+    async with await connect(dashboard) as stream:
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await trio.sleep(0.5)
+        # What is left of it is in the buffers of the kernel.
+        taken = 0
+        with trio.fail_after(5), suppress(trio.BrokenResourceError):
+            while part := await stream.receive_some():
+                taken += len(part)
+    assert taken < 20_000_000
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert system.tree().find("test/dashboard").restarts == 0
 
 
 async def test_texts_of_errors_are_shown_where_that_is_wanted(system: ta.System) -> None:

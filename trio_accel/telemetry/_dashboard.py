@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -38,6 +39,11 @@ _READERS = 16
 # A browser opens up to six at once, and closes most of them.
 _CONNECTIONS = 64
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+# Seconds and bytes of the headers of a request, and seconds in which a browser takes a part of its answer.
+_HEAD_SECONDS, _HEAD_BYTES, _SEND_SECONDS = 5.0, 16384, 10.0
+_HEAD_END = re.compile(rb"\n\r?\n")
+# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it.
+_UPGRADE = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
 # Seconds between points of the history, and how many are kept: as many as the page draws.
@@ -126,8 +132,8 @@ def _server() -> _Serve:
     """Serve one connection with an application, to its end."""
     import_module("starlette.applications")
     config = import_module("hypercorn.config").Config()
-    # HTTP/2, which Hypercorn would begin where a client asks for it, ends by this with the connection.
-    config.h2_max_header_list_size = -1
+    # One request for each connection: the headers of that one are looked at.
+    config.keep_alive_max_requests = 0
     server = import_module("hypercorn.trio.tcp_server").TCPServer
     worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
     wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
@@ -137,9 +143,42 @@ def _server() -> _Serve:
     config.include_server_header = False
 
     async def serve(application: Starlette, stream: trio.SocketStream) -> None:
-        await server(wrapper(application), config, worker_context(None), {}, stream)
+        head = b""
+        with trio.move_on_after(_HEAD_SECONDS) as reading:
+            # One that is too long is for h11 to refuse.
+            while not _HEAD_END.search(head[:_HEAD_BYTES]) and len(head) <= _HEAD_BYTES:
+                head += await stream.receive_some(_HEAD_BYTES) or b"\n\n"
+        if not _UPGRADE.search(head) and not reading.cancelled_caught:
+            await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
 
     return serve
+
+
+class _Begun:
+    """A stream of which the first bytes were read, and whose reader may be slow but not too slow."""
+
+    def __init__(self, stream: trio.SocketStream, head: bytes) -> None:
+        self._stream, self._head = stream, head
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    async def receive_some(self, most: int) -> bytes:
+        head, self._head = self._head, b""
+        # What comes after the headers has no use. Only its end has: the browser has left.
+        while not head and await self._stream.receive_some(most):
+            pass
+        return head
+
+    async def send_eof(self) -> None:
+        # It would meet what is being sent. The closing that follows does the same.
+        await trio.lowlevel.checkpoint()
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(_SEND_SECONDS) as sending:
+            await self._stream.send_all(data)
+        if sending.cancelled_caught:
+            await trio.aclose_forcefully(self._stream)
 
 
 class DashboardActor(Actor):
@@ -179,6 +218,8 @@ class DashboardActor(Actor):
                     await stream.send_all(_FULL)
                 else:
                     await self._serve(self._application, stream)
+        except trio.BrokenResourceError as error:
+            _logger.debug("a browser left: %s", describe(error))
         except Exception as error:
             _logger.warning("a connection to the dashboard failed: %s", describe(error))
             _logger.debug("so it failed", exc_info=True)
