@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
@@ -246,7 +247,7 @@ async def fit(
 async def _one(
     name: str,
     a: Operand,
-    kind: TransformType,
+    type: TransformType,  # noqa: A002  # SciPy's name
     n: int | None,
     axis: int,
     norm: FftNorm | None,
@@ -258,13 +259,13 @@ async def _one(
     check_floating(name, "a", a)
     place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), a)
     given = extent_of(name, place, a) if n is None else whole(name, "n", n, "a whole number or None")
-    return await _along(name, a, kind, [given], (place,), norm, orthogonalize, out)
+    return await _along(name, a, type, [given], (place,), norm, orthogonalize, out)
 
 
 async def _several(
     name: str,
     a: Operand,
-    kind: TransformType,
+    type: TransformType,  # noqa: A002  # SciPy's name
     s: Sequence[int] | None,
     axes: Sequence[int] | None,
     norm: FftNorm | None,
@@ -280,7 +281,7 @@ async def _several(
         extent_of(name, place, a) if n in (None, -1) else n
         for place, n in zip(places, given or (None,) * len(places), strict=True)
     ]
-    return await _along(name, a, kind, lengths, places, norm, orthogonalize, out)
+    return await _along(name, a, type, lengths, places, norm, orthogonalize, out)
 
 
 async def dct(
@@ -319,55 +320,28 @@ async def dct(
     return await _one("dct", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def idct(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "idct")
+def idct() -> None:
     """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
 
     Arguments, result and errors are those of `dct`; `type` is that of the transform that it inverts.
     """
-    return await _one("idct", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def dst(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "dst")
+def dst() -> None:
     """Discrete sine transform along one axis, as `scipy.fft.dst`.
 
     Arguments, result and errors are those of `dct`; type 1 takes a single element, too.
     """
-    return await _one("dst", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def idst(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "idst")
+def idst() -> None:
     """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
 
     Arguments, result and errors are those of `dst`; `type` is that of the transform that it inverts.
     """
-    return await _one("idst", a, type, n, axis, norm, orthogonalize, out)
 
 
 async def dctn(
@@ -397,52 +371,25 @@ async def dctn(
     return await _several("dctn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def idctn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "idctn")
+def idctn() -> None:
     """Inverse discrete cosine transform along several axes, as `scipy.fft.idctn`.
 
     Arguments, result and errors are those of `dctn`; `type` is that of the transform that it inverts.
     """
-    return await _several("idctn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def dstn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "dstn")
+def dstn() -> None:
     """Discrete sine transform along several axes, as `scipy.fft.dstn`.
 
     Arguments, result and errors are those of `dctn`; type 1 takes a single element, too.
     """
-    return await _several("dstn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def idstn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "idstn")
+def idstn() -> None:
     """Inverse discrete sine transform along several axes, as `scipy.fft.idstn`.
 
     Arguments, result and errors are those of `dstn`; `type` is that of the transform that it inverts.
     """
-    return await _several("idstn", a, type, s, axes, norm, orthogonalize, out)
