@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.values import check_plain
 from ..devices import AccelRef, Operand
@@ -172,46 +173,25 @@ async def quantile(
     return await _quantiles("arrays.quantile", x, q, axis, method, keepdims)
 
 
-async def nanquantile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.nanquantile")
+def nanquantile() -> None:
     """Find quantiles of the elements along axes that are not NaN; NaN where all are.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.nanquantile", x, q, axis, method, keepdims)
 
 
-async def percentile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.percentile")
+def percentile() -> None:
     """Find quantiles of shares in percent, from 0 to 100.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.percentile", x, q, axis, method, keepdims)
 
 
-async def nanpercentile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.nanpercentile")
+def nanpercentile() -> None:
     """Find quantiles of shares in percent, from 0 to 100, of the elements that are not NaN.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.nanpercentile", x, q, axis, method, keepdims)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, SearchSpec, SortSpec
-from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, composed, flag, placed, whole
 from ._indexing import take_along_axis
@@ -109,15 +109,8 @@ async def sort(
     ...
 
 
-@operation(actor=ArraysActor, plan=_plan_argsort)
-async def argsort(
-    x: Operand,
-    *,
-    axis: int = -1,
-    descending: bool = False,
-    stable: bool = True,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(sort, plan=_plan_argsort)
+def argsort() -> None:
     """Find the indices that sort along an axis, as the array API standard's ``argsort`` does.
 
     Args:
@@ -135,7 +128,6 @@ async def argsort(
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
         NotSupportedError: As `sort`.
     """
-    ...
 
 
 @composed

@@ -17,7 +17,7 @@ from ..expressions import Elementwise
 from ._continuous import after
 from ._messages import Integers, Multiply, Order, Search
 from ._rejections import Rejections
-from ._stream import Shape
+from ._stream import Out, Shape
 from ._words import ARRAYS, checked_dtype, real
 
 __all__ = ["Generator"]
@@ -81,7 +81,7 @@ class Generator(Rejections):
         dtype: DTypeLike = "int64",
         *,
         endpoint: bool = False,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw whole numbers that are uniform from `low` on, below `high`.
 
@@ -132,11 +132,7 @@ class Generator(Rejections):
         return order if rows is None else await self._taken("permutation", rows, order)
 
     async def choice(
-        self,
-        a: int | Operand,
-        shape: Shape = (),
-        replace: bool = True,
-        p: npt.ArrayLike | None = None,
+        self, a: int | Operand, shape: Shape = (), replace: bool = True, p: npt.ArrayLike | None = None
     ) -> AccelRef:
         """Draw numbers or rows, as `numpy.random.Generator.choice`.
 

@@ -17,12 +17,15 @@ from ..devices import AccelRef, Device, check_device
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
 
-__all__ = ["Kind", "Shape", "Stream"]
+__all__ = ["Kind", "Out", "Shape", "Stream"]
 
 Kind: TypeAlias = Literal["philox4x32_10", "mrg32k3a", "xorwow"]
 """A generator of words."""
 
 Shape: TypeAlias = "int | Sequence[int]"
+
+Out: TypeAlias = "AccelRef | None"
+"""An array to write to; None for a new one."""
 
 # Words of a row of Philox's counters.
 _ROW = 4 * PHILOX_ROW
@@ -155,7 +158,7 @@ class Stream:
         ]
         return [type(self)(self._device, self._kind, int(seed)) for seed in seeds]
 
-    async def bits(self, shape: Shape, *, out: AccelRef | None = None) -> AccelRef:
+    async def bits(self, shape: Shape, *, out: Out = None) -> AccelRef:
         """Draw 32-bit words, an array of uint32 (cuRAND ``curandGenerate``).
 
         Those of ``"mrg32k3a"`` are below 2**32 - 209.

@@ -12,7 +12,7 @@ from ..backends.base import DType, NotSupportedError
 from ..backends.base.values import host_array
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument
-from ._stream import Stream
+from ._stream import Out, Stream
 
 __all__ = ["ARRAYS", "WordStream", "checked_dtype", "real"]
 
@@ -53,7 +53,7 @@ class WordStream(Stream):
         text: str,
         extents: tuple[int, ...],
         dtype: DType,
-        out: AccelRef | None,
+        out: Out,
         **arguments: ExpressionArgument,
     ) -> AccelRef:
         """Compute `y` of a uniform number `u` and of arguments, for each element."""
@@ -74,13 +74,7 @@ class WordStream(Stream):
         return await self._whole("permutation", (count,), 1 << 64, 0, DType.uint64, None)
 
     async def _whole(
-        self,
-        name: str,
-        extents: tuple[int, ...],
-        width: int,
-        low: int,
-        dtype: DType,
-        out: AccelRef | None,
+        self, name: str, extents: tuple[int, ...], width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
         """Draw whole numbers from `low` on, below ``low + width``: upper words of a product.
 
