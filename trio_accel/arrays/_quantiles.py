@@ -16,7 +16,6 @@ from ..backends.base.values import check_plain
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced
-from ._actor import LIBRARY
 from ._checks import check_real, flag, placed
 from ._sorting import sort
 from ._views import moveaxis, reshape
@@ -61,12 +60,12 @@ _TEXT = (
 @functools.cache
 def _expression(name: str, method: str, dtype: DType) -> Elementwise[AccelRef]:
     text = _TEXT.format(places=_PLACES[method])
-    return Elementwise(text, inputs=("s", "q", "n"), dtypes=dtype, operation=name, library=LIBRARY)
+    return Elementwise(text, inputs=("s", "q", "n"), dtypes=dtype, operation=name)
 
 
 @functools.cache
 def _counting(name: str) -> Reduction:
-    return Reduction("x == x", "sum", operation=name, library=LIBRARY)
+    return Reduction("x == x", "sum", operation=name)
 
 
 async def _quantiles(

@@ -8,7 +8,7 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
 from ..expressions import Elementwise
-from ._actor import LIBRARY, ArraysActor
+from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
 from ._joins import concat
 
@@ -155,11 +155,7 @@ def _plan_segments(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=ArraysActor, plan=_plan_segments)
 async def segmented_reduce(
-    x: Operand,
-    offsets: Operand,
-    op: Combination = "sum",
-    *,
-    out: AccelRef | None = None,
+    x: Operand, offsets: Operand, op: Combination = "sum", *, out: AccelRef | None = None
 ) -> AccelRef:
     """Reduce segments of a vector: result i is of ``x[offsets[i]:offsets[i + 1]]``.
 
@@ -186,12 +182,7 @@ async def segmented_reduce(
 
 
 async def diff(
-    x: Operand,
-    *,
-    axis: int = -1,
-    n: int = 1,
-    prepend: Operand | None = None,
-    append: Operand | None = None,
+    x: Operand, *, axis: int = -1, n: int = 1, prepend: Operand | None = None, append: Operand | None = None
 ) -> AccelRef:
     """Subtract neighbours along an axis, as the array API standard's ``diff`` does: one launch for each time.
 
@@ -228,4 +219,4 @@ async def diff(
     return ref if n else await ref.copy()
 
 
-_DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff", library=LIBRARY))
+_DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff"))

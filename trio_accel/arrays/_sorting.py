@@ -79,12 +79,7 @@ def _descends(message: Any, planner: Planner) -> bool:
 
 @operation(actor=ArraysActor, plan=_plan_sort)
 async def sort(
-    x: Operand,
-    *,
-    axis: int = -1,
-    descending: bool = False,
-    stable: bool = True,
-    out: AccelRef | None = None,
+    x: Operand, *, axis: int = -1, descending: bool = False, stable: bool = True, out: AccelRef | None = None
 ) -> AccelRef:
     """Sort along an axis, as the array API standard's ``sort`` does.
 

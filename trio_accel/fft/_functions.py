@@ -23,10 +23,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-ARRAYS: Final = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor of what is made of expressions: backends give the library of transforms no such
-kernels. It is a text, because capabilities do not import one another."""
-
 _NUMBERS = "a sequence of whole numbers, or None"
 
 

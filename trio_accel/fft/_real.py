@@ -20,9 +20,8 @@ from ..backends.base import DType
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, intermediates
+from ..expressions import Elementwise, Out, intermediates
 from ._functions import (
-    ARRAYS,
     all_whole,
     axes_of,
     axis_of,
@@ -109,7 +108,7 @@ class _Transform:
     norm: FftNorm
     is_orthogonal: bool
 
-    async def __call__(self, x: AccelRef, axis: int, out: AccelRef | None = None) -> AccelRef:
+    async def __call__(self, x: AccelRef, axis: int, out: Out = None) -> AccelRef:
         """Transform along an axis, whose length is checked."""
         if x.dtype.kind == "complex":
             return await self._of_parts(x, axis, out)
@@ -158,7 +157,7 @@ class _Transform:
     def _edge(self) -> float:
         return math.sqrt(2) if self.is_orthogonal else 1.0
 
-    async def _of_parts(self, x: AccelRef, axis: int, out: AccelRef | None) -> AccelRef:
+    async def _of_parts(self, x: AccelRef, axis: int, out: Out) -> AccelRef:
         """Transform the real and the imaginary parts."""
         with intermediates() as made:
             parts = [made(await self(made(await part(x)), axis)) for part in (_REAL, _IMAGINARY)]
@@ -180,12 +179,11 @@ async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]
 def _expression(name: str, text: str, dtype: str) -> Elementwise[AccelRef]:
     """Make an expression along the second of three axes."""
     text = re.sub(r"\b([xv])\[([^]]*)\]", r"\1[i(0), \2, i(2)]", f"j = i(1); {text}")
-    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
+    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
 _REAL, _IMAGINARY, _COMPLEX, _COPY = (
-    Elementwise[AccelRef](text, operation="fft.dct", library=ARRAYS)
-    for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
+    Elementwise[AccelRef](text, operation="fft.dct") for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
 )
 _FITTED = "y = x[minimum(j, n - 1)] if j < n else 0"
 
@@ -198,7 +196,7 @@ async def _along(
     axes: tuple[int, ...],
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check what all functions check, and transform along one axis after the other."""
     if cast("object", kind) not in _INVERSE or isinstance(kind, bool):
@@ -252,7 +250,7 @@ async def _one(
     axis: int,
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check the arguments of a function of one axis."""
     device_of(name, a, out)
@@ -270,7 +268,7 @@ async def _several(
     axes: Sequence[int] | None,
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check the arguments of a function of several axes."""
     device_of(name, a, out)
@@ -292,7 +290,7 @@ async def dct(
     norm: FftNorm | None = None,
     *,
     orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Discrete cosine transform along one axis, as `scipy.fft.dct`.
 
@@ -352,7 +350,7 @@ async def dctn(
     norm: FftNorm | None = None,
     *,
     orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Discrete cosine transform along several axes, as `scipy.fft.dctn`: one after the other.
 

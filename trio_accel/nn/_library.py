@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,9 +15,6 @@ from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
 __all__ = [
-    "LIBRARY",
-    "Axis",
-    "Out",
     "check_array",
     "check_choice",
     "check_range",
@@ -26,16 +22,6 @@ __all__ = [
     "naming",
     "summing",
 ]
-
-# That of functions of arrays: these come before and after, and on one stream nothing waits in between.
-LIBRARY = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor."""
-
-Axis: TypeAlias = "int | Sequence[int] | None"
-"""Axis or axes; None for all."""
-
-Out: TypeAlias = "AccelRef | None"
-"""An array to write to; None for a new one."""
 
 
 def check_array(name: str, **given: object) -> None:
@@ -91,7 +77,7 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
 @functools.cache
 def summing(name: str) -> Reduction:
     """Make the sum along axes, by the name of the operation that it is a part of."""
-    return Reduction("x", "sum", inputs=["x"], operation=name, library=LIBRARY)
+    return Reduction("x", "sum", inputs=["x"], operation=name)
 
 
 @contextmanager

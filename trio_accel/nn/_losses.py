@@ -18,7 +18,7 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, promoted_dtype
-from ._library import LIBRARY, check_array, check_choice, check_range, check_real, naming
+from ._library import check_array, check_choice, check_range, check_real, naming
 
 __all__ = [
     "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
@@ -79,7 +79,6 @@ class Loss:
             f"{self.value}; y = +v",
             inputs=("x", "target", *self.options),
             operation=self.name,
-            library=LIBRARY,
             precision="float32",
         )
 
@@ -89,7 +88,6 @@ class Loss:
             f"{self.slope}; y = grad * scale * v",
             inputs=("grad", "x", "target", "scale", *self.options),
             operation=f"{self.name}_grad",
-            library=LIBRARY,
             precision="float32",
         )
 
@@ -100,7 +98,6 @@ class Loss:
             ("x", "target", *self.options),
             precision="float32",
             operation=self.name,
-            library=LIBRARY,
         )
 
 
@@ -354,9 +351,7 @@ async def kl_div_grad(
     return await _scaled(slopes, _batch(name, x))
 
 
-_scaled = Elementwise[AccelRef](
-    "y = x / count", inputs=("x", "count"), operation="nn.kl_div", library=LIBRARY
-)
+_scaled = Elementwise[AccelRef]("y = x / count", inputs=("x", "count"), operation="nn.kl_div")
 
 
 def _batch(name: str, x: Operand) -> float:
@@ -440,7 +435,6 @@ def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
         ),
         outputs=("first", "factor", "counted"),
         operation=case.name,
-        library=LIBRARY,
         is_checked=True,
     )
 
@@ -466,7 +460,6 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
         outputs=("y",),
         dtypes=case.dtype,
         operation=case.name,
-        library=LIBRARY,
     )
 
 
@@ -484,7 +477,7 @@ _ROWS = {
 @functools.cache
 def _row(name: str, part: str, dtype: DType = DType.float64) -> Rowwise:
     text, inputs = _ROWS[part]
-    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name, library=LIBRARY)
+    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name)
 
 
 async def _rowwise(

@@ -255,7 +255,6 @@ _powers, _roots = (
             inputs=("x", "p"),
             dtypes=made or dtype,
             operation="nn.lp_pool",
-            library="trio_accel.arrays:ArraysActor",
         )
         for dtype in FLOATS
         for made in [wide if dtype.is_half else None]

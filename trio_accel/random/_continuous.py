@@ -11,10 +11,10 @@ import numpy as np
 from ..actors import named_arguments
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument
+from ..expressions import Elementwise, ExpressionArgument, Out
 from ._messages import Exponential, Lognormal, Normal, Uniform
-from ._stream import Out, Shape
-from ._words import ARRAYS, WordStream, checked_dtype, real
+from ._stream import Shape
+from ._words import WordStream, checked_dtype, real
 
 __all__ = ["Continuous", "after"]
 
@@ -311,7 +311,7 @@ class Continuous(WordStream):
 @functools.lru_cache(256)
 def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRef]:
     """Make an expression of what was drawn."""
-    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}", library=ARRAYS)
+    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}")
 
 
 def _ascend(left: Any, mode: Any, right: Any) -> bool:

@@ -13,12 +13,12 @@ import trio
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise
+from ..expressions import Elementwise, Out
 from ._continuous import after
 from ._messages import Integers, Multiply, Order, Search
 from ._rejections import Rejections
-from ._stream import Out, Shape
-from ._words import ARRAYS, checked_dtype, real
+from ._stream import Shape
+from ._words import checked_dtype, real
 
 __all__ = ["Generator"]
 
@@ -240,7 +240,7 @@ class Generator(Rejections):
 def _take(name: str, axes: int, others: int) -> Elementwise[AccelRef]:
     """Make the expression that takes rows at places with so many axes."""
     text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(others)]])
-    return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}", library=ARRAYS)
+    return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}")
 
 
 def _weights(p: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:

@@ -11,22 +11,18 @@ import numpy.typing as npt
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import Rejection
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, Rowwise
+from ..expressions import ExpressionArgument, Out, Rowwise
 from ._continuous import Continuous, after
 from ._messages import Rejected
-from ._stream import Out, Shape
-from ._words import ARRAYS, checked_dtype, real
+from ._stream import Shape
+from ._words import checked_dtype, real
 
 __all__ = ["Rejections"]
 
 # Means and counts up to here are whole numbers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Rowwise(
-    "e = exp(x - max(x)); y = e / sum(e)",
-    ["x"],
-    operation="random.dirichlet",
-    library=ARRAYS,
-    precision="float64",
+    "e = exp(x - max(x)); y = e / sum(e)", ["x"], operation="random.dirichlet", precision="float64"
 )
 
 

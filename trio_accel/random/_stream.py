@@ -14,18 +14,16 @@ import numpy as np
 from ..backends.base import NotSupportedError
 from ..backends.base.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device
+from ..expressions import Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
 
-__all__ = ["Kind", "Out", "Shape", "Stream"]
+__all__ = ["Kind", "Shape", "Stream"]
 
 Kind: TypeAlias = Literal["philox4x32_10", "mrg32k3a", "xorwow"]
 """A generator of words."""
 
 Shape: TypeAlias = "int | Sequence[int]"
-
-Out: TypeAlias = "AccelRef | None"
-"""An array to write to; None for a new one."""
 
 # Words of a row of Philox's counters.
 _ROW = 4 * PHILOX_ROW

@@ -45,12 +45,7 @@ def _failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) 
     status=_failure,
 )
 async def spsolve_triangular(
-    matrix: CsrMatrix,
-    b: Operand,
-    lower: bool = True,
-    *,
-    unit_diagonal: bool = False,
-    trans: Transpose = "N",
+    matrix: CsrMatrix, b: Operand, lower: bool = True, *, unit_diagonal: bool = False, trans: Transpose = "N"
 ) -> AccelRef:
     """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular`.
 
