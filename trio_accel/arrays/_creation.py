@@ -293,21 +293,26 @@ async def eye(
     Raises:
         ValueError: A negative size.
     """
-    rows = whole("arrays.eye", "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole("arrays.eye", "n_cols", n_cols))
-    # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(whole("arrays.eye", "k", k), shape[1]))
-    return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=nearest)
+    return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
 async def tri(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
 ) -> AccelRef:
     """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
-    rows = whole("arrays.tri", "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole("arrays.tri", "n_cols", n_cols))
-    nearest = max(-shape[0], min(whole("arrays.tri", "k", k), shape[1]))
-    return await _made(device, "tri", "i(1) <= i(0) + k", shape, dtype, k=nearest)
+    return await _diagonal("tri", "i(1) <= i(0) + k", device, n_rows, n_cols, k, dtype)
+
+
+async def _diagonal(
+    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
+) -> AccelRef:
+    """Compute an expression of indices and of a diagonal."""
+    where = f"arrays.{name}"
+    rows = whole(where, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
+    # No diagonal is further away, whatever integer is given.
+    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
+    return await _made(device, name, text, shape, dtype, k=nearest)
 
 
 async def diag(x: Operand, *, k: int = 0) -> AccelRef:

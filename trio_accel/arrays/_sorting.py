@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..backends.base import DType
@@ -22,18 +23,13 @@ class TopKResult(NamedTuple):
     indices: AccelRef
 
 
-def _plan_sort(message: Any, planner: Planner) -> Planned[AccelRef]:
+def _plan_sort(message: Any, planner: Planner, *, places: bool) -> Planned[AccelRef]:
     x, axis = _ordered(message, planner)
-    out = planner.output(x.shape, x.dtype, message.out)
+    out = planner.output(x.shape, DType.int64 if places else x.dtype, message.out)
     planner.distinct("out", out.spec, x=x)
-    return Planned(SortSpec(axis, _descends(message, planner), x, out.spec, None), out)
-
-
-def _plan_argsort(message: Any, planner: Planner) -> Planned[AccelRef]:
-    x, axis = _ordered(message, planner)
-    out = planner.output(x.shape, DType.int64, message.out)
-    planner.distinct("out", out.spec, x=x)
-    return Planned(SortSpec(axis, _descends(message, planner), x, None, out.spec), out)
+    flag(planner.name, "stable", message.stable)
+    results = (None, out.spec) if places else (out.spec, None)
+    return Planned(SortSpec(axis, flag(planner.name, "descending", message.descending), x, *results), out)
 
 
 def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
@@ -72,12 +68,7 @@ def _ordered(message: Any, planner: Planner) -> tuple[ArraySpec, int]:
     return x, axis_of(planner.name, x, message.axis)
 
 
-def _descends(message: Any, planner: Planner) -> bool:
-    flag(planner.name, "stable", message.stable)
-    return flag(planner.name, "descending", message.descending)
-
-
-@operation(actor=ArraysActor, plan=_plan_sort)
+@operation(actor=ArraysActor, plan=partial(_plan_sort, places=False))
 async def sort(
     x: Operand, *, axis: int = -1, descending: bool = False, stable: bool = True, out: AccelRef | None = None
 ) -> AccelRef:
@@ -104,7 +95,7 @@ async def sort(
     ...
 
 
-@operation_like(sort, plan=_plan_argsort)
+@operation_like(sort, plan=partial(_plan_sort, places=True))
 def argsort() -> None:
     """Find the indices that sort along an axis, as the array API standard's ``argsort`` does.
 

@@ -16,9 +16,8 @@ from ..backends.base.subscripts import ContractionPath, Optimize, extents_of, fi
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import whole
 from ._elementwise import Elementwise
-from ._intermediates import intermediates
 from ._reduction import Reduction
-from ._views import check_operands, on_device, permuted, viewed
+from ._views import check_operands, intermediates, on_device, permuted, viewed
 
 __all__ = ["Contract", "Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
 

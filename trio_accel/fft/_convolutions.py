@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, cast
 import attrs
 import numpy as np
 
+from ..actors import arguments_of
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import complex_of
 from ..backends.base.values import host_array
@@ -48,6 +49,37 @@ elements outside of the arrays."""
 _Axes: TypeAlias = "int | Sequence[int] | None"
 
 
+async def _convolve(
+    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, axes: _Axes, out: Out
+) -> AccelRef:
+    """Check the arguments, and convolve along axes."""
+    _check_pair(name, in1, in2)
+    if mode not in ("full", "same", "valid"):
+        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
+    chosen = _chosen(name, in1, in2, axes)
+    wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
+    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
+    compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
+    if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+        in1, in2 = in2, in1
+        if any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+            raise ValueError(
+                f"{name}: for 'valid', one array must be the larger one along all axes, got shapes "
+                f"{in2.shape} and {in1.shape}"
+            )
+    full = list(
+        np.broadcast_shapes(*[[1 if n in wide else e for n, e in enumerate(a.shape)] for a in (in1, in2)])
+    )
+    for axis in wide:
+        full[axis] = in1.shape[axis] + in2.shape[axis] - 1
+    kept = list(in1.shape) if mode == "same" else list(full)
+    if mode == "valid":
+        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
+    check_out(name, out, kept, DType.of(in1.dtype))
+    convolution = _Convolution(name, in1, in2, wide, full, kept)
+    return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
+
+
 async def fftconvolve(
     in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: Out = None
 ) -> AccelRef:
@@ -72,9 +104,8 @@ async def fftconvolve(
     return await _convolve("fftconvolve", in1, in2, mode, axes, out)
 
 
-async def oaconvolve(
-    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: Out = None
-) -> AccelRef:
+@arguments_of(fftconvolve, _convolve, "oaconvolve")
+def oaconvolve() -> None:
     """Convolve a long array with a short one in blocks, as `scipy.signal.oaconvolve`: overlap and add.
 
     The array is cut along the axis where one is longest against the other; along other axes it is transformed
@@ -83,7 +114,6 @@ async def oaconvolve(
 
     Arguments, result and errors are those of `fftconvolve`.
     """
-    return await _convolve("oaconvolve", in1, in2, mode, axes, out)
 
 
 async def convolve(
@@ -446,37 +476,6 @@ def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
         f" + (b[{before}q - 1, r + step{behind}] if q > 0 and r + step < length else 0)"
     )
     return Elementwise(text, operation="fft.oaconvolve")
-
-
-async def _convolve(
-    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, axes: _Axes, out: Out
-) -> AccelRef:
-    """Check the arguments, and convolve along axes."""
-    _check_pair(name, in1, in2)
-    if mode not in ("full", "same", "valid"):
-        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
-    chosen = _chosen(name, in1, in2, axes)
-    wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
-    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
-    compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
-    if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
-        in1, in2 = in2, in1
-        if any(in1.shape[axis] < in2.shape[axis] for axis in compared):
-            raise ValueError(
-                f"{name}: for 'valid', one array must be the larger one along all axes, got shapes "
-                f"{in2.shape} and {in1.shape}"
-            )
-    full = list(
-        np.broadcast_shapes(*[[1 if n in wide else e for n, e in enumerate(a.shape)] for a in (in1, in2)])
-    )
-    for axis in wide:
-        full[axis] = in1.shape[axis] + in2.shape[axis] - 1
-    kept = list(in1.shape) if mode == "same" else list(full)
-    if mode == "valid":
-        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
-    check_out(name, out, kept, DType.of(in1.dtype))
-    convolution = _Convolution(name, in1, in2, wide, full, kept)
-    return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
 
 
 def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:

@@ -18,8 +18,8 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import said
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, expression, rows
-from ._library import check_array, check_choice
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, check_array, expression, rows
+from ._library import check_choice
 
 __all__ = [
     "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardshrink",

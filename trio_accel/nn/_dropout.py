@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from ..devices import AccelRef, Operand
-from ..expressions import Elementwise
-from ._library import check_array, check_range
+from ..expressions import Elementwise, check_array
+from ._library import check_range
 
 __all__ = ["DropoutResult", "dropout", "dropout_grad"]
 

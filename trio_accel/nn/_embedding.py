@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, Out, Scatter
-from ._library import check_array, naming
+from ..expressions import Elementwise, Out, Scatter, check_array
+from ._library import naming
 
 __all__ = ["embedding", "embedding_grad"]
 

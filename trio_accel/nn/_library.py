@@ -9,31 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..backends.base import DType, OutOfRangeError
-from ..devices import AccelRef
-from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
-__all__ = [
-    "check_array",
-    "check_choice",
-    "check_range",
-    "check_real",
-    "naming",
-    "summing",
-]
-
-
-def check_array(name: str, **given: object) -> None:
-    """Require arrays.
-
-    Raises:
-        TypeError: One is none.
-    """
-    for argument, array in given.items():
-        if not isinstance(array, (AccelRef, np.ndarray)):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+__all__ = ["check_choice", "check_range", "check_real", "naming", "summing"]
 
 
 def check_real(name: str, **given: ExpressionArgument) -> None:

@@ -6,8 +6,8 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, ExpressionArgument, Out, Rowwise, rows, scaled
-from ._library import check_array, check_choice
+from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled
+from ._library import check_choice
 from ._losses import Loss, LossReduction
 
 __all__ = [

@@ -17,9 +17,9 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, reduced, scaled
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, check_array, reduced, scaled
 from ..expressions._arguments import axes_of
-from ._library import check_array, check_range, check_real, summing
+from ._library import check_range, check_real, summing
 
 __all__ = [
     "BatchNormResult", "NormGradients", "RMSNormGradients", "batch_norm", "batch_norm_training",

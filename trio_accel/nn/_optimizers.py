@@ -13,8 +13,8 @@ from typing import Any
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import what_to_do, whole
-from ..expressions import Elementwise, Out
-from ._library import check_array, check_range
+from ..expressions import Elementwise, Out, check_array
+from ._library import check_range
 
 __all__ = ["adadelta", "adagrad", "adam", "adamax", "adamw", "lion", "radam", "rmsprop", "sgd"]
 

@@ -26,7 +26,7 @@ from ..backends.base.ops import (
     SortSpec,
 )
 from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
-from ..expressions import ARRAYS
+from ..expressions import ARRAYS, Out
 from ._actor import RngActor
 from ._sequences import State, powers
 
@@ -169,12 +169,7 @@ async def _lognormal(
 
 @_draws("exponential", _deviation("scale"))
 async def _exponential(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    scale: float = 1.0,
-    out: AccelRef | None = None,
+    seed: int, row: int, shape: _Shape, dtype: DType = DType.float32, scale: float = 1.0, out: Out = None
 ) -> AccelRef:
     """Draw exponentially distributed numbers; see `Generator.exponential`."""
     ...
