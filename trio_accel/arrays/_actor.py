@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from ..devices import LibraryActor
 
-__all__ = ["LIBRARY", "ArraysActor"]
-
-LIBRARY = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor."""
+__all__ = ["ArraysActor"]
 
 
 class ArraysActor(LibraryActor):

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..expressions import Contract, Elementwise, ExpressionArgument, Rowwise, axes_of
-from ._actor import LIBRARY
+from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Rowwise, axes_of
 from ._checks import axis_of, check_number, check_real, composed, placed, whole
 from ._elementwise import add
 from ._reductions import mean
@@ -29,13 +28,11 @@ __all__ = [
 def _elementwise(
     name: str, text: str, *inputs: str, precision: str | None = None, dtype: DType | None = None
 ) -> Elementwise[AccelRef]:
-    return Elementwise(
-        text, inputs=inputs, operation=f"arrays.{name}", library=LIBRARY, precision=precision, dtypes=dtype
-    )
+    return Elementwise(text, inputs=inputs, operation=f"arrays.{name}", precision=precision, dtypes=dtype)
 
 
 _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
-    Rowwise(text, inputs, precision="float64", operation=f"arrays.{name}", library=LIBRARY)
+    Rowwise(text, inputs, precision="float64", operation=f"arrays.{name}")
     for name, text, inputs in (
         ("average", "y = sum(x * weights) / sum(weights)", ("x", "weights")),
         ("cov", "y = x - mean(x)", ("x",)),
@@ -61,7 +58,7 @@ def _rounded(dtype: DType) -> DType:
 
 
 _ASCENDING, _FOUND = (
-    Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize", library=LIBRARY)
+    Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
         ("b[i(0) if b[0] <= b[last] else last - i(0)]", ("b", "last")),
         ("at if b[0] <= b[last] else last + 1 - at", ("b", "last", "at")),
@@ -329,7 +326,7 @@ async def nan_to_num(
     nan: float = 0.0,
     posinf: float | None = None,
     neginf: float | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Replace NaN and infinite elements, as `numpy.nan_to_num` does.
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from ..backends.base import DType, DTypeLike
 from ..backends.base.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
-from ..expressions import Elementwise
-from ._actor import LIBRARY
+from ..expressions import Elementwise, Out
 from ._checks import check_number, check_ref, dtype_of, flag, placed, whole, wholes
 
 __all__ = [
@@ -294,21 +293,26 @@ async def eye(
     Raises:
         ValueError: A negative size.
     """
-    rows = whole("arrays.eye", "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole("arrays.eye", "n_cols", n_cols))
-    # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(whole("arrays.eye", "k", k), shape[1]))
-    return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=nearest)
+    return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
 async def tri(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
 ) -> AccelRef:
     """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
-    rows = whole("arrays.tri", "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole("arrays.tri", "n_cols", n_cols))
-    nearest = max(-shape[0], min(whole("arrays.tri", "k", k), shape[1]))
-    return await _made(device, "tri", "i(1) <= i(0) + k", shape, dtype, k=nearest)
+    return await _diagonal("tri", "i(1) <= i(0) + k", device, n_rows, n_cols, k, dtype)
+
+
+async def _diagonal(
+    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
+) -> AccelRef:
+    """Compute an expression of indices and of a diagonal."""
+    where = f"arrays.{name}"
+    rows = whole(where, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
+    # No diagonal is further away, whatever integer is given.
+    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
+    return await _made(device, name, text, shape, dtype, k=nearest)
 
 
 async def diag(x: Operand, *, k: int = 0) -> AccelRef:
@@ -337,7 +341,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     if not x.shape[-1]:
         return await _full("diag", x.device, (*x.shape[:-1], size, size), 0, x.dtype)
     text = f"x[{', '.join([*ahead, 'i(-2) + minimum(k, 0)'])}] if i(-1) == i(-2) + k else bool(0)"
-    made = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag", library=LIBRARY)
+    made = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag")
     return await made(x, k, shape=(*x.shape[:-1], size, size))
 
 
@@ -399,7 +403,7 @@ async def geomspace(
     )
 
 
-async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
+async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements above a diagonal.
 
     Args:
@@ -413,15 +417,13 @@ async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> Acc
     return await _LOWER(x=x, k=whole("arrays.tril", "k", k), out=out)
 
 
-async def triu(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
+async def triu(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
     return await _UPPER(x=x, k=whole("arrays.triu", "k", k), out=out)
 
 
 _LOWER, _UPPER = (
-    Elementwise[AccelRef](
-        f"x if i(-1) - i(-2) {sign} k else bool(0)", operation=f"arrays.{name}", library=LIBRARY
-    )
+    Elementwise[AccelRef](f"x if i(-1) - i(-2) {sign} k else bool(0)", operation=f"arrays.{name}")
     for name, sign in (("tril", "<="), ("triu", ">="))
 )
 
@@ -437,4 +439,4 @@ async def _made(
 
 @functools.cache
 def _expression(name: str, text: str, dtype: DType) -> Elementwise[AccelRef]:
-    return Elementwise(text, dtypes=dtype, operation=f"arrays.{name}", library=LIBRARY)
+    return Elementwise(text, dtypes=dtype, operation=f"arrays.{name}")

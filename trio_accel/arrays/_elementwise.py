@@ -5,12 +5,9 @@ The page of the reference has what they have in common: promotion, `out`, errors
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..backends.base import DType
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument, expression
-from ._actor import LIBRARY
+from ..expressions import Elementwise, ExpressionArgument, Out, expression
 
 __all__ = [
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
@@ -23,11 +20,9 @@ __all__ = [
     "subtract", "tan", "tanh", "trunc", "where",
 ]  # fmt: skip
 
-_expression = partial(expression, library=LIBRARY)
 
-
-@_expression("abs(x)")
-async def abs(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("abs(x)")
+async def abs(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the size of each element; of complex ones it is real.
 
     The least whole number of a signed dtype stays as it is: its size is too large for the dtype.
@@ -35,8 +30,8 @@ async def abs(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef
     ...
 
 
-@_expression("arccos(x)")
-async def acos(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arccos(x)")
+async def acos(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse cosine, from 0 to pi: NaN outside of -1 to 1.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
@@ -44,8 +39,8 @@ async def acos(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@_expression("arccosh(x)")
-async def acosh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arccosh(x)")
+async def acosh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse hyperbolic cosine, at least 0: NaN below 1.
 
     Complex ones have a branch cut on the real axis below 1.
@@ -53,14 +48,14 @@ async def acosh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("x1 + x2")
-async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 + x2")
+async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Add two arrays, element by element; whole numbers that are too large wrap around."""
     ...
 
 
-@_expression("arcsin(x)")
-async def asin(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arcsin(x)")
+async def asin(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse sine, from -pi/2 to pi/2: NaN outside of -1 to 1.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
@@ -68,8 +63,8 @@ async def asin(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@_expression("arcsinh(x)")
-async def asinh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arcsinh(x)")
+async def asinh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse hyperbolic sine.
 
     Complex ones have branch cuts on the imaginary axis outside of -1j to 1j.
@@ -77,8 +72,8 @@ async def asinh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("arctan(x)")
-async def atan(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arctan(x)")
+async def atan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse tangent, from -pi/2 to pi/2.
 
     Complex ones have branch cuts on the imaginary axis outside of -1j to 1j.
@@ -86,14 +81,14 @@ async def atan(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@_expression("arctan2(x1, x2)")
-async def atan2(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arctan2(x1, x2)")
+async def atan2(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the angle of the points (x2, x1), from -pi to pi; signs of zeros count."""
     ...
 
 
-@_expression("arctanh(x)")
-async def atanh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("arctanh(x)")
+async def atanh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN beyond.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
@@ -101,54 +96,44 @@ async def atanh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("x1 & x2")
-async def bitwise_and(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 & x2")
+async def bitwise_and(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the bits that both arrays have, of whole numbers or truth values."""
     ...
 
 
-@_expression("~x")
-async def bitwise_invert(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("~x")
+async def bitwise_invert(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Invert all bits of whole numbers, or truth values."""
     ...
 
 
-@_expression("x1 << x2")
-async def bitwise_left_shift(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 << x2")
+async def bitwise_left_shift(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Move the bits of whole numbers to the left; by the width of the dtype or more they are all gone."""
     ...
 
 
-@_expression("x1 | x2")
-async def bitwise_or(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 | x2")
+async def bitwise_or(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the bits that one of the arrays has, of whole numbers or truth values."""
     ...
 
 
-@_expression("x1 >> x2")
-async def bitwise_right_shift(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 >> x2")
+async def bitwise_right_shift(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Move the bits of whole numbers to the right, keeping the sign."""
     ...
 
 
-@_expression("x1 ^ x2")
-async def bitwise_xor(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 ^ x2")
+async def bitwise_xor(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the bits that just one of the arrays has, of whole numbers or truth values."""
     ...
 
 
-@_expression("ceil(x)")
-async def ceil(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("ceil(x)")
+async def ceil(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Round up to whole numbers, of the same dtype."""
     ...
 
@@ -158,7 +143,7 @@ async def clip(
     min: ExpressionArgument | None = None,
     max: ExpressionArgument | None = None,
     *,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Bring elements between two bounds: NaN stays, and where `min` is above `max` there is `max`.
 
@@ -184,7 +169,7 @@ async def clip(
 
 clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
     bounds: Elementwise[AccelRef](
-        text, inputs=("x", *bounds), operation="arrays.clip", library=LIBRARY, promoted=("x", *bounds)
+        text, inputs=("x", *bounds), operation="arrays.clip", promoted=("x", *bounds)
     )
     for bounds, text in (
         ((), "+x"),
@@ -195,52 +180,50 @@ clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
 }
 
 
-@_expression("conj(x)")
-async def conj(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("conj(x)")
+async def conj(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the complex conjugate; real numbers stay."""
     ...
 
 
-@_expression("copysign(x1, x2)")
-async def copysign(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("copysign(x1, x2)")
+async def copysign(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Give the elements of the first array the signs of the second; a zero has one, too."""
     ...
 
 
-@_expression("cos(x)")
-async def cos(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("cos(x)")
+async def cos(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the cosine of angles in radians."""
     ...
 
 
-@_expression("cosh(x)")
-async def cosh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("cosh(x)")
+async def cosh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the hyperbolic cosine."""
     ...
 
 
-@_expression("x1 / x2")
-async def divide(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 / x2")
+async def divide(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Divide two arrays; whole numbers are divided as floating ones."""
     ...
 
 
-@_expression("x1 == x2")
-async def equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 == x2")
+async def equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where two arrays are equal; NaN equals nothing."""
     ...
 
 
-@_expression("exp(x)")
-async def exp(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("exp(x)")
+async def exp(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the exponential function."""
     ...
 
 
-@_expression("expm1(x)")
-async def expm1(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("expm1(x)")
+async def expm1(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the exponential function minus 1, exact for small elements.
 
     Of a complex element whose result is nearly imaginary, the real part has fewer digits.
@@ -248,16 +231,14 @@ async def expm1(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("floor(x)")
-async def floor(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("floor(x)")
+async def floor(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Round down to whole numbers, of the same dtype."""
     ...
 
 
-@_expression("x1 // x2")
-async def floor_divide(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 // x2")
+async def floor_divide(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Divide two arrays, and round down.
 
     A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
@@ -266,66 +247,62 @@ async def floor_divide(
     ...
 
 
-@_expression("x1 > x2")
-async def greater(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 > x2")
+async def greater(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where the first of two real arrays is greater."""
     ...
 
 
-@_expression("x1 >= x2")
-async def greater_equal(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 >= x2")
+async def greater_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where the first of two real arrays is greater, or both are equal."""
     ...
 
 
-@_expression("hypot(x1, x2)")
-async def hypot(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("hypot(x1, x2)")
+async def hypot(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the root of the sum of both squares, which may be too large themselves."""
     ...
 
 
-@_expression("imag(x)")
-async def imag(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("imag(x)")
+async def imag(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the imaginary part; of real numbers it is 0."""
     ...
 
 
-@_expression("isfinite(x)")
-async def isfinite(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("isfinite(x)")
+async def isfinite(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where elements are neither infinite nor NaN; whole numbers always are finite."""
     ...
 
 
-@_expression("isinf(x)")
-async def isinf(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("isinf(x)")
+async def isinf(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where elements, or a part of a complex one, are infinite."""
     ...
 
 
-@_expression("isnan(x)")
-async def isnan(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("isnan(x)")
+async def isnan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where elements, or a part of a complex one, are NaN."""
     ...
 
 
-@_expression("x1 < x2")
-async def less(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 < x2")
+async def less(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where the first of two real arrays is less."""
     ...
 
 
-@_expression("x1 <= x2")
-async def less_equal(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 <= x2")
+async def less_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where the first of two real arrays is less, or both are equal."""
     ...
 
 
-@_expression("log(x)")
-async def log(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("log(x)")
+async def log(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the natural logarithm: minus infinity of 0, NaN below.
 
     Complex ones have a branch cut on the negative real axis, as those with other bases have.
@@ -333,8 +310,8 @@ async def log(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef
     ...
 
 
-@_expression("log1p(x)")
-async def log1p(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("log1p(x)")
+async def log1p(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the natural logarithm of 1 + x, exact for small elements.
 
     Complex ones have a branch cut on the real axis below -1.
@@ -342,106 +319,92 @@ async def log1p(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("log2(x)")
-async def log2(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("log2(x)")
+async def log2(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the logarithm with base 2."""
     ...
 
 
-@_expression("log10(x)")
-async def log10(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("log10(x)")
+async def log10(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the logarithm with base 10."""
     ...
 
 
-@_expression("logaddexp(x1, x2)")
-async def logaddexp(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("logaddexp(x1, x2)")
+async def logaddexp(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute log(exp(x1) + exp(x2)), where the exponentials may be too large themselves."""
     ...
 
 
-@_expression("logical_and(x1, x2)")
-async def logical_and(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("logical_and(x1, x2)")
+async def logical_and(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where both arrays are true; numbers are where they are not zero."""
     ...
 
 
-@_expression("logical_not(x)")
-async def logical_not(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("logical_not(x)")
+async def logical_not(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where an array is not true."""
     ...
 
 
-@_expression("logical_or(x1, x2)")
-async def logical_or(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("logical_or(x1, x2)")
+async def logical_or(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where one of the arrays is true."""
     ...
 
 
-@_expression("logical_xor(x1, x2)")
-async def logical_xor(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("logical_xor(x1, x2)")
+async def logical_xor(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where just one of the arrays is true."""
     ...
 
 
-@_expression("maximum(x1, x2)")
-async def maximum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("maximum(x1, x2)")
+async def maximum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the larger of two real arrays' elements; NaN if one is."""
     ...
 
 
-@_expression("minimum(x1, x2)")
-async def minimum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("minimum(x1, x2)")
+async def minimum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the smaller of two real arrays' elements; NaN if one is."""
     ...
 
 
-@_expression("x1 * x2")
-async def multiply(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 * x2")
+async def multiply(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply two arrays, element by element; whole numbers that are too large wrap around."""
     ...
 
 
-@_expression("-x")
-async def negative(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("-x")
+async def negative(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Negate each element; unsigned numbers wrap around."""
     ...
 
 
-@_expression("nextafter(x1, x2)")
-async def nextafter(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("nextafter(x1, x2)")
+async def nextafter(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the next number of the dtype from the first array's elements towards the second's."""
     ...
 
 
-@_expression("x1 != x2")
-async def not_equal(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 != x2")
+async def not_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where two arrays differ; NaN differs from everything."""
     ...
 
 
-@_expression("+x")
-async def positive(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("+x")
+async def positive(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Copy an array of numbers."""
     ...
 
 
-@_expression("x1 ** x2")
-async def pow(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x1 ** x2")
+async def pow(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Raise the elements of the first array to powers of the second.
 
     Of whole numbers, what is too large wraps around. A negative exponent in an array rounds the power towards
@@ -450,58 +413,56 @@ async def pow(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef |
     ...
 
 
-@_expression("real(x)")
-async def real(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("real(x)")
+async def real(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the real part."""
     ...
 
 
-@_expression("reciprocal(x)")
-async def reciprocal(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("reciprocal(x)")
+async def reciprocal(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute 1 / x of floating and complex numbers."""
     ...
 
 
-@_expression("x1 % x2")
-async def remainder(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 % x2")
+async def remainder(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the rest of `floor_divide`, with the sign of the divisor."""
     ...
 
 
-@_expression("round(x)")
-async def round(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("round(x)")
+async def round(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Round to the nearest whole number, of two the even one; of complex numbers both parts."""
     ...
 
 
-@_expression("sign(x)")
-async def sign(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("sign(x)")
+async def sign(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute -1, 0 or 1; of complex numbers x / abs(x), or 0."""
     ...
 
 
-@_expression("signbit(x)")
-async def signbit(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("signbit(x)")
+async def signbit(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Tell where the sign bit of floating numbers is set; a zero and NaN have one, too."""
     ...
 
 
-@_expression("sin(x)")
-async def sin(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("sin(x)")
+async def sin(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the sine of angles in radians."""
     ...
 
 
-@_expression("sinh(x)")
-async def sinh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("sinh(x)")
+async def sinh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the hyperbolic sine."""
     ...
 
 
-@_expression("sqrt(x)")
-async def sqrt(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("sqrt(x)")
+async def sqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the square root: NaN for negative elements.
 
     Complex ones have a branch cut on the negative real axis.
@@ -509,45 +470,39 @@ async def sqrt(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@_expression("square(x)")
-async def square(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("square(x)")
+async def square(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply each element by itself."""
     ...
 
 
-@_expression("x1 - x2")
-async def subtract(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("x1 - x2")
+async def subtract(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Subtract the second array from the first; whole numbers that are too large wrap around."""
     ...
 
 
-@_expression("tan(x)")
-async def tan(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("tan(x)")
+async def tan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the tangent of angles in radians."""
     ...
 
 
-@_expression("tanh(x)")
-async def tanh(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("tanh(x)")
+async def tanh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the hyperbolic tangent."""
     ...
 
 
-@_expression("trunc(x)")
-async def trunc(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("trunc(x)")
+async def trunc(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Round towards zero to whole numbers, of the same dtype."""
     ...
 
 
-@_expression("where(condition, x1, x2)", promoted=("x1", "x2"), truths=("condition",))
+@expression("where(condition, x1, x2)", promoted=("x1", "x2"), truths=("condition",))
 async def where(
-    condition: ExpressionArgument,
-    x1: ExpressionArgument,
-    x2: ExpressionArgument,
-    *,
-    out: AccelRef | None = None,
+    condition: ExpressionArgument, x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None
 ) -> AccelRef:
     """Take elements of `x1` where a condition is true, and of `x2` elsewhere; both are computed.
 

@@ -25,9 +25,17 @@ from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
 from ..backends.base.ops import common_shape
 from ..devices import AccelRef
 from ..devices.base._refusals import said
-from ..expressions import Elementwise, ExpressionArgument, Reduction, Rowwise, argument_of, binder, reduced
+from ..expressions import (
+    Elementwise,
+    ExpressionArgument,
+    Out,
+    Reduction,
+    Rowwise,
+    argument_of,
+    binder,
+    reduced,
+)
 from . import _elementwise, _normalizations, _numeric, _reductions, _special, _statistics  # pyright: ignore[reportPrivateUsage]  # beside it
-from ._actor import LIBRARY
 
 __all__ = ["fused"]
 
@@ -264,7 +272,7 @@ class _Recording:
         """Record a conversion."""
         if dtype.value not in base.FUNCTIONS:
             raise NotSupportedError(f"{self.operation}: expressions do not compute with {dtype}; cast() does")
-        made = Elementwise[AccelRef](f"{dtype}(x)", operation="astype", library=LIBRARY)
+        made = Elementwise[AccelRef](f"{dtype}(x)", operation="astype")
         made.dtype_of(f"{self.operation}: astype", [value.kind])
         return value if value.kind is dtype else self._written(made.text, {"x": value}, dtype)
 
@@ -351,7 +359,7 @@ class _Recording:
             raise TypeError(f"{name}: one argument must be an array, got a number")
         function, ones = _FUNCTIONS[name], _broadcast(value.ones for value in values.values())
         precision = function.precision
-        named: dict[str, Any] = {"precision": precision, "operation": name, "library": LIBRARY}
+        named: dict[str, Any] = {"precision": precision, "operation": name}
         rows = Rowwise(function.text, tuple(values), wide=function.wide, **named)
         kinds = [base.Argument(value.kind, isinstance(value.kind, DType)) for value in values.values()]
         specialized, _ = rows.specialize(tuple([kind.encode() for kind in kinds]), None)
@@ -408,9 +416,9 @@ class _Launches:
         # By the names that its reductions have in the text.
         self._stages = {base.found(number): stage for number, stage in enumerate(stages)}
         self._recording, self._ones = recording, result.ones
-        self._named: dict[str, Any] = {"operation": recording.operation, "library": LIBRARY}
+        self._named: dict[str, Any] = {"operation": recording.operation}
 
-    async def compute(self, arguments: Sequence[Any], out: AccelRef | None) -> AccelRef:
+    async def compute(self, arguments: Sequence[Any], out: Out) -> AccelRef:
         """Compute it: in one launch if that is the same, else in steps."""
         values = {**self._recording.numbers, **dict(zip(self._recording.places, arguments, strict=True))}
         shape = common_shape(*[values[name].shape for name in self._arrays])
@@ -556,7 +564,7 @@ class fused:  # noqa: N801  # a decorator, as `property` is
         return f"<fused {self._operation.removeprefix('fused.')}{inspect.signature(self._function)}>"
 
     def __call__(
-        self, *arguments: ExpressionArgument | None, out: AccelRef | None = None, **named: Any
+        self, *arguments: ExpressionArgument | None, out: Out = None, **named: Any
     ) -> Coroutine[Any, Any, AccelRef]:
         """Compute it on the device of its arrays; in a function that is recorded, it is a part of that.
 
@@ -581,7 +589,7 @@ class fused:  # noqa: N801  # a decorator, as `property` is
             return cast("Coroutine[Any, Any, AccelRef]", self._function(*arguments, **named))
         return self._compute(given, out)
 
-    async def _compute(self, given: Mapping[str, Any], out: AccelRef | None) -> AccelRef:
+    async def _compute(self, given: Mapping[str, Any], out: Out) -> AccelRef:
         places = [given[name] for name in self._names]
         signature: list[tuple[str, _Ones | None] | None] = []
         for name, each in zip(self._names, places, strict=True):

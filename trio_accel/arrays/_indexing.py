@@ -21,8 +21,7 @@ from ..backends.base.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import said
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import Elementwise, ExpressionArgument, Scatter
-from ._actor import LIBRARY
+from ..expressions import Elementwise, ExpressionArgument, Out, Scatter
 from ._checks import dtype_of, placed, whole, wholes
 
 __all__ = [
@@ -31,9 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-async def take(
-    x: Operand, indices: Operand, axis: int | None = None, *, out: AccelRef | None = None
-) -> AccelRef:
+async def take(x: Operand, indices: Operand, axis: int | None = None, *, out: Out = None) -> AccelRef:
     """Take elements along an axis, as the array API standard's ``take``: ``x[:, indices]`` for axis 1.
 
     Args:
@@ -54,9 +51,7 @@ async def take(
     return await _gather("arrays.take", x, _along("arrays.take", x, indices, axis), out)
 
 
-async def take_along_axis(
-    x: Operand, indices: Operand, axis: int = -1, *, out: AccelRef | None = None
-) -> AccelRef:
+async def take_along_axis(x: Operand, indices: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
     """Take elements along an axis, each line by its own indices, as `numpy.take_along_axis`.
 
     Args:
@@ -75,7 +70,7 @@ async def take_along_axis(
     return await _gather(name, x, _lines(name, x, indices, axis), out)
 
 
-async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: AccelRef | None = None) -> AccelRef:
+async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: Out = None) -> AccelRef:
     """Take elements by several arrays of indices, which broadcast: ``x[i, j]`` of NumPy.
 
     Args:
@@ -117,12 +112,7 @@ async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: i
 
 
 async def put_along_axis(
-    x: AccelRef,
-    indices: Operand,
-    values: ExpressionArgument,
-    axis: int = -1,
-    *,
-    reduce: Reduce = "set",
+    x: AccelRef, indices: Operand, values: ExpressionArgument, axis: int = -1, *, reduce: Reduce = "set"
 ) -> AccelRef:
     """Set elements along an axis in place, each line by its own indices, as `numpy.put_along_axis`.
 
@@ -197,9 +187,7 @@ async def scatter_nd(
     return await _scatter(name, x, _together(name, x, indices), values, reduce)
 
 
-async def one_hot(
-    x: Operand, length: int, *, dtype: DTypeLike = "float32", out: AccelRef | None = None
-) -> AccelRef:
+async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out: Out = None) -> AccelRef:
     """Make a vector for each element: 1 at the element's index, and 0 elsewhere.
 
     A negative element, or one that is not below `length`, gets zeros alone.
@@ -314,7 +302,7 @@ def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
     return _Places(f"x[{places}]", (*shape, *rest), spread)
 
 
-async def _gather(name: str, x: Operand, places: _Places, out: AccelRef | None) -> AccelRef:
+async def _gather(name: str, x: Operand, places: _Places, out: Out) -> AccelRef:
     made = _elementwise(name, places.place, tuple(places.indices))
     return await made(x, *places.indices.values(), shape=places.shape, out=out)
 
@@ -331,17 +319,17 @@ async def _scatter(
 # The same for all calls with as many axes.
 @functools.cache
 def _elementwise(name: str, place: str, indices: tuple[str, ...]) -> Elementwise[AccelRef]:
-    return Elementwise(place, inputs=("x", *indices), operation=name, library=LIBRARY, is_checked=True)
+    return Elementwise(place, inputs=("x", *indices), operation=name, is_checked=True)
 
 
 @functools.cache
 def _scattering(name: str, place: str, indices: tuple[str, ...], reduce: Reduce) -> Scatter:
-    return Scatter(place, reduce, inputs=("x", *indices), operation=name, library=LIBRARY)
+    return Scatter(place, reduce, inputs=("x", *indices), operation=name)
 
 
 @functools.cache
 def _one_hot(dtype: DType) -> Elementwise[AccelRef]:
-    return Elementwise("i(-1) == x", dtypes=dtype, operation="arrays.one_hot", library=LIBRARY)
+    return Elementwise("i(-1) == x", dtypes=dtype, operation="arrays.one_hot")
 
 
 @functools.cache
@@ -350,7 +338,7 @@ def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
     places = [f"y{axis} = int64(x) // s{axis}" + f" % e{axis}" * (axis > 0) for axis in range(ndim)]
     return Elementwise(
         "; ".join(places), inputs=("x", *steps, *extents[1:]), outputs=[f"y{axis}" for axis in range(ndim)],
-        operation="arrays.unravel_index", library=LIBRARY,
+        operation="arrays.unravel_index",
     )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planne
 from ..devices.base._refusals import said
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
-from ..expressions import promoted_dtype
+from ..expressions import Out, promoted_dtype
 from ._checks import flat, whole
 
 __all__ = ["concat", "stack"]
 
 
-async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: AccelRef | None = None) -> AccelRef:
+async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = None) -> AccelRef:
     """Join arrays along an axis that they have.
 
     Args:
@@ -40,7 +40,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: AccelR
     return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
 
 
-async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: AccelRef | None = None) -> AccelRef:
+async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) -> AccelRef:
     """Join arrays along a new axis of the result; arguments and errors are those of `concat`.
 
     Args:

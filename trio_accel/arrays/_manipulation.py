@@ -14,7 +14,6 @@ from ..backends.base import NotSupportedError
 from ..backends.base.values import element
 from ..devices import AccelRef
 from ..expressions import Elementwise
-from ._actor import LIBRARY
 from ._checks import axis_of, check_ref, whole, wholes
 from ._joins import concat
 from ._views import broadcast_to, reshape, split
@@ -195,7 +194,7 @@ def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
     text = ", ".join(_PADDED[mode].format(j=place, n=f"n{axis}") for axis, place in enumerate(places))
     inside = " and ".join(f"0 <= {place} < n{axis}" for axis, place in enumerate(places))
     text = f"x[{text}]" + (f" if {inside} else value" if mode == "constant" else "")
-    return Elementwise(text, operation="arrays.pad", library=LIBRARY)
+    return Elementwise(text, operation="arrays.pad")
 
 
 def _check_counts(told: str, given: object, counts: tuple[int, ...]) -> None:

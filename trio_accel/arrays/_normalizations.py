@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TypeAlias
-
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, rows, scaled
-from ._actor import LIBRARY
+from ..expressions import Axis, ExpressionArgument, Out, rows, scaled
 
 __all__ = ["cosine_similarity", "layer_norm", "log_softmax", "rms_norm", "softmax"]
-
-_rows = partial(rows, library=LIBRARY)
-
-_Axis: TypeAlias = "int | Sequence[int] | None"
-_Out: TypeAlias = "AccelRef | None"
 
 
 def _squares(name: str) -> str:
     return f"real({name}) * real({name}) + imag({name}) * imag({name})"
 
 
-@_rows(
+@rows(
     f"a = sqrt(sum({_squares('x1')})); b = sqrt(sum({_squares('x2')}));"
     "y = sum(conj(x1) * x2) / (maximum(a, eps) * maximum(b, eps))",
     wide=scaled("x1", "u", "k")
@@ -32,7 +22,7 @@ def _squares(name: str) -> str:
     precision="float64",
 )
 async def cosine_similarity(
-    x1: Operand, x2: Operand, axis: _Axis = -1, *, eps: float = 1e-8, keepdims: bool = False, out: _Out = None
+    x1: Operand, x2: Operand, axis: Axis = -1, *, eps: float = 1e-8, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Compute the cosine of the angle between vectors, as `torch.nn.functional.cosine_similarity` does.
 
@@ -59,7 +49,7 @@ async def cosine_similarity(
     ...
 
 
-@_rows(
+@rows(
     f"d = x - mean(x); v = mean({_squares('d')}); y = d / sqrt(v + eps) * weight + bias",
     wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({_squares('d')});"
     "y = d / sqrt(v + eps * k * k) * weight + bias",
@@ -70,9 +60,9 @@ async def layer_norm(
     weight: ExpressionArgument = 1,
     bias: ExpressionArgument = 0,
     *,
-    axis: _Axis = -1,
+    axis: Axis = -1,
     eps: float = 1e-5,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Bring elements along axes to mean 0 and variance 1, then scale and shift them.
 
@@ -101,8 +91,8 @@ async def layer_norm(
     ...
 
 
-@_rows("d = x - max(x); y = d - log(sum(exp(d)))")
-async def log_softmax(x: Operand, axis: _Axis = None, *, out: _Out = None) -> AccelRef:
+@rows("d = x - max(x); y = d - log(sum(exp(d)))")
+async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the logarithm of the softmax along axes, as `scipy.special.log_softmax` does.
 
     Nothing is lost where the softmax is too small for its dtype. Arguments and errors are those of `softmax`.
@@ -110,18 +100,13 @@ async def log_softmax(x: Operand, axis: _Axis = None, *, out: _Out = None) -> Ac
     ...
 
 
-@_rows(
+@rows(
     f"y = x / sqrt(mean({_squares('x')}) + eps) * weight",
     wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({_squares('u')}) + eps * k * k) * weight",
     precision="float64",
 )
 async def rms_norm(
-    x: Operand,
-    weight: ExpressionArgument = 1,
-    *,
-    axis: _Axis = -1,
-    eps: float = 1e-6,
-    out: _Out = None,
+    x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-6, out: Out = None
 ) -> AccelRef:
     """Divide elements by the root of their mean square along axes, then scale them.
 
@@ -130,8 +115,8 @@ async def rms_norm(
     ...
 
 
-@_rows("e = exp(x - max(x)); y = e / sum(e)")
-async def softmax(x: Operand, axis: _Axis = None, *, out: _Out = None) -> AccelRef:
+@rows("e = exp(x - max(x)); y = e / sum(e)")
+async def softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute exponentials, divided by their sum along axes, as `scipy.special.softmax` does.
 
     It is one launch: a row is read three times, of which the device's memory sees one as long as the row is

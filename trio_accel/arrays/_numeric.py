@@ -5,18 +5,14 @@ The page of the reference has what they have in common: promotion, `out`, errors
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..devices import AccelRef
-from ..expressions import ExpressionArgument, expression
-from ._actor import LIBRARY
+from ..expressions import ExpressionArgument, Out, expression
 
 __all__ = [
     "angle", "cbrt", "degrees", "exp2", "fmax", "fmin", "fmod", "frac", "gcd", "heaviside", "isclose", "lcm",
     "lerp", "logaddexp2", "radians", "rsqrt", "sinc",
 ]  # fmt: skip
 
-_expression = partial(expression, library=LIBRARY)
 
 CLOSE = (
     "y = abs(x1 - x2) <= atol + rtol * abs(x2) if isfinite(x1) and isfinite(x2)"
@@ -25,69 +21,67 @@ CLOSE = (
 """Whether two elements are nearly equal, of numbers that are floating."""
 
 
-@_expression("angle(x)")
-async def angle(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("angle(x)")
+async def angle(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the angle of complex numbers, from -pi to pi: 0 or pi of real ones."""
     ...
 
 
-@_expression("cbrt(x)")
-async def cbrt(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("cbrt(x)")
+async def cbrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the cube root of real numbers."""
     ...
 
 
-@_expression("x * 57.29577951308232")
-async def degrees(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x * 57.29577951308232")
+async def degrees(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Convert angles from radians to degrees."""
     ...
 
 
-@_expression("exp2(x)")
-async def exp2(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("exp2(x)")
+async def exp2(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute powers of 2."""
     ...
 
 
-@_expression("fmax(x1, x2)")
-async def fmax(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("fmax(x1, x2)")
+async def fmax(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the larger of two real arrays' elements; NaN only if both are."""
     ...
 
 
-@_expression("fmin(x1, x2)")
-async def fmin(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("fmin(x1, x2)")
+async def fmin(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the smaller of two real arrays' elements; NaN only if both are."""
     ...
 
 
-@_expression("fmod(x1, x2)")
-async def fmod(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("fmod(x1, x2)")
+async def fmod(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the rest of a division that is rounded towards zero; it has the sign of the dividend."""
     ...
 
 
-@_expression("x - trunc(x)")
-async def frac(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x - trunc(x)")
+async def frac(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute what is behind the point, with the sign of `x`."""
     ...
 
 
-@_expression("gcd(x1, x2)")
-async def gcd(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("gcd(x1, x2)")
+async def gcd(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the greatest common divisor of whole numbers; of 0 and a number its size."""
     ...
 
 
-@_expression("y = where(x1 == 0, x2, where(x1 == x1, x1 > 0, x1))", precision="float32")
-async def heaviside(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+@expression("y = where(x1 == 0, x2, where(x1 == x1, x1 > 0, x1))", precision="float32")
+async def heaviside(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute 0 where `x1` is negative, 1 where it is positive, and `x2` where it is 0."""
     ...
 
 
-@_expression(CLOSE, promoted=("x1", "x2"), precision="float32")
+@expression(CLOSE, promoted=("x1", "x2"), precision="float32")
 async def isclose(
     x1: ExpressionArgument,
     x2: ExpressionArgument,
@@ -95,7 +89,7 @@ async def isclose(
     rtol: float = 1e-5,
     atol: float = 1e-8,
     equal_nan: bool = False,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Tell where elements differ by at most ``atol + rtol * abs(x2)``.
 
@@ -113,53 +107,47 @@ async def isclose(
     ...
 
 
-@_expression("lcm(x1, x2)")
-async def lcm(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("lcm(x1, x2)")
+async def lcm(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the least common multiple of whole numbers, which wraps around; of 0 and a number it is 0."""
     ...
 
 
-@_expression(
+@expression(
     # Steps may overflow between numbers that do not.
     "d = x2 - x1; y = where(weight == 0 or x1 == x2, x1, where(weight == 1, x2, where(isfinite(d),"
     " where(weight < 0.5, x1 + weight * d, x2 - (1 - weight) * d), x1 * (1 - weight) + x2 * weight)))",
     precision="float32",
 )
 async def lerp(
-    x1: ExpressionArgument,
-    x2: ExpressionArgument,
-    weight: ExpressionArgument,
-    *,
-    out: AccelRef | None = None,
+    x1: ExpressionArgument, x2: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None
 ) -> AccelRef:
     """Compute ``x1 + weight * (x2 - x1)``: just `x1` where the weight is 0, and `x2` where it is 1."""
     ...
 
 
-@_expression(
+@expression(
     "y = where(x1 == x2, x1 + 1, maximum(x1, x2) + log1p(exp2(-abs(x1 - x2))) * 1.4426950408889634)",
     precision="float32",
 )
-async def logaddexp2(
-    x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
-) -> AccelRef:
+async def logaddexp2(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute log2(2**x1 + 2**x2), where the powers may be too large themselves."""
     ...
 
 
-@_expression("x * 0.017453292519943295")
-async def radians(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("x * 0.017453292519943295")
+async def radians(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Convert angles from degrees to radians."""
     ...
 
 
-@_expression("y = 1 / sqrt(x)", precision="float32")
-async def rsqrt(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("y = 1 / sqrt(x)", precision="float32")
+async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute 1 / sqrt(x), rounded once to the dtype of `x`; whole numbers become float64."""
     ...
 
 
-@_expression("p = pi * where(x == 0, 1e-20, x); y = sin(p) / p", precision="float32")
-async def sinc(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
+@expression("p = pi * where(x == 0, 1e-20, x); y = sin(p) / p", precision="float32")
+async def sinc(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
     ...

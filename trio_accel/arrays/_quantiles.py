@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.values import check_plain
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced
-from ._actor import LIBRARY
 from ._checks import check_real, flag, placed
 from ._sorting import sort
 from ._views import moveaxis, reshape
@@ -60,12 +60,12 @@ _TEXT = (
 @functools.cache
 def _expression(name: str, method: str, dtype: DType) -> Elementwise[AccelRef]:
     text = _TEXT.format(places=_PLACES[method])
-    return Elementwise(text, inputs=("s", "q", "n"), dtypes=dtype, operation=name, library=LIBRARY)
+    return Elementwise(text, inputs=("s", "q", "n"), dtypes=dtype, operation=name)
 
 
 @functools.cache
 def _counting(name: str) -> Reduction:
-    return Reduction("x == x", "sum", operation=name, library=LIBRARY)
+    return Reduction("x == x", "sum", operation=name)
 
 
 async def _quantiles(
@@ -172,46 +172,25 @@ async def quantile(
     return await _quantiles("arrays.quantile", x, q, axis, method, keepdims)
 
 
-async def nanquantile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.nanquantile")
+def nanquantile() -> None:
     """Find quantiles of the elements along axes that are not NaN; NaN where all are.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.nanquantile", x, q, axis, method, keepdims)
 
 
-async def percentile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.percentile")
+def percentile() -> None:
     """Find quantiles of shares in percent, from 0 to 100.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.percentile", x, q, axis, method, keepdims)
 
 
-async def nanpercentile(
-    x: Operand,
-    q: float | Sequence[float] | npt.NDArray[Any],
-    axis: int | Sequence[int] | None = None,
-    *,
-    method: QuantileMethod = "linear",
-    keepdims: bool = False,
-) -> AccelRef:
+@arguments_of(quantile, _quantiles, "arrays.nanpercentile")
+def nanpercentile() -> None:
     """Find quantiles of shares in percent, from 0 to 100, of the elements that are not NaN.
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.nanpercentile", x, q, axis, method, keepdims)

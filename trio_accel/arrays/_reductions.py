@@ -13,28 +13,17 @@ the first NaN. Of no elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import partial
 from typing import TypeAlias
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import reduction, rows, scaled
-from ._actor import LIBRARY
+from ..expressions import Axis, Out, reduction, rows, scaled
 
 __all__ = [
     "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std",
     "sum", "var",
 ]  # fmt: skip
 
-_reduction = partial(reduction, library=LIBRARY)
-_rows = partial(rows, library=LIBRARY)
-
-Axis: TypeAlias = "int | Sequence[int] | None"
-"""Axis or axes to reduce; None for all."""
-
-Out: TypeAlias = "AccelRef | None"
-"""An array to write to; None for a new one."""
 
 Dtype: TypeAlias = "DTypeLike | None"
 """A dtype; None for the usual one."""
@@ -52,7 +41,7 @@ def of_scaled(text: str) -> str:
     return scaled("x", "u", "q") + re.sub(r"\bx\b", "u", text)
 
 
-@_reduction("all")
+@reduction("all")
 async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Tell whether all elements along axes are true: NaN is, and so are no elements.
 
@@ -73,7 +62,7 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_reduction("any")
+@reduction("any")
 async def any(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Tell whether any element along axes is true: NaN is, and of no elements none is.
 
@@ -82,7 +71,7 @@ async def any(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_reduction("argmax")
+@reduction("argmax")
 async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
@@ -105,7 +94,7 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
     ...
 
 
-@_reduction("argmin")
+@reduction("argmin")
 async def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
@@ -114,7 +103,7 @@ async def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False,
     ...
 
 
-@_reduction("sum", "x != 0")
+@reduction("sum", "x != 0")
 async def count_nonzero(
     x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -125,7 +114,7 @@ async def count_nonzero(
     ...
 
 
-@_rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
+@rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
 async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the logarithm of the sum of exponentials along axes, as `scipy.special.logsumexp` does.
 
@@ -150,7 +139,7 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
     ...
 
 
-@_reduction("max")
+@reduction("max")
 async def max(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the largest element along axes; NaN if there is one.
 
@@ -172,7 +161,7 @@ async def max(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_reduction("mean")
+@reduction("mean")
 async def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the mean of the elements along axes; NaN of no elements.
 
@@ -182,7 +171,7 @@ async def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Ou
     ...
 
 
-@_reduction("min")
+@reduction("min")
 async def min(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the smallest element along axes; NaN if there is one.
 
@@ -191,7 +180,7 @@ async def min(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_reduction("prod")
+@reduction("prod")
 async def prod(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -202,7 +191,7 @@ async def prod(
     ...
 
 
-@_rows(f"{VARIANCE}; y = sqrt(v)", wide=of_scaled(f"{VARIANCE}; y = sqrt(v) / q"), precision="float64")
+@rows(f"{VARIANCE}; y = sqrt(v)", wide=of_scaled(f"{VARIANCE}; y = sqrt(v) / q"), precision="float64")
 async def std(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -213,7 +202,7 @@ async def std(
     ...
 
 
-@_reduction("sum")
+@reduction("sum")
 async def sum(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -247,7 +236,7 @@ async def sum(
     ...
 
 
-@_rows(VARIANCE, precision="float64")
+@rows(VARIANCE, precision="float64")
 async def var(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import Combination, Scan, ScanSpec, SegmentSpec
-from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
+from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
 from ..expressions import Elementwise
-from ._actor import LIBRARY, ArraysActor
+from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
 from ._joins import concat
 
@@ -71,15 +71,8 @@ async def cumulative_sum(
     ...
 
 
-@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "prod"))
-async def cumulative_prod(
-    x: Operand,
-    *,
-    axis: int | None = None,
-    dtype: DTypeLike | None = None,
-    include_initial: bool = False,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(cumulative_sum, plan=lambda message, planner: _plan_scan(message, planner, "prod"))
+def cumulative_prod() -> None:
     """Multiply the elements up to each one along an axis: the array API standard's ``cumulative_prod``.
 
     float16, bfloat16 and float32 are multiplied in float64, complex64 in complex128, and each product is
@@ -100,7 +93,6 @@ async def cumulative_prod(
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
-    ...
 
 
 @operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "max"))
@@ -125,25 +117,21 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
     ...
 
 
-@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "min"))
-async def cumulative_min(x: Operand, *, axis: int | None = None, out: AccelRef | None = None) -> AccelRef:
+@operation_like(cumulative_max, plan=lambda message, planner: _plan_scan(message, planner, "min"))
+def cumulative_min() -> None:
     """Find the smallest of the elements up to each one along an axis.
 
     Arguments and errors are those of `cumulative_max`.
     """
-    ...
 
 
-@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "logaddexp"))
-async def cumulative_logsumexp(
-    x: Operand, *, axis: int | None = None, out: AccelRef | None = None
-) -> AccelRef:
+@operation_like(cumulative_max, plan=lambda message, planner: _plan_scan(message, planner, "logaddexp"))
+def cumulative_logsumexp() -> None:
     """Compute the logarithm of the sum of exponentials up to each element: `torch.logcumsumexp`.
 
     No exponential is too large or too small. It is computed in float64 and rounded to the dtype of `x`; the
     result of whole numbers is float64. Arguments and errors are those of `cumulative_max`.
     """
-    ...
 
 
 def _plan_segments(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -167,11 +155,7 @@ def _plan_segments(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=ArraysActor, plan=_plan_segments)
 async def segmented_reduce(
-    x: Operand,
-    offsets: Operand,
-    op: Combination = "sum",
-    *,
-    out: AccelRef | None = None,
+    x: Operand, offsets: Operand, op: Combination = "sum", *, out: AccelRef | None = None
 ) -> AccelRef:
     """Reduce segments of a vector: result i is of ``x[offsets[i]:offsets[i + 1]]``.
 
@@ -198,12 +182,7 @@ async def segmented_reduce(
 
 
 async def diff(
-    x: Operand,
-    *,
-    axis: int = -1,
-    n: int = 1,
-    prepend: Operand | None = None,
-    append: Operand | None = None,
+    x: Operand, *, axis: int = -1, n: int = 1, prepend: Operand | None = None, append: Operand | None = None
 ) -> AccelRef:
     """Subtract neighbours along an axis, as the array API standard's ``diff`` does: one launch for each time.
 
@@ -240,4 +219,4 @@ async def diff(
     return ref if n else await ref.copy()
 
 
-_DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff", library=LIBRARY))
+_DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff"))

@@ -17,8 +17,8 @@ from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
-from ..expressions import Elementwise, ExpressionArgument, Reduction
-from ._actor import LIBRARY, ArraysActor
+from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
+from ._actor import ArraysActor
 from ._checks import check_number, check_real, composed, flat, whole
 from ._creation import linspace
 from ._joins import stack
@@ -288,7 +288,7 @@ def _selecting(count: int) -> Elementwise[AccelRef]:
     text = functools.reduce(lambda rest, pair: f"where({pair[0]}, {pair[1]}, {rest})", pairs, "default")
     inputs = (*conditions, *choices, "default")
     named: dict[str, Any] = {"promoted": (*choices, "default"), "truths": conditions}
-    return Elementwise(text, inputs=inputs, operation="arrays.select", library=LIBRARY, **named)
+    return Elementwise(text, inputs=inputs, operation="arrays.select", **named)
 
 
 def _plan_select(
@@ -369,7 +369,7 @@ class Count(Operation[ArraysActor, AccelRef]):
     """
 
     __slots__ = ("bins", "edges", "function", "weights", "x")
-    library = LIBRARY
+    library = ARRAYS
 
     def __init__(
         self, function: str, x: Operand, edges: Operand | None, weights: Operand | None, bins: int
@@ -515,5 +515,5 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
     return (first, last) if first < last else (first - 0.5, last + 0.5)
 
 
-_ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram", library=LIBRARY)
-_LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}", library=LIBRARY) for name in ("min", "max"))
+_ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram")
+_LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}") for name in ("min", "max"))

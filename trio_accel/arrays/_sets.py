@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
-from ._actor import LIBRARY
 from ._checks import check_real, composed, flag, placed
 from ._joins import concat
 from ._numeric import CLOSE
@@ -19,15 +18,15 @@ __all__ = [
 # A load behind the last element takes the last one, which is another one then.
 _FOUND = Elementwise[AccelRef](
     "(x2[at] == x1) != others", inputs=("x2", "at", "x1", "others"),
-    operation="arrays.isin", library=LIBRARY,
+    operation="arrays.isin",
 )  # fmt: skip
 _EQUAL = Reduction(
     "x1 == x2 or equal_nan and x1 != x1 and x2 != x2", "all", inputs=("x1", "x2", "equal_nan"),
-    operation="arrays.array_equal", library=LIBRARY,
+    operation="arrays.array_equal",
 )  # fmt: skip
 _ALL_CLOSE = Rowwise(
     f"{CLOSE}; z = all(y)", ("x1", "x2", "rtol", "atol", "equal_nan"), precision="float32",
-    operation="arrays.allclose", library=LIBRARY,
+    operation="arrays.allclose",
 )  # fmt: skip
 
 

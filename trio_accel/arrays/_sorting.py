@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, SearchSpec, SortSpec
-from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, composed, flag, placed, whole
 from ._indexing import take_along_axis
@@ -22,18 +23,13 @@ class TopKResult(NamedTuple):
     indices: AccelRef
 
 
-def _plan_sort(message: Any, planner: Planner) -> Planned[AccelRef]:
+def _plan_sort(message: Any, planner: Planner, *, places: bool) -> Planned[AccelRef]:
     x, axis = _ordered(message, planner)
-    out = planner.output(x.shape, x.dtype, message.out)
+    out = planner.output(x.shape, DType.int64 if places else x.dtype, message.out)
     planner.distinct("out", out.spec, x=x)
-    return Planned(SortSpec(axis, _descends(message, planner), x, out.spec, None), out)
-
-
-def _plan_argsort(message: Any, planner: Planner) -> Planned[AccelRef]:
-    x, axis = _ordered(message, planner)
-    out = planner.output(x.shape, DType.int64, message.out)
-    planner.distinct("out", out.spec, x=x)
-    return Planned(SortSpec(axis, _descends(message, planner), x, None, out.spec), out)
+    flag(planner.name, "stable", message.stable)
+    results = (None, out.spec) if places else (out.spec, None)
+    return Planned(SortSpec(axis, flag(planner.name, "descending", message.descending), x, *results), out)
 
 
 def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
@@ -72,19 +68,9 @@ def _ordered(message: Any, planner: Planner) -> tuple[ArraySpec, int]:
     return x, axis_of(planner.name, x, message.axis)
 
 
-def _descends(message: Any, planner: Planner) -> bool:
-    flag(planner.name, "stable", message.stable)
-    return flag(planner.name, "descending", message.descending)
-
-
-@operation(actor=ArraysActor, plan=_plan_sort)
+@operation(actor=ArraysActor, plan=partial(_plan_sort, places=False))
 async def sort(
-    x: Operand,
-    *,
-    axis: int = -1,
-    descending: bool = False,
-    stable: bool = True,
-    out: AccelRef | None = None,
+    x: Operand, *, axis: int = -1, descending: bool = False, stable: bool = True, out: AccelRef | None = None
 ) -> AccelRef:
     """Sort along an axis, as the array API standard's ``sort`` does.
 
@@ -109,15 +95,8 @@ async def sort(
     ...
 
 
-@operation(actor=ArraysActor, plan=_plan_argsort)
-async def argsort(
-    x: Operand,
-    *,
-    axis: int = -1,
-    descending: bool = False,
-    stable: bool = True,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(sort, plan=partial(_plan_sort, places=True))
+def argsort() -> None:
     """Find the indices that sort along an axis, as the array API standard's ``argsort`` does.
 
     Args:
@@ -135,7 +114,6 @@ async def argsort(
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
         NotSupportedError: As `sort`.
     """
-    ...
 
 
 @composed

@@ -5,20 +5,15 @@ A function whose name begins with ``nan`` leaves NaN out.
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..devices import AccelRef, Operand
-from ..expressions import reduction, rows, scaled
-from ._actor import LIBRARY
-from ._reductions import VARIANCE, Axis, Dtype, Out, of_scaled
+from ..expressions import Axis, Out, reduction, rows, scaled
+from ._reductions import VARIANCE, Dtype, of_scaled
 
 __all__ = [
     "kurtosis", "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
     "nanvar", "ptp", "skew", "zscore",
 ]  # fmt: skip
 
-_reduction = partial(reduction, library=LIBRARY)
-_rows = partial(rows, library=LIBRARY)
 
 # Numbers that are there, their count in the dtype of the elements, and how far each is from their mean.
 _THERE = "k = where(x == x, x, 0); c = real(sum(where(x == x, 1, k)))"
@@ -37,7 +32,7 @@ _WIDE_SKEW = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z))"
 _ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
 
 
-@_rows(_KURTOSIS, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
+@rows(_KURTOSIS, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
 async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
 
@@ -47,7 +42,7 @@ async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: O
     ...
 
 
-@_rows("argmax(x == nanmax(x))", precision=None)
+@rows("argmax(x == nanmax(x))", precision=None)
 async def nanargmax(
     x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -58,7 +53,7 @@ async def nanargmax(
     ...
 
 
-@_rows("argmax(x == nanmin(x))", precision=None)
+@rows("argmax(x == nanmin(x))", precision=None)
 async def nanargmin(
     x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -69,7 +64,7 @@ async def nanargmin(
     ...
 
 
-@_reduction("nanmax")
+@reduction("nanmax")
 async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the largest element along axes that is not NaN; NaN where all are.
 
@@ -78,7 +73,7 @@ async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: 
     ...
 
 
-@_rows(f"{_THERE}; y = sum(k) / c", precision="float64")
+@rows(f"{_THERE}; y = sum(k) / c", precision="float64")
 async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the mean of the elements along axes that are not NaN; NaN where all are.
 
@@ -87,7 +82,7 @@ async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out:
     ...
 
 
-@_reduction("nanmin")
+@reduction("nanmin")
 async def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the smallest element along axes that is not NaN; NaN where all are.
 
@@ -96,7 +91,7 @@ async def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: 
     ...
 
 
-@_reduction("prod", "where(x == x, x, 1)")
+@reduction("prod", "where(x == x, x, 1)")
 async def nanprod(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -107,7 +102,7 @@ async def nanprod(
     ...
 
 
-@_rows(
+@rows(
     f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = sqrt(v)",
     wide=f"{_THERE}; {scaled('k', 'u', 'q')} {_NAN_VARIANCE.format('u')}; y = sqrt(v) / q",
     precision="float64",
@@ -122,7 +117,7 @@ async def nanstd(
     ...
 
 
-@_reduction("sum", "where(x == x, x, 0)")
+@reduction("sum", "where(x == x, x, 0)")
 async def nansum(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -133,7 +128,7 @@ async def nansum(
     ...
 
 
-@_rows(f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v", precision="float64")
+@rows(f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v", precision="float64")
 async def nanvar(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -144,7 +139,7 @@ async def nanvar(
     ...
 
 
-@_rows("max(x) - min(x)", precision=None)
+@rows("max(x) - min(x)", precision=None)
 async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
 
@@ -153,7 +148,7 @@ async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_rows(_SKEW, wide=of_scaled(_WIDE_SKEW), precision="float64")
+@rows(_SKEW, wide=of_scaled(_WIDE_SKEW), precision="float64")
 async def skew(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the skewness along axes, as `scipy.stats.skew` does.
 
@@ -163,7 +158,7 @@ async def skew(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out =
     ...
 
 
-@_rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")
+@rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")
 async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
     """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
 

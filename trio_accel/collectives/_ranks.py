@@ -246,12 +246,7 @@ class Rank:
 
     @named_arguments
     async def reduce(
-        self,
-        array: AccelRef,
-        reduction: Reduction = "sum",
-        *,
-        root: int = 0,
-        out: AccelRef | None = None,
+        self, array: AccelRef, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef | None:
         """Reduce the arrays of all ranks to one of rank `root`; others get None. See `World.reduce`."""
         made: AccelRef | None = await self._meet("reduce", array, out, reduction=reduction, root=root)

@@ -240,12 +240,7 @@ class World:
             return await call.written([one.reshape(call.shape) for one in whole.values()])
 
     async def reduce(
-        self,
-        arrays: Arrays,
-        reduction: Reduction = "sum",
-        *,
-        root: int = 0,
-        out: AccelRef | None = None,
+        self, arrays: Arrays, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef:
         """Reduce the arrays of all ranks to one, on the device of one of them.
 

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -29,13 +29,23 @@ from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import said, what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_out",
-    "check_promotion", "check_reduced", "check_truths", "common", "extents_of", "promoted_dtype",
-    "reduced", "refusal", "result_dtype", "served_by", "take",
+    "ARRAYS", "Axis", "ExpressionArgument", "Out", "Taken", "argument_of", "axes_of", "bind", "broadcast",
+    "check_out", "check_promotion", "check_reduced", "check_truths", "common", "extents_of",
+    "promoted_dtype", "reduced", "refusal", "result_dtype", "served_by", "take",
 ]  # fmt: skip
+
+ARRAYS: Final = "trio_accel.arrays:ArraysActor"
+"""Import path of the actor that serves expressions unless another one is named, as only its library has such
+kernels on all backends. It is a text, because capabilities do not import one another."""
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 """An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
+
+Axis: TypeAlias = "int | Sequence[int] | None"
+"""Axis or axes; None for all."""
+
+Out: TypeAlias = "AccelRef | None"
+"""An array to write to; None for a new one."""
 
 MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 

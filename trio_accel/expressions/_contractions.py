@@ -16,9 +16,8 @@ from ..backends.base.subscripts import ContractionPath, Optimize, extents_of, fi
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import whole
 from ._elementwise import Elementwise
-from ._intermediates import intermediates
 from ._reduction import Reduction
-from ._views import check_operands, on_device, permuted, viewed
+from ._views import check_operands, intermediates, on_device, permuted, viewed
 
 __all__ = ["Contract", "Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
 
@@ -146,23 +145,17 @@ class Contracting:
 
     Attributes:
         operation: Name of its operations, such as ``"linalg.einsum"``; the function is the second part.
-        library: Import path of the actor of expressions.
         multiply: Makes a product that is a sum of products, of arrays that are not all of it: the result has
             the axes of `Groups.kept`.
     """
 
     operation: str
-    library: str
     multiply: Callable[[Factor, Factor, Groups, Made], Awaitable[AccelRef]]
 
     @property
     def name(self) -> str:
         """Name of the function."""
         return self.operation.partition(".")[2]
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {"operation": self.operation, "library": self.library}
 
     async def sum(
         self, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
@@ -204,15 +197,14 @@ class Contracting:
             left = await self._summed(left, keep.union(right.labels), made)
             right = await self._summed(right, keep.union(left.labels), made)
             groups = Groups.of(left, right, keep)
-            labels, inner, names = groups.kept, groups.inner, self._names
+            labels, inner, operation = groups.kept, groups.inner, self.operation
             if not inner:
-                return Factor(
-                    labels, await _expression("x * y", **names)(left.along(labels), right.along(labels))
-                )
+                multiply = _expression("x * y", operation=operation)
+                return Factor(labels, await multiply(left.along(labels), right.along(labels)))
             if not groups.rows and not groups.columns:
                 whole = left.along(labels + inner), right.along(labels + inner)
                 axes = range(len(labels), len(labels) + len(inner))
-                added = _reduction("x * y", dtype=DType.of(left.array.dtype).value, **names)
+                added = _reduction("x * y", dtype=DType.of(left.array.dtype).value, operation=operation)
                 return Factor(labels, await added(*whole, axis=axes))
             return Factor(labels, await self.multiply(left, right, groups, made))
 
@@ -221,7 +213,7 @@ class Contracting:
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
         if not axes:
             return factor
-        add = _reduction("x", dtype=DType.of(factor.array.dtype).value, **self._names)
+        add = _reduction("x", dtype=DType.of(factor.array.dtype).value, operation=self.operation)
         labels = tuple(label for label in factor.labels if label in keep)
         return Factor(labels, made(await add(factor.array, axis=axes)))
 

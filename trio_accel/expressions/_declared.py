@@ -12,6 +12,7 @@ import numpy as np
 from ..actors import bind_arguments
 from ..backends.base import DType
 from ..devices import AccelRef, Operation, device_of
+from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
 from ._rows import ComputeRows, Rowwise
@@ -70,7 +71,7 @@ class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
 def expression(
     text: str,
     *,
-    library: str,
+    library: str = ARRAYS,
     promoted: Sequence[str] | None = None,
     truths: Sequence[str] = (),
     precision: str | None = None,
@@ -140,7 +141,7 @@ def expression(
 
 
 def reduction(
-    reduce: str, text: str = "x", *, library: str
+    reduce: str, text: str = "x", *, library: str = ARRAYS
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
     """Declare a function that reduces an array along axes.
 
@@ -182,7 +183,7 @@ def reduction(
 
 
 def rows(
-    text: str, *, precision: str | None = "float32", library: str, wide: str | None = None
+    text: str, *, precision: str | None = "float32", library: str = ARRAYS, wide: str | None = None
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
     """Declare a function that computes an expression of rows.
 

@@ -21,6 +21,7 @@ from ..backends.base.ops import ArraySpec, ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
+    ARRAYS,
     ExpressionArgument,
     Taken,
     bind,
@@ -105,7 +106,7 @@ class Elementwise(Generic[ReplyT]):
         outputs: Sequence[str] | None = None,
         dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
         operation: str,
-        library: str,
+        library: str = ARRAYS,
         promoted: Sequence[str] = (),
         truths: Sequence[str] = (),
         is_checked: bool = False,

@@ -12,6 +12,7 @@ from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ._arguments import (
+    ARRAYS,
     ExpressionArgument,
     Taken,
     axes_of,
@@ -81,7 +82,7 @@ class Reduction:
         inputs: Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         operation: str,
-        library: str,
+        library: str = ARRAYS,
     ) -> None:
         self._reduction = base.Reduction.parse(
             text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)

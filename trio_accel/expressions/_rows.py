@@ -26,6 +26,7 @@ from ..backends.base.ops import RowsSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
+    ARRAYS,
     ExpressionArgument,
     argument_of,
     axes_of,
@@ -106,7 +107,7 @@ class Rowwise:
         *,
         precision: str | None,
         operation: str,
-        library: str,
+        library: str = ARRAYS,
         wide: str | None = None,
     ) -> None:
         self._rows = RowExpression.parse(text, tuple(inputs))

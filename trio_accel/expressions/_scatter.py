@@ -13,7 +13,7 @@ from ..backends.base.expressions import ArgumentType, SpecializedExpression, Typ
 from ..backends.base.ops import Reduce, ScatterSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import refuse_value
-from ._arguments import ExpressionArgument, Taken, refusal, served_by, take
+from ._arguments import ARRAYS, ExpressionArgument, Taken, refusal, served_by, take
 
 __all__ = ["ComputeScatter", "Scatter"]
 
@@ -38,7 +38,7 @@ class Scatter:
     __slots__ = ("_expression", "_known", "_message", "_reduce", "operation")
 
     def __init__(
-        self, place: str, reduce: Reduce, *, inputs: Sequence[str], operation: str, library: str
+        self, place: str, reduce: Reduce, *, inputs: Sequence[str], operation: str, library: str = ARRAYS
     ) -> None:
         if reduce not in get_args(Reduce):
             refuse_value(operation, "reduce", get_args(Reduce), reduce)

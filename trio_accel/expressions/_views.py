@@ -1,8 +1,9 @@
-"""Views of arrays and of NumPy's, and checks of operands that several capabilities share."""
+"""Views, checks of operands, and arrays on the way: what functions of several capabilities share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
 from ..devices.base._views import seen
 
-__all__ = ["check_operands", "on_device", "permuted", "viewed"]
+__all__ = ["check_array", "check_operands", "intermediates", "on_device", "permuted", "viewed"]
 
 
 def on_device(array: Operand) -> AccelRef:
@@ -40,6 +41,18 @@ def permuted(array: Operand, axes: Sequence[int]) -> Operand:
     return AccelRef(array.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
 
 
+def check_array(name: str, **given: object) -> None:
+    """Require arrays.
+
+    Raises:
+        TypeError: One is none.
+    """
+    for argument, array in given.items():
+        if not isinstance(array, (AccelRef, np.ndarray)):
+            told = f"{type(array).__name__}{what_to_do(array)}"
+            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+
+
 def check_operands(name: str, **given: Any) -> DType:
     """Refuse what is no array, arrays of which none is on a device, and those of several dtypes.
 
@@ -59,3 +72,26 @@ def check_operands(name: str, **given: Any) -> DType:
         hosts = [argument for argument, array in given.items() if not isinstance(array, AccelRef)]
         refuse_dtypes(name, dtypes, hosts)
     return next(iter(dtypes.values()))
+
+
+@contextmanager
+def intermediates() -> Generator[Callable[[AccelRef], AccelRef]]:
+    """Release the arrays that a function makes on its way, however it ends.
+
+    An error keeps the frames that it came through, and the arrays in them: what they refer to would stay as
+    long as the error does.
+
+    Yields:
+        Takes such an array, and returns it.
+    """
+    made: list[AccelRef] = []
+
+    def take(array: AccelRef) -> AccelRef:
+        made.append(array)
+        return array
+
+    try:
+        yield take
+    finally:
+        for array in made:
+            array.release()

@@ -16,14 +16,14 @@ from typing import Literal, TypeAlias, cast
 import attrs
 import numpy as np
 
+from ..actors import arguments_of
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import complex_of
 from ..backends.base.values import host_array
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
-from ..expressions import Elementwise, intermediates
+from ..expressions import Elementwise, Out, intermediates
 from ._functions import (
-    ARRAYS,
     Fft,
     Fftn,
     Rfftn,
@@ -47,11 +47,41 @@ ConvolveMode: TypeAlias = Literal["full", "same", "valid"]
 elements outside of the arrays."""
 
 _Axes: TypeAlias = "int | Sequence[int] | None"
-_Out: TypeAlias = "AccelRef | None"
+
+
+async def _convolve(
+    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, axes: _Axes, out: Out
+) -> AccelRef:
+    """Check the arguments, and convolve along axes."""
+    _check_pair(name, in1, in2)
+    if mode not in ("full", "same", "valid"):
+        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
+    chosen = _chosen(name, in1, in2, axes)
+    wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
+    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
+    compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
+    if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+        in1, in2 = in2, in1
+        if any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+            raise ValueError(
+                f"{name}: for 'valid', one array must be the larger one along all axes, got shapes "
+                f"{in2.shape} and {in1.shape}"
+            )
+    full = list(
+        np.broadcast_shapes(*[[1 if n in wide else e for n, e in enumerate(a.shape)] for a in (in1, in2)])
+    )
+    for axis in wide:
+        full[axis] = in1.shape[axis] + in2.shape[axis] - 1
+    kept = list(in1.shape) if mode == "same" else list(full)
+    if mode == "valid":
+        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
+    check_out(name, out, kept, DType.of(in1.dtype))
+    convolution = _Convolution(name, in1, in2, wide, full, kept)
+    return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
 
 
 async def fftconvolve(
-    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: _Out = None
+    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: Out = None
 ) -> AccelRef:
     """Convolve two arrays by transforms along axes, as `scipy.signal.fftconvolve`.
 
@@ -74,9 +104,8 @@ async def fftconvolve(
     return await _convolve("fftconvolve", in1, in2, mode, axes, out)
 
 
-async def oaconvolve(
-    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: _Out = None
-) -> AccelRef:
+@arguments_of(fftconvolve, _convolve, "oaconvolve")
+def oaconvolve() -> None:
     """Convolve a long array with a short one in blocks, as `scipy.signal.oaconvolve`: overlap and add.
 
     The array is cut along the axis where one is longest against the other; along other axes it is transformed
@@ -85,7 +114,6 @@ async def oaconvolve(
 
     Arguments, result and errors are those of `fftconvolve`.
     """
-    return await _convolve("oaconvolve", in1, in2, mode, axes, out)
 
 
 async def convolve(
@@ -94,7 +122,7 @@ async def convolve(
     mode: ConvolveMode = "full",
     method: Literal["auto", "fft"] = "auto",
     *,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Convolve two arrays, as `scipy.signal.convolve`: by `fftconvolve` along all axes.
 
@@ -121,7 +149,7 @@ async def correlate(
     mode: ConvolveMode = "full",
     method: Literal["auto", "fft"] = "auto",
     *,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Correlate two arrays, as `scipy.signal.correlate`: `in2` in reverse, and conjugated, is convolved.
 
@@ -142,7 +170,7 @@ async def hilbert(
     N: int | None = None,  # noqa: N803  # SciPy's name
     axis: int = -1,
     *,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Make the analytic signal of a real one, as `scipy.signal.hilbert`: its imaginary part is the transform.
 
@@ -181,7 +209,7 @@ async def czt(
     a: complex = 1 + 0j,
     *,
     axis: int = -1,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Compute the chirp z-transform, as `scipy.signal.czt`: the z-transform along a spiral (Bluestein).
 
@@ -217,7 +245,7 @@ async def zoom_fft(
     fs: float = 2,
     endpoint: bool = False,
     axis: int = -1,
-    out: _Out = None,
+    out: Out = None,
 ) -> AccelRef:
     """Compute the spectrum in a range of frequencies, as `scipy.signal.zoom_fft`; by `czt`.
 
@@ -248,7 +276,7 @@ async def zoom_fft(
     return await _chirped(x, place, n, count, chirp, out)
 
 
-def _points(name: str, x: Operand, m: int | None, axis: int, out: _Out) -> tuple[int, int, int]:
+def _points(name: str, x: Operand, m: int | None, axis: int, out: Out) -> tuple[int, int, int]:
     """Check the arguments of a transform by chirps, and return axis, elements and points."""
     device_of(name, x, out)
     check_floating(name, "x", x)
@@ -285,7 +313,7 @@ _CHIRPS = ("sr", "si", "rr", "ri", "period")
 _CHIRP = "q = k * k % period; e = exp(sr * k + rr * q); t = si * k + ri * q; c = e * cos(t) + 1j * e * sin(t)"
 
 
-async def _chirped(x: Operand, axis: int, n: int, m: int, chirp: _Chirp, out: _Out) -> AccelRef:
+async def _chirped(x: Operand, axis: int, n: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
     """Transform by a convolution with a chirp: L. Bluestein, 1970."""
     length, place = next_fast_len(n + m - 1), axis - len(x.shape)
     dtype = complex_of(DType.of(x.dtype))
@@ -309,7 +337,7 @@ async def _chirped(x: Operand, axis: int, n: int, m: int, chirp: _Chirp, out: _O
 def _factors(place: int, dtype: str) -> Elementwise[AccelRef]:
     """Multiply by a chirp along an axis, counted from the last."""
     text = f"k = i({place}); {_CHIRP}; y = x * c"
-    return Elementwise(text, inputs=("x", *_CHIRPS), dtypes=dtype, operation="fft.czt", library=ARRAYS)
+    return Elementwise(text, inputs=("x", *_CHIRPS), dtypes=dtype, operation="fft.czt")
 
 
 _KERNEL = Elementwise[AccelRef](
@@ -317,7 +345,6 @@ _KERNEL = Elementwise[AccelRef](
     inputs=(*_CHIRPS, "last", "count"),
     dtypes="complex128",
     operation="fft.czt",
-    library=ARRAYS,
 )
 
 
@@ -325,11 +352,11 @@ _KERNEL = Elementwise[AccelRef](
 def _one_sided(place: int) -> Elementwise[AccelRef]:
     """Count positive frequencies twice, negative ones not, and what is its own opposite once."""
     text = f"j = 2 * i({place}); y = x * (0 if j > n else 2 if j % n != 0 else 1)"
-    return Elementwise(text, operation="fft.hilbert", library=ARRAYS)
+    return Elementwise(text, operation="fft.hilbert")
 
 
-_PRODUCT = Elementwise[AccelRef]("a * b", operation="fft.convolve", library=ARRAYS)
-_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="fft.correlate", library=ARRAYS)
+_PRODUCT = Elementwise[AccelRef]("a * b", operation="fft.convolve")
+_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="fft.correlate")
 
 
 def _check_method(name: str, method: object) -> None:
@@ -380,7 +407,7 @@ class _Convolution:
         """Where the part that is kept starts."""
         return [(most - least) // 2 for most, least in zip(self.full, self.kept, strict=True)]
 
-    async def by_transforms(self, out: _Out) -> AccelRef:
+    async def by_transforms(self, out: Out) -> AccelRef:
         """Transform both arrays, multiply, and transform back."""
         part = tuple([slice(one, one + more) for one, more in zip(self.starts, self.kept, strict=True)])
         is_complex = DType.of(self.in1.dtype).kind == "complex"
@@ -393,7 +420,7 @@ class _Convolution:
                 result = made(await device_of(self.name, *arrays).ask(_PRODUCT.compute(*arrays)))
             return await _COPY(result[part], out=out)
 
-    async def by_blocks(self, out: _Out) -> AccelRef:
+    async def by_blocks(self, out: Out) -> AccelRef:
         """Cut the longer array along the axis where that saves most, and add where results overlap."""
         ratios = [self.in1.shape[axis] / self.in2.shape[axis] for axis in self.wide]
         place = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios])) if ratios else 0
@@ -448,38 +475,7 @@ def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
         f"y = (b[{before}q, r{behind}] if q < count else 0)"
         f" + (b[{before}q - 1, r + step{behind}] if q > 0 and r + step < length else 0)"
     )
-    return Elementwise(text, operation="fft.oaconvolve", library=ARRAYS)
-
-
-async def _convolve(
-    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, axes: _Axes, out: _Out
-) -> AccelRef:
-    """Check the arguments, and convolve along axes."""
-    _check_pair(name, in1, in2)
-    if mode not in ("full", "same", "valid"):
-        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
-    chosen = _chosen(name, in1, in2, axes)
-    wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
-    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
-    compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
-    if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
-        in1, in2 = in2, in1
-        if any(in1.shape[axis] < in2.shape[axis] for axis in compared):
-            raise ValueError(
-                f"{name}: for 'valid', one array must be the larger one along all axes, got shapes "
-                f"{in2.shape} and {in1.shape}"
-            )
-    full = list(
-        np.broadcast_shapes(*[[1 if n in wide else e for n, e in enumerate(a.shape)] for a in (in1, in2)])
-    )
-    for axis in wide:
-        full[axis] = in1.shape[axis] + in2.shape[axis] - 1
-    kept = list(in1.shape) if mode == "same" else list(full)
-    if mode == "valid":
-        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
-    check_out(name, out, kept, DType.of(in1.dtype))
-    convolution = _Convolution(name, in1, in2, wide, full, kept)
-    return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
+    return Elementwise(text, operation="fft.oaconvolve")
 
 
 def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
@@ -500,4 +496,4 @@ def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
     return chosen
 
 
-_COPY = Elementwise[AccelRef]("x", operation="fft.convolve", library=ARRAYS)
+_COPY = Elementwise[AccelRef]("x", operation="fft.convolve")

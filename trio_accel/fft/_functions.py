@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import FunctionType
-from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, cast
+from typing import Any, Final, NoReturn, ParamSpec, TypeAlias
 
 import attrs
-import numpy as np
 
 from ..backends.base import DType, ops
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import what_to_do, whole
+from ..devices.base._refusals import whole
+from ..expressions import Out, check_array
 
 __all__ = [
     "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
@@ -22,10 +22,6 @@ __all__ = [
     "irfftn", "rfft", "rfft2", "rfftn",
 ]  # fmt: skip
 
-
-ARRAYS: Final = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor of what is made of expressions: backends give the library of transforms no such
-kernels. It is a text, because capabilities do not import one another."""
 
 _NUMBERS = "a sequence of whole numbers, or None"
 
@@ -163,9 +159,7 @@ def check_floating(name: str, argument: str, a: Operand, *, is_real: bool = Fals
     Raises:
         TypeError: In these cases.
     """
-    if not isinstance(cast("object", a), (AccelRef, np.ndarray)):
-        told = f"{type(a).__name__}{what_to_do(a)}"
-        raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+    check_array(name, **{argument: a})
     if DType.of(a.dtype) not in NATIVE[: 2 if is_real else 4]:
         refuse_dtype(name, argument, a, is_real=is_real)
 
@@ -218,12 +212,7 @@ _Signature: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
 
 
 async def one_axis(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
+    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: Out = None
 ) -> AccelRef:
     """Ask for a transform along one axis."""
     ...

@@ -10,7 +10,7 @@ import attrs
 from ..actors import unknown_option
 from ..backends.base.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ..expressions import Elementwise, ExpressionArgument, bind
+from ..expressions import Elementwise, ExpressionArgument, Out, bind
 from ._functions import Transform
 
 __all__ = ["ComputeFused", "FusedTransform", "fused"]
@@ -78,11 +78,7 @@ class FusedTransform:
         return f"<FusedTransform {self.operation}({', '.join(self.inputs)})>"
 
     def compute(
-        self,
-        *arguments: ExpressionArgument,
-        norm: FftNorm | None = None,
-        out: AccelRef | None = None,
-        **named: Any,
+        self, *arguments: ExpressionArgument, norm: FftNorm | None = None, out: Out = None, **named: Any
     ) -> ComputeFused:
         """Make the message that computes it: ``device.submit(transform.compute(...))``.
 
@@ -99,11 +95,7 @@ class FusedTransform:
         return ComputeFused(self, given, norm, out, **options)
 
     async def __call__(
-        self,
-        *arguments: ExpressionArgument,
-        norm: FftNorm | None = None,
-        out: AccelRef | None = None,
-        **named: Any,
+        self, *arguments: ExpressionArgument, norm: FftNorm | None = None, out: Out = None, **named: Any
     ) -> AccelRef:
         """Compute it on the device of its arrays.
 

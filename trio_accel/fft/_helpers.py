@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
 from ..devices.base._refusals import what_to_do, whole
-from ..expressions import Elementwise
-from ._functions import ARRAYS, axis_of
+from ..expressions import Elementwise, Out
+from ._functions import axis_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
 
@@ -44,9 +44,7 @@ async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike =
     return await _frequencies("rfftfreq", device, n, n // 2 + 1 if isinstance(n, int) else n, d, dtype)
 
 
-async def fftshift(
-    x: AccelRef, axes: int | Sequence[int] | None = None, *, out: AccelRef | None = None
-) -> AccelRef:
+async def fftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out: Out = None) -> AccelRef:
     """Move frequency 0 to the middle of axes, as `numpy.fft.fftshift`; one launch.
 
     Args:
@@ -64,9 +62,7 @@ async def fftshift(
     return await _shifted("fftshift", x, axes, 0, out)
 
 
-async def ifftshift(
-    x: AccelRef, axes: int | Sequence[int] | None = None, *, out: AccelRef | None = None
-) -> AccelRef:
+async def ifftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out: Out = None) -> AccelRef:
     """Invert `fftshift`, as `numpy.fft.ifftshift`; arguments and errors are those of `fftshift`."""
     return await _shifted("ifftshift", x, axes, 1, out)
 
@@ -111,12 +107,10 @@ async def _frequencies(name: str, device: Device, n: int, count: int, d: float, 
 def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
     last = "(n - 1) // 2" if name == "fftfreq" else "n"
     text = f"j = i(0); y = (j if j <= {last} else j - n) / float64(count)"
-    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
+    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
-async def _shifted(
-    name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: AccelRef | None
-) -> AccelRef:
+async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: Out) -> AccelRef:
     if not isinstance(x, AccelRef):
         raise TypeError(f"{name}: x must be an AccelRef, got {type(x).__name__}{what_to_do(x)}")
     given = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
@@ -131,4 +125,4 @@ async def _shifted(
 def _moved(name: str, ndim: int) -> Elementwise[AccelRef]:
     # A negative index counts from the end.
     places = ", ".join(f"i({axis}) - s{axis}" for axis in range(ndim))
-    return Elementwise(f"x[{places}]" if ndim else "x", operation=f"fft.{name}", library=ARRAYS)
+    return Elementwise(f"x[{places}]" if ndim else "x", operation=f"fft.{name}")

@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, intermediates
+from ..expressions import Elementwise, Out, intermediates
 from ._functions import (
-    ARRAYS,
     all_whole,
     axes_of,
     axis_of,
@@ -108,7 +108,7 @@ class _Transform:
     norm: FftNorm
     is_orthogonal: bool
 
-    async def __call__(self, x: AccelRef, axis: int, out: AccelRef | None = None) -> AccelRef:
+    async def __call__(self, x: AccelRef, axis: int, out: Out = None) -> AccelRef:
         """Transform along an axis, whose length is checked."""
         if x.dtype.kind == "complex":
             return await self._of_parts(x, axis, out)
@@ -157,7 +157,7 @@ class _Transform:
     def _edge(self) -> float:
         return math.sqrt(2) if self.is_orthogonal else 1.0
 
-    async def _of_parts(self, x: AccelRef, axis: int, out: AccelRef | None) -> AccelRef:
+    async def _of_parts(self, x: AccelRef, axis: int, out: Out) -> AccelRef:
         """Transform the real and the imaginary parts."""
         with intermediates() as made:
             parts = [made(await self(made(await part(x)), axis)) for part in (_REAL, _IMAGINARY)]
@@ -179,12 +179,11 @@ async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]
 def _expression(name: str, text: str, dtype: str) -> Elementwise[AccelRef]:
     """Make an expression along the second of three axes."""
     text = re.sub(r"\b([xv])\[([^]]*)\]", r"\1[i(0), \2, i(2)]", f"j = i(1); {text}")
-    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
+    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
 _REAL, _IMAGINARY, _COMPLEX, _COPY = (
-    Elementwise[AccelRef](text, operation="fft.dct", library=ARRAYS)
-    for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
+    Elementwise[AccelRef](text, operation="fft.dct") for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
 )
 _FITTED = "y = x[minimum(j, n - 1)] if j < n else 0"
 
@@ -197,7 +196,7 @@ async def _along(
     axes: tuple[int, ...],
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check what all functions check, and transform along one axis after the other."""
     if cast("object", kind) not in _INVERSE or isinstance(kind, bool):
@@ -246,30 +245,30 @@ async def fit(
 async def _one(
     name: str,
     a: Operand,
-    kind: TransformType,
+    type: TransformType,  # noqa: A002  # SciPy's name
     n: int | None,
     axis: int,
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check the arguments of a function of one axis."""
     device_of(name, a, out)
     check_floating(name, "a", a)
     place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), a)
     given = extent_of(name, place, a) if n is None else whole(name, "n", n, "a whole number or None")
-    return await _along(name, a, kind, [given], (place,), norm, orthogonalize, out)
+    return await _along(name, a, type, [given], (place,), norm, orthogonalize, out)
 
 
 async def _several(
     name: str,
     a: Operand,
-    kind: TransformType,
+    type: TransformType,  # noqa: A002  # SciPy's name
     s: Sequence[int] | None,
     axes: Sequence[int] | None,
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: AccelRef | None,
+    out: Out,
 ) -> AccelRef:
     """Check the arguments of a function of several axes."""
     device_of(name, a, out)
@@ -280,7 +279,7 @@ async def _several(
         extent_of(name, place, a) if n in (None, -1) else n
         for place, n in zip(places, given or (None,) * len(places), strict=True)
     ]
-    return await _along(name, a, kind, lengths, places, norm, orthogonalize, out)
+    return await _along(name, a, type, lengths, places, norm, orthogonalize, out)
 
 
 async def dct(
@@ -291,7 +290,7 @@ async def dct(
     norm: FftNorm | None = None,
     *,
     orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Discrete cosine transform along one axis, as `scipy.fft.dct`.
 
@@ -319,55 +318,28 @@ async def dct(
     return await _one("dct", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def idct(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "idct")
+def idct() -> None:
     """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
 
     Arguments, result and errors are those of `dct`; `type` is that of the transform that it inverts.
     """
-    return await _one("idct", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def dst(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "dst")
+def dst() -> None:
     """Discrete sine transform along one axis, as `scipy.fft.dst`.
 
     Arguments, result and errors are those of `dct`; type 1 takes a single element, too.
     """
-    return await _one("dst", a, type, n, axis, norm, orthogonalize, out)
 
 
-async def idst(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dct, _one, "idst")
+def idst() -> None:
     """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
 
     Arguments, result and errors are those of `dst`; `type` is that of the transform that it inverts.
     """
-    return await _one("idst", a, type, n, axis, norm, orthogonalize, out)
 
 
 async def dctn(
@@ -378,7 +350,7 @@ async def dctn(
     norm: FftNorm | None = None,
     *,
     orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Discrete cosine transform along several axes, as `scipy.fft.dctn`: one after the other.
 
@@ -397,52 +369,25 @@ async def dctn(
     return await _several("dctn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def idctn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "idctn")
+def idctn() -> None:
     """Inverse discrete cosine transform along several axes, as `scipy.fft.idctn`.
 
     Arguments, result and errors are those of `dctn`; `type` is that of the transform that it inverts.
     """
-    return await _several("idctn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def dstn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "dstn")
+def dstn() -> None:
     """Discrete sine transform along several axes, as `scipy.fft.dstn`.
 
     Arguments, result and errors are those of `dctn`; type 1 takes a single element, too.
     """
-    return await _several("dstn", a, type, s, axes, norm, orthogonalize, out)
 
 
-async def idstn(
-    a: Operand,
-    type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    orthogonalize: bool | None = None,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@arguments_of(dctn, _several, "idstn")
+def idstn() -> None:
     """Inverse discrete sine transform along several axes, as `scipy.fft.idstn`.
 
     Arguments, result and errors are those of `dstn`; `type` is that of the transform that it inverts.
     """
-    return await _several("idstn", a, type, s, axes, norm, orthogonalize, out)

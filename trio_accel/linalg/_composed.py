@@ -18,7 +18,7 @@ from ._matrices import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
 from ._spectra import SVDResult, svd, svdvals
 from ._systems import inv, slogdet, solve
-from ._views import ARRAYS, check_matrices, matrix_transpose
+from ._views import check_matrices, matrix_transpose
 
 __all__ = ["PolarResult", "cond", "expm", "multi_dot", "null_space", "orth", "polar"]
 
@@ -304,7 +304,7 @@ def _order(extents: Sequence[int]) -> list[list[int]]:
 
 
 def _elementwise(text: str, name: str, inputs: str | None = None) -> Elementwise[AccelRef]:
-    return Elementwise(text, inputs=inputs, operation=f"linalg.{name}", library=ARRAYS)
+    return Elementwise(text, inputs=inputs, operation=f"linalg.{name}")
 
 
 @functools.cache
@@ -312,7 +312,7 @@ def _polynomial(count: int, dtype: DType) -> Elementwise[AccelRef]:
     """Make a sum of so many powers with factors, and of the identity."""
     terms = [f"c{number} * x{number}" for number in range(1, count + 1)]
     text = " + ".join(["(c0 if i(-1) == i(-2) else 0)", *terms])
-    return Elementwise(text, dtypes=dtype, operation="linalg.expm", library=ARRAYS)
+    return Elementwise(text, dtypes=dtype, operation="linalg.expm")
 
 
 _ADDED, _SUBTRACTED = _elementwise("x + y", "expm"), _elementwise("x - y", "expm")

@@ -22,6 +22,7 @@ from ..expressions import (
     Factor,
     Groups,
     Made,
+    Out,
     Reduction,
     check_operands,
     on_device,
@@ -29,17 +30,17 @@ from ..expressions import (
     viewed,
 )
 from ._matrices import matmul
-from ._views import ARRAYS, check_matrices, diagonal
+from ._views import check_matrices, diagonal
 
 __all__ = ["cross", "einsum", "kron", "outer", "tensordot", "trace", "vecdot"]
 
-_multiply = functools.partial(Elementwise[AccelRef], "x * y", library=ARRAYS)
+_multiply = functools.partial(Elementwise[AccelRef], "x * y")
 _OUTER = _multiply(operation="linalg.outer")
 _KRON = _multiply(operation="linalg.kron")
-_sum = functools.cache(functools.partial(Reduction, library=ARRAYS))
+_sum = functools.cache(Reduction)
 
 
-async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: AccelRef | None = None) -> AccelRef:
+async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None) -> AccelRef:
     """Sums of products of vectors, as `numpy.linalg.vecdot`: of ``conj(x1) * x2`` along an axis.
 
     One launch. float16, bfloat16 and float32 are added in float64, and rounded once; whole numbers wrap
@@ -67,7 +68,7 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: AccelRef |
     return await _sum(text, dtype=dtype.value, operation="linalg.vecdot")(first, second, axis=-1, out=out)
 
 
-async def outer(x1: Operand, x2: Operand, /, *, out: AccelRef | None = None) -> AccelRef:
+async def outer(x1: Operand, x2: Operand, /, *, out: Out = None) -> AccelRef:
     """Products of all elements of two vectors, as `numpy.linalg.outer`; one launch.
 
     Args:
@@ -136,7 +137,7 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
 
 
 async def trace(
-    x: Operand, /, *, offset: int = 0, dtype: DTypeLike | None = None, out: AccelRef | None = None
+    x: Operand, /, *, offset: int = 0, dtype: DTypeLike | None = None, out: Out = None
 ) -> AccelRef:
     """Sums of diagonals of matrices, as `numpy.linalg.trace`; one launch.
 
@@ -258,7 +259,7 @@ async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -
     return product.reshape(left.extents([*batch, *rows]) + right.extents(columns))
 
 
-_CONTRACTING = Contracting("linalg.einsum", ARRAYS, _multiplied)
+_CONTRACTING = Contracting("linalg.einsum", _multiplied)
 
 
 def _last(name: str, x: Operand, axis: int) -> Operand:
@@ -275,6 +276,4 @@ def _cross(axes: int) -> Elementwise[AccelRef]:
     """Make the cross product along the last one of so many axes."""
     *others, last = [f"i({axis})" for axis in range(axes)]
     one, two = (", ".join([*others, f"({last} + {step}) % 3"]) for step in (1, 2))
-    return Elementwise(
-        f"x[{one}] * y[{two}] - x[{two}] * y[{one}]", inputs="xy", operation="linalg.cross", library=ARRAYS
-    )
+    return Elementwise(f"x[{one}] * y[{two}] - x[{two}] * y[{one}]", inputs="xy", operation="linalg.cross")

@@ -22,6 +22,7 @@ from ..backends.base.ops import (
 from ..backends.base.values import ALWAYS_HELD
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.operations._plan_source import refuse_value
+from ..expressions import Out
 from ._actor import BlasLtActor
 
 __all__ = [
@@ -214,7 +215,7 @@ async def fused_matmul(
     precision: Precision = "ieee",
     return_aux: bool = False,
     autotune: bool = False,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef | FusedMatmulResult:
     """Compute ``activation(alpha * a @ b + beta * c + bias)`` in one launch (cuBLASLt ``cublasLtMatmul``).
 
@@ -295,7 +296,7 @@ async def fused_matmul_grad(
     precision: Precision = "ieee",
     return_sums: bool = False,
     autotune: bool = False,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef | FusedSumsResult:
     """Compute ``alpha * a @ b`` times the derivative of an activation, with the gradient of its bias.
 

@@ -12,11 +12,11 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, Reduction, check_operands, intermediates, on_device
+from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._matrices import matmul
 from ._spectra import svd, svdvals
 from ._systems import inv
-from ._views import ARRAYS, check_matrices, matrix_transpose, real_of
+from ._views import check_matrices, matrix_transpose, real_of
 
 __all__ = ["matrix_norm", "matrix_power", "matrix_rank", "pinv", "vector_norm"]
 
@@ -36,7 +36,7 @@ async def vector_norm(
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     ord: float = 2,  # noqa: A002  # the standard's name
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Norm of vectors, as `numpy.linalg.vector_norm`, in one launch or three.
 
@@ -201,17 +201,15 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     return on_device(result)
 
 
-_COUNTED = Reduction("s > t * r", operation="linalg.matrix_rank", library=ARRAYS)
-_DIVIDED = Elementwise[AccelRef](
-    "where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv", library=ARRAYS
-)
-_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv", library=ARRAYS)
+_COUNTED = Reduction("s > t * r", operation="linalg.matrix_rank")
+_DIVIDED = Elementwise[AccelRef]("where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv")
+_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv")
 
 
 @functools.cache
 def _identity(dtype: str) -> Elementwise[AccelRef]:
     """Make matrices of ones on the diagonal."""
-    return Elementwise("i(-1) == i(-2)", dtypes=dtype, operation="linalg.matrix_power", library=ARRAYS)
+    return Elementwise("i(-1) == i(-2)", dtypes=dtype, operation="linalg.matrix_power")
 
 
 def _tolerance(
@@ -226,7 +224,7 @@ def _tolerance(
 @functools.lru_cache(256)
 def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
     """Make a norm of vectors whose result is of the dtype `real`."""
-    make = functools.partial(Reduction, operation=f"linalg.{name}", library=ARRAYS)
+    make = functools.partial(Reduction, operation=f"linalg.{name}")
     if math.isinf(order):
         # By an expression there is a result of no elements.
         return make("abs(x)", "maximum(a, b)", identity=0) if order > 0 else make("abs(x)", "min")
@@ -250,7 +248,7 @@ async def _measure(
     axis: int | Sequence[int] | None,
     *,
     keepdims: bool,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Compute a norm of vectors, which are scaled first where their powers may leave the range of float64."""
     norm = functools.partial(_norm, name, is_complex=is_complex, real=real)
@@ -281,8 +279,6 @@ def _scaled_norm(
     else:
         unit = f"where(m > 0, where(m <= {float(np.finfo(np.float64).max)!r}, float64(m), 1.0), 1.0)"
         text, post = f"(float64(abs(x)) / {unit}) ** ({float(order)!r})", f"a ** ({1 / order!r})"
-    make = functools.partial(Reduction, operation=operation, library=ARRAYS, dtype="float64")
-    whole = Elementwise[AccelRef](
-        f"{real}(a * {unit})", inputs=("a", "m"), operation=operation, library=ARRAYS
-    )
+    make = functools.partial(Reduction, operation=operation, dtype="float64")
+    whole = Elementwise[AccelRef](f"{real}(a * {unit})", inputs=("a", "m"), operation=operation)
     return make(text, inputs=("x", "m"), post=post), whole

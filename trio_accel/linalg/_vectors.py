@@ -11,6 +11,7 @@ from typing import Final
 from ..backends.base.checks import INEXACT
 from ..backends.base.ops import ArraySpec, OperationSpec, Transpose, column
 from ..devices import AccelRef, Operand, operation, operation_like
+from ..expressions import Out
 from ._actor import BlasActor
 from ._matrices import gemm, symm, syr2k, syrk, trmm, trsm
 
@@ -168,12 +169,7 @@ def _trsv(
 
 @operation("a^trans(m, n), x(n) -> y(m)", actor=BlasActor, spec=_gemv)
 async def gemv(
-    alpha: complex,
-    a: Operand,
-    x: Operand,
-    beta: complex = 0.0,
-    y: AccelRef | None = None,
-    trans: Transpose = "N",
+    alpha: complex, a: Operand, x: Operand, beta: complex = 0.0, y: Out = None, trans: Transpose = "N"
 ) -> AccelRef:
     """``alpha * op(a) @ x + beta * y`` (BLAS ``gemv``).
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from ..backends.base import DType
@@ -11,10 +9,6 @@ from ..devices import AccelRef, Operand
 from ..expressions import check_operands, on_device, viewed
 
 __all__ = ["diagonal", "matrix_transpose"]
-
-ARRAYS: Final = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor of what is made of expressions: backends give the libraries of BLAS and solvers
-no such kernels. It is a text, because capabilities do not import one another."""
 
 
 def matrix_transpose(x: AccelRef) -> AccelRef:

@@ -18,8 +18,8 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import said
-from ..expressions import Elementwise, ExpressionArgument, expression, rows
-from ._library import LIBRARY, Axis, Out, check_array, check_choice
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, check_array, expression, rows
+from ._library import check_choice
 
 __all__ = [
     "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardshrink",
@@ -31,8 +31,7 @@ __all__ = [
     "tanhshrink_grad", "threshold", "threshold_grad",
 ]  # fmt: skip
 
-_expression = partial(expression, library=LIBRARY, precision="float32")
-_rows = partial(rows, library=LIBRARY)
+_expression = partial(expression, precision="float32")
 
 # The sigmoid of x, and 1 minus that, of the exponential of a number that is not positive.
 _SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
@@ -488,9 +487,7 @@ _GELU_GRAD = {
 
 def _chosen(name: str, inputs: tuple[str, ...], texts: dict[str, str]) -> dict[str, Elementwise[AccelRef]]:
     return {
-        key: Elementwise[AccelRef](
-            text, inputs=inputs, operation=name, library=LIBRARY, promoted=inputs, precision="float32"
-        )
+        key: Elementwise[AccelRef](text, inputs=inputs, operation=name, promoted=inputs, precision="float32")
         for key, text in texts.items()
     }
 
@@ -519,11 +516,7 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
 
 
 async def gelu_grad(
-    grad: ExpressionArgument,
-    x: ExpressionArgument,
-    approximate: _Approximate = "none",
-    *,
-    out: Out = None,
+    grad: ExpressionArgument, x: ExpressionArgument, approximate: _Approximate = "none", *, out: Out = None
 ) -> AccelRef:
     """Compute the gradient of `gelu`.
 
@@ -533,13 +526,13 @@ async def gelu_grad(
     return await _gelu_grads[approximate](grad, x, out=out)
 
 
-@_rows("e = exp(min(x) - x); y = e / sum(e)")
+@rows("e = exp(min(x) - x); y = e / sum(e)")
 async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the `ta.arrays.softmax` of ``-x``; arguments and errors are those of that."""
     ...
 
 
-@_rows("e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))", precision="float64")
+@rows("e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))", precision="float64")
 async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.softmax` along the same axes, in one launch.
 
@@ -558,7 +551,7 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
     ...
 
 
-@_rows("d = x - max(x); e = exp(d); s = sum(e); y = grad - e / s * sum(grad)", precision="float64")
+@rows("d = x - max(x); e = exp(d); s = sum(e); y = grad - e / s * sum(grad)", precision="float64")
 async def log_softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.log_softmax` along the same axes, in one launch.
 
@@ -580,7 +573,6 @@ def _glu_grad(axis: int) -> Elementwise[AccelRef]:
         f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)",
         inputs=("grad", "a", "x"),
         operation="nn.glu_grad",
-        library=LIBRARY,
         promoted=("grad", "a", "x"),
         precision="float32",
     )

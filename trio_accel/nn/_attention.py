@@ -13,6 +13,7 @@ from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.base._refusals import whole
+from ..expressions import Out
 from ._actor import DnnActor
 from ._windows import MOST, check_dtypes
 
@@ -170,7 +171,7 @@ async def scaled_dot_product_attention(
     query_lengths: Operand | None = None,
     key_lengths: Operand | None = None,
     return_lse: Literal[False] = False,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef: ...
 @overload
 async def scaled_dot_product_attention(
@@ -188,7 +189,7 @@ async def scaled_dot_product_attention(
     query_lengths: Operand | None = None,
     key_lengths: Operand | None = None,
     return_lse: Literal[True],
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AttentionResult: ...
 @operation(actor=DnnActor, plan=_plan_attention)
 async def scaled_dot_product_attention(
@@ -206,7 +207,7 @@ async def scaled_dot_product_attention(
     query_lengths: Operand | None = None,
     key_lengths: Operand | None = None,
     return_lse: bool = False,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef | AttentionResult:
     """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
 

@@ -26,9 +26,7 @@ _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 _NamedPadding: TypeAlias = _Padding | Literal["same", "valid"]
 
-_summed = Reduction(
-    "x", "sum", inputs=["x"], operation="nn.conv_bias_grad", library="trio_accel.arrays:ArraysActor"
-)
+_summed = Reduction("x", "sum", inputs=["x"], operation="nn.conv_bias_grad")
 
 
 def _windows_of(name: str, message: Any, window: tuple[int, ...]) -> Windows:

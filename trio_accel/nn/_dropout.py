@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from ..devices import AccelRef, Operand
-from ..expressions import Elementwise
-from ._library import LIBRARY, check_array, check_range
+from ..expressions import Elementwise, check_array
+from ._library import check_range
 
 __all__ = ["DropoutResult", "dropout", "dropout_grad"]
 
@@ -33,14 +33,12 @@ _dropping = Elementwise[Any](
     inputs=("x", "drawn", "p", "scale"),
     outputs=("y", "mask"),
     operation="nn.dropout",
-    library=LIBRARY,
     promoted=("x", "scale"),
 )
 _slopes = Elementwise[AccelRef](
     "where(mask, grad * scale, 0)",
     inputs=("grad", "mask", "scale"),
     operation="nn.dropout_grad",
-    library=LIBRARY,
     promoted=("grad", "scale"),
     truths=("mask",),
 )

@@ -5,27 +5,17 @@ from __future__ import annotations
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, Scatter
-from ._library import LIBRARY, Out, check_array, naming
+from ..expressions import Elementwise, Out, Scatter, check_array
+from ._library import naming
 
 __all__ = ["embedding", "embedding_grad"]
 
 # An index below 0 is moved so far down that none from the end is meant; `naming` tells of the index.
 _ROW = "where(int64(indices) < 0, int64(indices) - length, int64(indices)), i(-1)"
 _taking = Elementwise[AccelRef](
-    f"weight[{_ROW}]",
-    inputs=("indices", "weight", "length"),
-    operation="nn.embedding",
-    library=LIBRARY,
-    is_checked=True,
+    f"weight[{_ROW}]", inputs=("indices", "weight", "length"), operation="nn.embedding", is_checked=True
 )
-_adding = Scatter(
-    f"made[{_ROW}]",
-    "add",
-    inputs=("made", "indices", "length"),
-    operation="nn.embedding_grad",
-    library=LIBRARY,
-)
+_adding = Scatter(f"made[{_ROW}]", "add", inputs=("made", "indices", "length"), operation="nn.embedding_grad")
 
 
 async def embedding(

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import numpy as np
 
 from ..backends.base import DType, OutOfRangeError
-from ..devices import AccelRef
-from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
-__all__ = [
-    "LIBRARY",
-    "Axis",
-    "Out",
-    "check_array",
-    "check_choice",
-    "check_range",
-    "check_real",
-    "naming",
-    "summing",
-]
-
-# That of functions of arrays: these come before and after, and on one stream nothing waits in between.
-LIBRARY = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor."""
-
-Axis: TypeAlias = "int | Sequence[int] | None"
-"""Axis or axes; None for all."""
-
-Out: TypeAlias = "AccelRef | None"
-"""An array to write to; None for a new one."""
-
-
-def check_array(name: str, **given: object) -> None:
-    """Require arrays.
-
-    Raises:
-        TypeError: One is none.
-    """
-    for argument, array in given.items():
-        if not isinstance(array, (AccelRef, np.ndarray)):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+__all__ = ["check_choice", "check_range", "check_real", "naming", "summing"]
 
 
 def check_real(name: str, **given: ExpressionArgument) -> None:
@@ -91,7 +56,7 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
 @functools.cache
 def summing(name: str) -> Reduction:
     """Make the sum along axes, by the name of the operation that it is a part of."""
-    return Reduction("x", "sum", inputs=["x"], operation=name, library=LIBRARY)
+    return Reduction("x", "sum", inputs=["x"], operation=name)
 
 
 @contextmanager

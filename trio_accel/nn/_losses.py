@@ -17,8 +17,8 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
-from ..expressions import Elementwise, ExpressionArgument, Rowwise, promoted_dtype
-from ._library import LIBRARY, check_array, check_choice, check_range, check_real, naming
+from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
+from ._library import check_choice, check_range, check_real, naming
 
 __all__ = [
     "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
@@ -75,33 +75,18 @@ class Loss:
 
     @functools.cached_property
     def _each(self) -> Elementwise[AccelRef]:
-        return Elementwise(
-            f"{self.value}; y = +v",
-            inputs=("x", "target", *self.options),
-            operation=self.name,
-            library=LIBRARY,
-            precision="float32",
-        )
+        text, names = f"{self.value}; y = +v", ("x", "target", *self.options)
+        return Elementwise(text, inputs=names, operation=self.name, precision="float32")
 
     @functools.cached_property
     def _slopes(self) -> Elementwise[AccelRef]:
-        return Elementwise(
-            f"{self.slope}; y = grad * scale * v",
-            inputs=("grad", "x", "target", "scale", *self.options),
-            operation=f"{self.name}_grad",
-            library=LIBRARY,
-            precision="float32",
-        )
+        text, names = f"{self.slope}; y = grad * scale * v", ("grad", "x", "target", "scale", *self.options)
+        return Elementwise(text, inputs=names, operation=f"{self.name}_grad", precision="float32")
 
     @functools.cache  # noqa: B019  there is one for each loss
     def _rows(self, reduction: str) -> Rowwise:
-        return Rowwise(
-            f"{self.value}; y = {reduction}(v)",
-            ("x", "target", *self.options),
-            precision="float32",
-            operation=self.name,
-            library=LIBRARY,
-        )
+        text, names = f"{self.value}; y = {reduction}(v)", ("x", "target", *self.options)
+        return Rowwise(text, names, precision="float32", operation=self.name)
 
 
 _MSE = Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
@@ -354,9 +339,7 @@ async def kl_div_grad(
     return await _scaled(slopes, _batch(name, x))
 
 
-_scaled = Elementwise[AccelRef](
-    "y = x / count", inputs=("x", "count"), operation="nn.kl_div", library=LIBRARY
-)
+_scaled = Elementwise[AccelRef]("y = x / count", inputs=("x", "count"), operation="nn.kl_div")
 
 
 def _batch(name: str, x: Operand) -> float:
@@ -440,7 +423,6 @@ def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
         ),
         outputs=("first", "factor", "counted"),
         operation=case.name,
-        library=LIBRARY,
         is_checked=True,
     )
 
@@ -466,7 +448,6 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
         outputs=("y",),
         dtypes=case.dtype,
         operation=case.name,
-        library=LIBRARY,
     )
 
 
@@ -484,7 +465,7 @@ _ROWS = {
 @functools.cache
 def _row(name: str, part: str, dtype: DType = DType.float64) -> Rowwise:
     text, inputs = _ROWS[part]
-    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name, library=LIBRARY)
+    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name)
 
 
 async def _rowwise(

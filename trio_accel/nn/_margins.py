@@ -5,11 +5,9 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, Rowwise, rows, scaled
-from ._library import LIBRARY, Axis, Out, check_array, check_choice
+from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled
+from ._library import check_choice
 from ._losses import Loss, LossReduction
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "soft_margin_loss", "soft_margin_loss_grad", "triplet_margin_loss",
 ]  # fmt: skip
 
-_rows = partial(rows, library=LIBRARY)
 
 # Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
 _BINARY = Loss(
@@ -79,7 +76,7 @@ _COSINES = Rowwise(
     "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))", ("x1", "x2"),
     wide=scaled("x1", "u", "k", raises=False) + scaled("x2", "v", "m", raises=False) +
     "y = sum(u * v) / sqrt(sum(u * u) + 1e-12 * k * k) / sqrt(sum(v * v) + 1e-12 * m * m)",
-    precision="float64", operation="nn.cosine_embedding_loss", library=LIBRARY,
+    precision="float64", operation="nn.cosine_embedding_loss",
 )  # fmt: skip
 
 
@@ -336,7 +333,7 @@ async def triplet_margin_loss(
     return await _MEANT.reduced(near, apart, reduction, float(margin))
 
 
-@_rows(
+@rows(
     "d = x1 - x2 + eps; y = sqrt(sum(d * d))",
     wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum(u * u)) / k",
     precision="float64",
@@ -366,7 +363,7 @@ async def pairwise_distance(
     ...
 
 
-@_rows(
+@rows(
     "y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)",
     wide=scaled("x", "u", "k") + "y = u / maximum(sqrt(sum(real(u) * real(u) + imag(u) * imag(u))), eps * k)",
     precision="float64",

@@ -17,9 +17,9 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, ExpressionArgument, Rowwise, reduced, scaled
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, check_array, reduced, scaled
 from ..expressions._arguments import axes_of
-from ._library import LIBRARY, Axis, Out, check_array, check_range, check_real, summing
+from ._library import check_range, check_real, summing
 
 __all__ = [
     "BatchNormResult", "NormGradients", "RMSNormGradients", "batch_norm", "batch_norm_training",
@@ -100,7 +100,7 @@ _INPUTS = {
 def _part(name: str, part: str) -> Rowwise:
     inputs = _INPUTS[part.removeprefix("rms ")]
     text, wide = _PARTS[part], _WIDE_PARTS[part]
-    return Rowwise(text, inputs, precision="float64", operation=name, library=LIBRARY, wide=wide)
+    return Rowwise(text, inputs, precision="float64", operation=name, wide=wide)
 
 
 async def _made(name: str, part: str, *given: ExpressionArgument, axis: Axis, out: Out = None) -> AccelRef:
@@ -112,7 +112,6 @@ _normalizing = Elementwise[AccelRef](
     "y = (x - running_mean) / sqrt(running_var + eps) * weight + bias",
     inputs=("x", "running_mean", "running_var", "weight", "bias", "eps"),
     operation="nn.batch_norm",
-    library=LIBRARY,
     precision="float64",
 )
 _moving = Elementwise[Any](
@@ -121,7 +120,6 @@ _moving = Elementwise[Any](
     inputs=("running_mean", "running_var", "mean", "var", "scale", "momentum"),
     outputs=("new_mean", "new_var"),
     operation="nn.batch_norm_training",
-    library=LIBRARY,
 )
 
 
@@ -171,8 +169,8 @@ async def batch_norm_training(
     weight: ExpressionArgument = 1,
     bias: ExpressionArgument = 0,
     *,
-    running_mean: AccelRef | None = None,
-    running_var: AccelRef | None = None,
+    running_mean: Out = None,
+    running_var: Out = None,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> BatchNormResult:
@@ -431,13 +429,7 @@ def _of_layer(
 
 
 async def _sums(
-    name: str,
-    part: str,
-    grad: Operand,
-    x: Operand,
-    eps: float,
-    axes: Sequence[int],
-    others: Sequence[int],
+    name: str, part: str, grad: Operand, x: Operand, eps: float, axes: Sequence[int], others: Sequence[int]
 ) -> tuple[AccelRef, AccelRef]:
     """Sum the gradients of factors, and those of what is added behind them."""
     product = await _product(name, part, grad, x, eps, axes)

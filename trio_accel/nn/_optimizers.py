@@ -13,16 +13,14 @@ from typing import Any
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import what_to_do, whole
-from ..expressions import Elementwise
-from ._library import LIBRARY, check_array, check_range
+from ..expressions import Elementwise, Out, check_array
+from ._library import check_range
 
 __all__ = ["adadelta", "adagrad", "adam", "adamax", "adamw", "lion", "radam", "rmsprop", "sgd"]
 
 
 def _stepping(name: str, text: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Elementwise[Any]:
-    return Elementwise(
-        text, inputs=inputs, outputs=outputs, operation=name, library=LIBRARY, precision="float32"
-    )
+    return Elementwise(text, inputs=inputs, outputs=outputs, operation=name, precision="float32")
 
 
 _PLAIN = _stepping(
@@ -55,7 +53,7 @@ _DECOUPLED = _stepping("nn.adamw", f"g = +grad; {_ADAM}", _MOMENTS, ("p", "m", "
 async def sgd(
     param: AccelRef,
     grad: Operand,
-    momentum_buffer: AccelRef | None = None,
+    momentum_buffer: Out = None,
     *,
     lr: float = 1e-3,
     momentum: float = 0.0,
@@ -352,7 +350,7 @@ async def rmsprop(
     param: AccelRef,
     grad: Operand,
     square_avg: AccelRef,
-    momentum_buffer: AccelRef | None = None,
+    momentum_buffer: Out = None,
     *,
     lr: float = 1e-2,
     alpha: float = 0.99,
@@ -376,7 +374,7 @@ async def rmsprop(
     return await _step(name, "rmsprop_momentum", param, grad, *states, momentum=momentum, **given)
 
 
-def _check_momentum(name: str, momentum: float, momentum_buffer: AccelRef | None) -> None:
+def _check_momentum(name: str, momentum: float, momentum_buffer: Out) -> None:
     if (momentum > 0) != (momentum_buffer is not None):
         raise ValueError(f"{name}: momentum and momentum_buffer go together, got momentum {momentum!r}")
 

@@ -13,9 +13,8 @@ from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.ops import AvgPoolGradSpec, MaxPoolGradSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation, operation_like
-from ..expressions import Elementwise
+from ..expressions import Elementwise, check_array
 from ._actor import DnnActor
-from ._library import check_array
 from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
 from ._windows import FLOATS, check_dtypes, shape_of
 
@@ -250,13 +249,7 @@ async def adaptive_avg_pool_grad(grad_output: Operand, input_size: Sequence[int]
 # float16 and bfloat16 would not hold the sums of powers.
 _powers, _roots = (
     {
-        dtype: Elementwise[AccelRef](
-            text,
-            inputs=("x", "p"),
-            dtypes=made or dtype,
-            operation="nn.lp_pool",
-            library="trio_accel.arrays:ArraysActor",
-        )
+        dtype: Elementwise[AccelRef](text, inputs=("x", "p"), dtypes=made or dtype, operation="nn.lp_pool")
         for dtype in FLOATS
         for made in [wide if dtype.is_half else None]
     }

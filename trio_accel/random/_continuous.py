@@ -11,10 +11,10 @@ import numpy as np
 from ..actors import named_arguments
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument
+from ..expressions import Elementwise, ExpressionArgument, Out
 from ._messages import Exponential, Lognormal, Normal, Uniform
 from ._stream import Shape
-from ._words import ARRAYS, WordStream, checked_dtype, real
+from ._words import WordStream, checked_dtype, real
 
 __all__ = ["Continuous", "after"]
 
@@ -24,6 +24,8 @@ _TRIANGULAR = (
     "above = right - sqrt((1.0 - u) * w * (right - mode)); t = below if u * w < mode - left else above;"
     "y = t if (left <= mode) & (mode <= right) & (left < right) else nan"
 )
+# Bounds of parameters that such an expression has.
+_LEAST = {"scale": ">= 0", "a": "> 0"}
 
 
 class Continuous(WordStream):
@@ -37,7 +39,7 @@ class Continuous(WordStream):
         *,
         low: float = 0.0,
         high: float = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers that are uniform over an interval (cuRAND ``curandGenerateUniform``).
 
@@ -68,7 +70,7 @@ class Continuous(WordStream):
         *,
         loc: float = 0.0,
         scale: float = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw normally distributed numbers by Box and Muller (cuRAND ``curandGenerateNormal``).
 
@@ -85,12 +87,7 @@ class Continuous(WordStream):
         return await self._moved_normals("normal", "loc + scale * x", extents, kind, loc, scale, out)
 
     async def exponential(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        scale: float = 1.0,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, scale: float = 1.0, out: Out = None
     ) -> AccelRef:
         """Draw exponentially distributed numbers: minus the logarithms of uniform ones.
 
@@ -116,7 +113,7 @@ class Continuous(WordStream):
         *,
         mean: float = 0.0,
         sigma: float = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers whose logarithms are normally distributed (cuRAND ``curandGenerateLogNormal``).
 
@@ -139,7 +136,7 @@ class Continuous(WordStream):
         *,
         loc: ExpressionArgument = 0.0,
         scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a Cauchy distribution, which has no mean.
 
@@ -150,15 +147,8 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "cauchy",
-            "y = where(scale >= 0, loc + scale * tan(pi * (u - 0.5)), nan)",
-            self._extents(shape),
-            checked_dtype("cauchy", dtype),
-            out,
-            loc=real("cauchy", "loc", loc),
-            scale=real("cauchy", "scale", scale, least=">= 0"),
-        )
+        text = "loc + scale * tan(pi * (u - 0.5))"
+        return await self._formed("cauchy", text, shape, dtype, out, loc=loc, scale=scale)
 
     async def gumbel(
         self,
@@ -167,7 +157,7 @@ class Continuous(WordStream):
         *,
         loc: ExpressionArgument = 0.0,
         scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.
 
@@ -178,15 +168,8 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "gumbel",
-            "y = where(scale >= 0, loc - scale * log(-log(u)), nan)",
-            self._extents(shape),
-            checked_dtype("gumbel", dtype),
-            out,
-            loc=real("gumbel", "loc", loc),
-            scale=real("gumbel", "scale", scale, least=">= 0"),
-        )
+        text = "loc - scale * log(-log(u))"
+        return await self._formed("gumbel", text, shape, dtype, out, loc=loc, scale=scale)
 
     async def laplace(
         self,
@@ -195,7 +178,7 @@ class Continuous(WordStream):
         *,
         loc: ExpressionArgument = 0.0,
         scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a Laplace distribution, exponential to both sides.
 
@@ -206,15 +189,8 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "laplace",
-            "y = where(scale >= 0, loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5)), nan)",
-            self._extents(shape),
-            checked_dtype("laplace", dtype),
-            out,
-            loc=real("laplace", "loc", loc),
-            scale=real("laplace", "scale", scale, least=">= 0"),
-        )
+        text = "loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5))"
+        return await self._formed("laplace", text, shape, dtype, out, loc=loc, scale=scale)
 
     async def logistic(
         self,
@@ -223,7 +199,7 @@ class Continuous(WordStream):
         *,
         loc: ExpressionArgument = 0.0,
         scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a logistic distribution.
 
@@ -234,23 +210,11 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "logistic",
-            "y = where(scale >= 0, loc + scale * log(u / (1.0 - u)), nan)",
-            self._extents(shape),
-            checked_dtype("logistic", dtype),
-            out,
-            loc=real("logistic", "loc", loc),
-            scale=real("logistic", "scale", scale, least=">= 0"),
-        )
+        text = "loc + scale * log(u / (1.0 - u))"
+        return await self._formed("logistic", text, shape, dtype, out, loc=loc, scale=scale)
 
     async def pareto(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        a: ExpressionArgument,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, a: ExpressionArgument, out: Out = None
     ) -> AccelRef:
         """Draw numbers of a Lomax distribution, as `numpy.random.Generator.pareto`.
 
@@ -260,22 +224,10 @@ class Continuous(WordStream):
             a: Shape, above 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "pareto",
-            "y = where(a > 0, expm1(-log(u) / a), nan)",
-            self._extents(shape),
-            checked_dtype("pareto", dtype),
-            out,
-            a=real("pareto", "a", a, least="> 0"),
-        )
+        return await self._formed("pareto", "expm1(-log(u) / a)", shape, dtype, out, a=a)
 
     async def rayleigh(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, scale: ExpressionArgument = 1.0, out: Out = None
     ) -> AccelRef:
         """Draw numbers of a Rayleigh distribution.
 
@@ -285,14 +237,7 @@ class Continuous(WordStream):
             scale: Where it is largest, at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "rayleigh",
-            "y = where(scale >= 0, scale * sqrt(-2.0 * log(u)), nan)",
-            self._extents(shape),
-            checked_dtype("rayleigh", dtype),
-            out,
-            scale=real("rayleigh", "scale", scale, least=">= 0"),
-        )
+        return await self._formed("rayleigh", "scale * sqrt(-2.0 * log(u))", shape, dtype, out, scale=scale)
 
     async def triangular(
         self,
@@ -302,7 +247,7 @@ class Continuous(WordStream):
         left: ExpressionArgument,
         mode: ExpressionArgument,
         right: ExpressionArgument,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers whose density is a triangle, as `numpy.random.Generator.triangular`.
 
@@ -328,12 +273,7 @@ class Continuous(WordStream):
         return await self._computed("triangular", _TRIANGULAR, extents, kind, out, **bounds)
 
     async def weibull(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        a: ExpressionArgument,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, a: ExpressionArgument, out: Out = None
     ) -> AccelRef:
         """Draw numbers of a Weibull distribution of the scale 1, as `numpy.random.Generator.weibull`.
 
@@ -343,24 +283,19 @@ class Continuous(WordStream):
             a: Shape, above 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "weibull",
-            "y = where(a > 0, (-log(u)) ** (1.0 / a), nan)",
-            self._extents(shape),
-            checked_dtype("weibull", dtype),
-            out,
-            a=real("weibull", "a", a, least="> 0"),
-        )
+        return await self._formed("weibull", "(-log(u)) ** (1.0 / a)", shape, dtype, out, a=a)
+
+    async def _formed(
+        self, name: str, text: str, shape: Shape, dtype: DTypeLike, out: Out, **arguments: ExpressionArgument
+    ) -> AccelRef:
+        """Compute an expression of a uniform number `u`: NaN where a parameter is below its bound."""
+        extents, kind = self._extents(shape), checked_dtype(name, dtype)
+        checked = {one: real(name, one, value, least=_LEAST.get(one, "")) for one, value in arguments.items()}
+        [bound] = [f"{one} {least}" for one, least in _LEAST.items() if one in arguments]
+        return await self._computed(name, f"y = where({bound}, {text}, nan)", extents, kind, out, **checked)
 
     async def _moved_normals(
-        self,
-        name: str,
-        text: str,
-        extents: tuple[int, ...],
-        dtype: DType,
-        loc: float,
-        scale: float,
-        out: AccelRef | None,
+        self, name: str, text: str, extents: tuple[int, ...], dtype: DType, loc: float, scale: float, out: Out
     ) -> AccelRef:
         """Compute an expression of normal numbers `x`, of a mean and of a deviation."""
         kind, mean = checked_dtype(name, dtype), _number(name, "mean" if name == "lognormal" else "loc", loc)
@@ -376,7 +311,7 @@ class Continuous(WordStream):
 @functools.lru_cache(256)
 def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRef]:
     """Make an expression of what was drawn."""
-    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}", library=ARRAYS)
+    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}")
 
 
 def _ascend(left: Any, mode: Any, right: Any) -> bool:

@@ -13,12 +13,12 @@ import trio
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise
+from ..expressions import Elementwise, Out
 from ._continuous import after
 from ._messages import Integers, Multiply, Order, Search
 from ._rejections import Rejections
 from ._stream import Shape
-from ._words import ARRAYS, checked_dtype, real
+from ._words import checked_dtype, real
 
 __all__ = ["Generator"]
 
@@ -81,7 +81,7 @@ class Generator(Rejections):
         dtype: DTypeLike = "int64",
         *,
         endpoint: bool = False,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw whole numbers that are uniform from `low` on, below `high`.
 
@@ -132,11 +132,7 @@ class Generator(Rejections):
         return order if rows is None else await self._taken("permutation", rows, order)
 
     async def choice(
-        self,
-        a: int | Operand,
-        shape: Shape = (),
-        replace: bool = True,
-        p: npt.ArrayLike | None = None,
+        self, a: int | Operand, shape: Shape = (), replace: bool = True, p: npt.ArrayLike | None = None
     ) -> AccelRef:
         """Draw numbers or rows, as `numpy.random.Generator.choice`.
 
@@ -244,7 +240,7 @@ class Generator(Rejections):
 def _take(name: str, axes: int, others: int) -> Elementwise[AccelRef]:
     """Make the expression that takes rows at places with so many axes."""
     text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(others)]])
-    return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}", library=ARRAYS)
+    return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}")
 
 
 def _weights(p: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:

@@ -26,6 +26,7 @@ from ..backends.base.ops import (
     SortSpec,
 )
 from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
+from ..expressions import ARRAYS, Out
 from ._actor import RngActor
 from ._sequences import State, powers
 
@@ -49,7 +50,7 @@ _NOT_RECORDED = (
     "outside, and give the array to the graph"
 )
 # Served by other capabilities.
-_ARRAYS, _BLAS = "trio_accel.arrays:ArraysActor", "trio_accel.linalg:BlasActor"
+_BLAS = "trio_accel.linalg:BlasActor"
 
 
 def _draws(
@@ -168,12 +169,7 @@ async def _lognormal(
 
 @_draws("exponential", _deviation("scale"))
 async def _exponential(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    scale: float = 1.0,
-    out: AccelRef | None = None,
+    seed: int, row: int, shape: _Shape, dtype: DType = DType.float32, scale: float = 1.0, out: Out = None
 ) -> AccelRef:
     """Draw exponentially distributed numbers; see `Generator.exponential`."""
     ...
@@ -241,7 +237,7 @@ def _plan_order(message: Any, planner: Planner) -> Planned[AccelRef]:
     return Planned(SortSpec(0, message.descending, keys, None, out.spec), out)
 
 
-@operation(actor=_ARRAYS, plan=_plan_order)
+@operation(actor=ARRAYS, plan=_plan_order)
 async def _order(keys: Operand, count: int, descending: bool) -> AccelRef:
     """Find the indices of the first keys in order, as `arrays.argsort` does."""
     ...
@@ -253,7 +249,7 @@ def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
     return Planned(SearchSpec("right", edges, x, None, out.spec, planner.status(1)), out)
 
 
-@operation(actor=_ARRAYS, plan=_plan_search)
+@operation(actor=ARRAYS, plan=_plan_search)
 async def _search(edges: Operand, x: Operand) -> AccelRef:
     """Find the first edge above each number, as `arrays.searchsorted` does."""
     ...

@@ -11,22 +11,18 @@ import numpy.typing as npt
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import Rejection
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, Rowwise
+from ..expressions import ExpressionArgument, Out, Rowwise
 from ._continuous import Continuous, after
 from ._messages import Rejected
 from ._stream import Shape
-from ._words import ARRAYS, checked_dtype, real
+from ._words import checked_dtype, real
 
 __all__ = ["Rejections"]
 
 # Means and counts up to here are whole numbers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Rowwise(
-    "e = exp(x - max(x)); y = e / sum(e)",
-    ["x"],
-    operation="random.dirichlet",
-    library=ARRAYS,
-    precision="float64",
+    "e = exp(x - max(x)); y = e / sum(e)", ["x"], operation="random.dirichlet", precision="float64"
 )
 
 
@@ -40,7 +36,7 @@ class Rejections(Continuous):
         *,
         a: ExpressionArgument,
         scale: ExpressionArgument = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a gamma distribution, by Marsaglia and Tsang (2000).
 
@@ -61,12 +57,7 @@ class Rejections(Continuous):
         return await made(x, factor, shape=x.shape, out=out)
 
     async def chisquare(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        df: ExpressionArgument,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, df: ExpressionArgument, out: Out = None
     ) -> AccelRef:
         """Draw sums of squares of normal numbers: twice a number of a gamma distribution.
 
@@ -82,12 +73,7 @@ class Rejections(Continuous):
         return await after("chisquare", "2.0 * x", kind.value, "x")(x, out=out)
 
     async def standard_t(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        df: ExpressionArgument,
-        out: AccelRef | None = None,
+        self, shape: Shape, dtype: DTypeLike = "float32", *, df: ExpressionArgument, out: Out = None
     ) -> AccelRef:
         """Draw numbers of Student's t: a normal one over the root of a mean square.
 
@@ -109,7 +95,7 @@ class Rejections(Continuous):
         *,
         a: ExpressionArgument,
         b: ExpressionArgument,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers of a beta distribution: the share of one number of a gamma distribution in two.
 
@@ -147,9 +133,7 @@ class Rejections(Continuous):
         shares = await _SHARES.ask(_SHARES.compute(logs, axis=-1, keepdims=False, out=None))
         return shares if kind is DType.float64 else await shares.cast(kind)
 
-    async def poisson(
-        self, shape: Shape, lam: ExpressionArgument = 1.0, *, out: AccelRef | None = None
-    ) -> AccelRef:
+    async def poisson(self, shape: Shape, lam: ExpressionArgument = 1.0, *, out: Out = None) -> AccelRef:
         """Draw counts of a Poisson distribution: an array of int64, by Hörmann's PTRS (1993).
 
         Args:
@@ -161,7 +145,7 @@ class Rejections(Continuous):
         return await self._drawn("poisson", "poisson", shape, DType.int64, mean, out=out)
 
     async def binomial(
-        self, shape: Shape, n: ExpressionArgument, p: ExpressionArgument, *, out: AccelRef | None = None
+        self, shape: Shape, n: ExpressionArgument, p: ExpressionArgument, *, out: Out = None
     ) -> AccelRef:
         """Draw how many of some trials succeed: an array of int64, by Hörmann's BTRS (1993).
 
@@ -186,7 +170,7 @@ class Rejections(Continuous):
         b: Any = None,
         *,
         factor: float = 1.0,
-        out: AccelRef | None = None,
+        out: Out = None,
     ) -> AccelRef:
         """Draw numbers by rejection."""
         if self._kind != "philox4x32_10":

@@ -14,6 +14,7 @@ import numpy as np
 from ..backends.base import NotSupportedError
 from ..backends.base.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device
+from ..expressions import Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
 
@@ -155,7 +156,7 @@ class Stream:
         ]
         return [type(self)(self._device, self._kind, int(seed)) for seed in seeds]
 
-    async def bits(self, shape: Shape, *, out: AccelRef | None = None) -> AccelRef:
+    async def bits(self, shape: Shape, *, out: Out = None) -> AccelRef:
         """Draw 32-bit words, an array of uint32 (cuRAND ``curandGenerate``).
 
         Those of ``"mrg32k3a"`` are below 2**32 - 209.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.values import host_array
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument
+from ..expressions import Elementwise, ExpressionArgument, Out
 from ._stream import Stream
 
-__all__ = ["ARRAYS", "WordStream", "checked_dtype", "real"]
-
-ARRAYS: Final = "trio_accel.arrays:ArraysActor"
-"""Serves expressions."""
+__all__ = ["WordStream", "checked_dtype", "real"]
 
 # A uniform number between 0 and 1, neither of which it is, of two words: 52 bits, and a half. The words of
 # MRG32k3a are below 2**32 - 209: two make a digit each.
@@ -53,7 +50,7 @@ class WordStream(Stream):
         text: str,
         extents: tuple[int, ...],
         dtype: DType,
-        out: AccelRef | None,
+        out: Out,
         **arguments: ExpressionArgument,
     ) -> AccelRef:
         """Compute `y` of a uniform number `u` and of arguments, for each element."""
@@ -74,13 +71,7 @@ class WordStream(Stream):
         return await self._whole("permutation", (count,), 1 << 64, 0, DType.uint64, None)
 
     async def _whole(
-        self,
-        name: str,
-        extents: tuple[int, ...],
-        width: int,
-        low: int,
-        dtype: DType,
-        out: AccelRef | None,
+        self, name: str, extents: tuple[int, ...], width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
         """Draw whole numbers from `low` on, below ``low + width``: upper words of a product.
 
@@ -109,7 +100,6 @@ def _transform(
         inputs=("lower", "upper", *arguments),
         dtypes=dtype,
         operation=f"random.{name}",
-        library=ARRAYS,
     )
 
 
@@ -118,9 +108,7 @@ def _normal(kind: str) -> Elementwise[AccelRef]:
     first = _UNIT[kind]
     second = first.replace("lower", "lower2").replace("upper", "upper2").replace("u =", "t =")
     text = f"{first}; {second}; y = sqrt(-2.0 * log(u)) * cos(2.0 * pi * t)"
-    return Elementwise(
-        text, inputs=("lower", "upper", "lower2", "upper2"), operation="random.normal", library=ARRAYS
-    )
+    return Elementwise(text, inputs=("lower", "upper", "lower2", "upper2"), operation="random.normal")
 
 
 @functools.cache
@@ -143,9 +131,7 @@ def _bounded(
         steps += [_UPPER.format(h="h", a="v0", b="width"), _UPPER.format(h="k", a="v1", b="width")]
         # The carry of the lower half of the second product and the upper half of the first one.
         steps += ["s = v1 * width + h", "y = low + k + where(s < h, uint64(1), uint64(0))"]
-    made = Elementwise[AccelRef](
-        "; ".join(steps), inputs=inputs, dtypes=dtype, operation=f"random.{name}", library=ARRAYS
-    )
+    made = Elementwise[AccelRef]("; ".join(steps), inputs=inputs, dtypes=dtype, operation=f"random.{name}")
     return made, words * many
 
 

@@ -14,7 +14,7 @@ from ..backends.base.checks import NATIVE
 from ..backends.base.values import check_plain
 from ..devices import AccelRef, Device, check_device
 from ..expressions import Elementwise
-from ._elements import ARRAYS, row_indices
+from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._structures import BsrToCsr, CooToCsr, CsrToBsr, CsrToCsc, SumOfTwo
 
@@ -262,7 +262,7 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
     return await a.device.ask(SumOfTwo(*terms))
 
 
-_SCALED = Elementwise[AccelRef]("x * y", operation="sparse.add", library=ARRAYS)
+_SCALED = Elementwise[AccelRef]("x * y", operation="sparse.add")
 
 
 def _check(name: str, matrix: SparseMatrix) -> None:

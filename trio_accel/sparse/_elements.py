@@ -13,18 +13,16 @@ from ..backends.base.ops import SearchSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import Elementwise, Reduction, Scatter
+from ..expressions import ARRAYS, Elementwise, Reduction, Scatter
 from ._formats import CsrMatrix
 from ._products import CheckStructure, Spmm, Spmv
 from ._structures import SumDuplicates
 
 __all__ = ["FindRows", "diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
 
-ARRAYS = "trio_accel.arrays:ArraysActor"
-
 _Axis: TypeAlias = Literal[0, 1] | None
 
-_make = functools.partial(Elementwise[AccelRef], library=ARRAYS)
+_make = Elementwise[AccelRef]
 _PLACES = _make("i(0)", operation="sparse.find_rows")
 _MINUS = _make("x - y", operation="sparse.rows")
 _TIMES = _make("x * y", operation="sparse.multiply")
@@ -152,7 +150,6 @@ async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
             "add",
             inputs=("out", "row", "first", "last"),
             operation="sparse.diagonal",
-            library=ARRAYS,
         )
         await place(out, row, first, int(length) - 1, values, shape=(matrix.nnz,))
     return out
@@ -206,7 +203,7 @@ async def sum(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     return (await device.ask(Spmm(matrix, ones, transpose="T")))[:, 0]
 
 
-_reduce = functools.partial(Reduction, library=ARRAYS)
+_reduce = Reduction
 _DISORDER = _reduce(
     "where(row == above, where(col <= before, 1, 0), 0)", "max", operation="sparse.check_order"
 )
@@ -269,7 +266,7 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
 
 @functools.cache
 def _scatter(reduce: Literal["add", "max", "min"]) -> Scatter:
-    return Scatter("out[at]", reduce, inputs=("out", "at"), operation=f"sparse.{reduce}", library=ARRAYS)
+    return Scatter("out[at]", reduce, inputs=("out", "at"), operation=f"sparse.{reduce}")
 
 
 _ORDERS = (None, "fro", 1, -1, math.inf, -math.inf)

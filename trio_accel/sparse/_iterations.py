@@ -8,7 +8,6 @@ The steps from one look to the next become a graph (D166): one operation, which 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from numbers import Real
@@ -21,9 +20,8 @@ from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullErro
 from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
-from ..expressions import Elementwise, Reduction
+from ..expressions import Elementwise, Out, Reduction
 from ..graphs import Graph, capture
-from ._elements import ARRAYS
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._multiplications import spmv
 from ._products import CheckStructure, Spmv
@@ -37,8 +35,8 @@ LinearMap: TypeAlias = Callable[[AccelRef], Awaitable[AccelRef]]
 
 Callback: TypeAlias = Callable[[AccelRef], Awaitable[object] | None]
 
-make = functools.partial(Elementwise[Any], library=ARRAYS)
-reduce = functools.partial(Reduction, library=ARRAYS)
+make = Elementwise[Any]
+reduce = Reduction
 
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
@@ -169,7 +167,7 @@ class Problem:
             )
         return made
 
-    async def residual(self, x: AccelRef | None) -> AccelRef:
+    async def residual(self, x: Out) -> AccelRef:
         """Compute ``b - A @ x``."""
         return self.b if x is None else await self.ask(_MINUS.compute(self.b, await self.multiply(x)))
 

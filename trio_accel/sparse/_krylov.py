@@ -127,9 +127,7 @@ _BI_TURN = make(
 _QUOTIENT = make("where(abs(y) > least, x / y, 0 * x)", operation="sparse.bicgstab")
 _BI_HALF = make("r - alpha * v", operation="sparse.bicgstab")
 _BI_STEP = make(
-    "x1 = x + alpha * p + omega * s; r1 = half - omega * t",
-    outputs=("x1", "r1"),
-    operation="sparse.bicgstab",
+    "x1 = x + alpha * p + omega * s; r1 = half - omega * t", outputs=("x1", "r1"), operation="sparse.bicgstab"
 )
 
 

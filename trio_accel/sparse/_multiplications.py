@@ -8,19 +8,19 @@ from typing import Any
 from ..backends.base.ops import Transpose
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import Elementwise, Scatter
-from ._elements import ARRAYS, row_indices
+from ..expressions import Elementwise, Out, Scatter
+from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import declared_spmm, declared_spmv, declared_to_dense
 
 __all__ = ["spmm", "spmv", "to_dense"]
 
-_make = functools.partial(Elementwise[AccelRef], library=ARRAYS)
+_make = Elementwise[AccelRef]
 _CONJ = _make("conj(x)", operation="sparse.spmm")
 _SCALE = _make("x * y", operation="sparse.spmm")
 
 
-async def spmv(matrix: SparseMatrix, x: Operand, *, out: AccelRef | None = None) -> AccelRef:
+async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
     A matrix of columns is one of rows, transposed: one product (``SpMM``). Coordinates and blocks are taken
@@ -42,7 +42,7 @@ async def spmv(matrix: SparseMatrix, x: Operand, *, out: AccelRef | None = None)
     return await declared_spmv(matrix, x, out=out)
 
 
-def _check_vector(matrix: SparseMatrix, x: Operand, out: AccelRef | None) -> None:
+def _check_vector(matrix: SparseMatrix, x: Operand, out: Out) -> None:
     given: dict[str, Any] = {"x": (x, matrix.shape[1]), "out": (out, matrix.shape[0])}
     for name, (vector, length) in given.items():
         if vector is not None and getattr(vector, "shape", None) != (length,):
@@ -56,7 +56,7 @@ async def spmm(
     *,
     alpha: complex = 1.0,
     beta: complex = 0.0,
-    out: AccelRef | None = None,
+    out: Out = None,
     transpose: Transpose = "N",
 ) -> AccelRef:
     """Product with a dense matrix: ``alpha * op(matrix) @ b + beta * out`` (cuSPARSE ``SpMM``).
@@ -89,7 +89,7 @@ async def spmm(
 _TURNED: dict[str, Transpose] = {"N": "T", "T": "N", "C": "N"}
 
 
-async def to_dense(matrix: SparseMatrix, *, out: AccelRef | None = None) -> AccelRef:
+async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
     """Make the dense matrix of a sparse one, as SciPy's ``toarray``; elements stored twice are added up.
 
     Args:
@@ -139,12 +139,7 @@ async def _placed(matrix: BsrMatrix | CooMatrix) -> _Placed:
 
 
 async def _by_places(
-    matrix: BsrMatrix | CooMatrix,
-    b: Operand,
-    alpha: complex,
-    beta: complex,
-    out: AccelRef | None,
-    transpose: Transpose,
+    matrix: BsrMatrix | CooMatrix, b: Operand, alpha: complex, beta: complex, out: Out, transpose: Transpose
 ) -> AccelRef:
     """Multiply each value by a row of `b`, and add the products at the places of the result."""
     name = "sparse.Spmm"
@@ -175,7 +170,7 @@ async def _by_places(
 
 
 async def _target(
-    name: str, matrix: SparseMatrix, shape: tuple[int, int], out: AccelRef | None, beta: complex
+    name: str, matrix: SparseMatrix, shape: tuple[int, int], out: Out, beta: complex
 ) -> AccelRef:
     """Make the array that products are added to."""
     if out is None:
@@ -196,9 +191,7 @@ def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise
 @functools.cache
 def _scatter(indices: tuple[str, ...], row: str, col: str) -> Scatter:
     """Add values at places that expressions of indices tell."""
-    return Scatter(
-        f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm", library=ARRAYS
-    )
+    return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm")
 
 
 # The messages and specifications are those of the operations that take rows, under the functions' names.

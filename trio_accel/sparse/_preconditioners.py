@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..backends.base import LinAlgError
 from ..devices import AccelRef
 from ..devices.operations._plan_source import refuse_value
+from ..expressions import Out
 from ._elements import check_csr, diagonal
 from ._formats import CsrMatrix
 from ._iterations import make
@@ -37,7 +38,7 @@ class Preconditioner:
         self,
         kind: _Kind,
         shape: tuple[int, int],
-        diagonal: AccelRef | None = None,
+        diagonal: Out = None,
         lower: CsrMatrix | None = None,
         upper: CsrMatrix | None = None,
     ) -> None:

@@ -38,19 +38,9 @@ def _failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) 
     return LinAlgError(f"{function}: the matrix {trouble}", library="sparse", code=code)
 
 
-@operation(
-    f"{_SQUARE}, b(n, c?) -> out(n, c?)",
-    actor=SparseActor,
-    dtypes=NATIVE,
-    status=_failure,
-)
+@operation(f"{_SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=_failure)
 async def spsolve_triangular(
-    matrix: CsrMatrix,
-    b: Operand,
-    lower: bool = True,
-    *,
-    unit_diagonal: bool = False,
-    trans: Transpose = "N",
+    matrix: CsrMatrix, b: Operand, lower: bool = True, *, unit_diagonal: bool = False, trans: Transpose = "N"
 ) -> AccelRef:
     """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
 
 from ..backends.base import DType
 from ..backends.base.ops import contraction_terms
@@ -17,6 +16,7 @@ from ..expressions import (
     Factor,
     Groups,
     Made,
+    Out,
     Reduction,
     check_operands,
     contraction_path,
@@ -24,9 +24,6 @@ from ..expressions import (
 )
 
 __all__ = ["Contract", "ContractionPath", "TensorActor", "contract", "contract_path", "einsum"]
-
-ARRAYS: Final = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor of what is made of expressions."""
 
 
 class TensorActor(LibraryActor):
@@ -46,7 +43,7 @@ async def contract(
     *,
     alpha: complex = 1.0,
     beta: complex = 0.0,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
@@ -99,9 +96,10 @@ async def contract(
         return await _expression("out = x + q * z")(product, beta, c, out=out)
 
 
-_names: Any = {"operation": "tensor.contract", "library": ARRAYS}
-_expression = functools.cache(functools.partial(Elementwise[AccelRef], precision="float32", **_names))
-_sums = functools.cache(functools.partial(Reduction, **_names))
+_expression = functools.cache(
+    functools.partial(Elementwise[AccelRef], precision="float32", operation="tensor.contract")
+)
+_sums = functools.cache(functools.partial(Reduction, operation="tensor.contract"))
 
 
 def _check_dtype(name: str, dtype: DType) -> None:
@@ -118,7 +116,7 @@ async def _by_contract(left: Factor, right: Factor, groups: Groups, made: Made) 
     return await device_of("einsum", left.array, right.array).ask(message)
 
 
-_CONTRACTING = Contracting("tensor.einsum", ARRAYS, _by_contract)
+_CONTRACTING = Contracting("tensor.einsum", _by_contract)
 
 
 async def einsum(

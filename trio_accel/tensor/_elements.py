@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 from ..backends.base import DType
 from ..backends.base.values import element, factor
 from ..devices import AccelRef, Operand
-from ..expressions import Elementwise, Factor, Reduction, check_operands, factors_of
-from ._contractions import ARRAYS
+from ..expressions import Elementwise, Factor, Out, Reduction, check_operands, factors_of
 
 __all__ = ["elementwise", "permute", "reduce"]
 
@@ -18,8 +17,8 @@ Operator: TypeAlias = Literal["add", "max", "min", "multiply"]
 """How two elements become one: those of cuTENSOR."""
 
 # By their texts.
-_expression = functools.cache(functools.partial(Elementwise[AccelRef], library=ARRAYS))
-_reduction = functools.cache(functools.partial(Reduction, operation="tensor.reduce", library=ARRAYS))
+_expression = functools.cache(Elementwise[AccelRef])
+_reduction = functools.cache(functools.partial(Reduction, operation="tensor.reduce"))
 
 _REDUCTIONS = {"add": "sum", "max": "max", "min": "min", "multiply": "prod"}
 _TEXTS = {
@@ -30,9 +29,7 @@ _TEXTS = {
 }
 
 
-async def reduce(
-    subscripts: str, a: Operand, /, *, op: Operator = "add", out: AccelRef | None = None
-) -> AccelRef:
+async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: Out = None) -> AccelRef:
     """Reduce the axes whose letters the result has not: ``reduce("ijk->ki", a)``, as cuTENSOR's ``reduce``.
 
     One launch. Sums and products of float16, bfloat16 and float32 are made in float64 and rounded once.
@@ -60,9 +57,7 @@ async def reduce(
     return await combine(read.along((*output, *inner)), axis=axes, out=out)
 
 
-async def permute(
-    subscripts: str, a: Operand, /, *, alpha: complex = 1, out: AccelRef | None = None
-) -> AccelRef:
+async def permute(subscripts: str, a: Operand, /, *, alpha: complex = 1, out: Out = None) -> AccelRef:
     """Copy a tensor with its axes in another order: ``permute("ijk->kij", a)``, as cuTENSOR's ``permute``.
 
     One launch. `ta.arrays.permute_dims` makes a view instead.
@@ -92,7 +87,7 @@ async def elementwise(
     *operands: Operand,
     op: Operator | Sequence[Operator] = "add",
     factors: Sequence[complex] | None = None,
-    out: AccelRef | None = None,
+    out: Out = None,
 ) -> AccelRef:
     """Combine the elements of two or more tensors, as cuTENSOR's ``elementwise_binary`` and ``_trinary``.
 
@@ -136,7 +131,7 @@ async def elementwise(
 
 
 async def _combined(
-    name: str, views: Sequence[Operand], scales: Sequence[complex], ops: Sequence[str], out: AccelRef | None
+    name: str, views: Sequence[Operand], scales: Sequence[complex], ops: Sequence[str], out: Out
 ) -> AccelRef:
     """Combine views of one shape from the left; low precision is rounded once."""
     # By the number of the tensor: itself, and its factor.

@@ -414,7 +414,7 @@ def _path_of(actor: type[Any] | str) -> str:
 
 
 # `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
-_ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None")
+_ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None", "Out")
 # What no operation takes: it is told what to write.
 _UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
 _QUALIFIED = re.compile(r"\w+\.")

@@ -10,12 +10,7 @@ import attrs
 
 from ...base import DType
 from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    ConvolutionInputGradSpec,
-    ConvolutionSpec,
-    ConvolutionWeightGradSpec,
-)
+from ...base.ops import ArraySpec, ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
 from ..kit._library import KernelCall, LibraryDevice
 from ._cudnn import Graph, Layout
 from ._dnn_base import (

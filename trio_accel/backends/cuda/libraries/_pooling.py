@@ -9,14 +9,7 @@ from typing import Any
 from ...base import DType, OutOfRangeError
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
-from ...base.ops import (
-    AvgPoolGradSpec,
-    AvgPoolSpec,
-    MaxPoolGradSpec,
-    MaxPoolSpec,
-    OperationSpec,
-    StatusArray,
-)
+from ...base.ops import AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec, OperationSpec, StatusArray
 from ..kit._library import KernelCall, LibraryDevice
 from ._dnn_base import FLOATS, GRID, KINDS, DnnKernels, grid_of, wide, wide_of, wide_result
 

@@ -204,13 +204,7 @@ class BlasLibrary(RoutineLibrary):
         call.convert(room, c)
 
     def _multiply(
-        self,
-        call: KernelCall,
-        kind: Kind,
-        product: Product,
-        factors: Factors,
-        spec: Any,
-        c: int,
+        self, call: KernelCall, kind: Kind, product: Product, factors: Factors, spec: Any, c: int
     ) -> None:
         """Call cuBLAS; `c` is the address of the result."""
         self._blas.select(call.stream, HOST)

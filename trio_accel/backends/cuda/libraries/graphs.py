@@ -181,12 +181,7 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
                 run_works(works, [number])
 
     def _make_graph(
-        self,
-        stream: CudaStream,
-        workspace: int,
-        enqueue: Callable[[Any], None],
-        *,
-        has_conditions: bool,
+        self, stream: CudaStream, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
     ) -> _Captured:
         """Capture a chain. All memory that it needs is taken before: the driver refuses that meanwhile."""
         arena, capturing = self._device.arena, self._streams.get(stream)
