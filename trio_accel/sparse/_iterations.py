@@ -23,6 +23,7 @@ from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Reduction
 from ..graphs import Graph, capture
+from ..linalg import Nrm2
 from ._elements import ARRAYS
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._multiplications import spmv
@@ -43,8 +44,6 @@ reduce = functools.partial(Reduction, library=ARRAYS)
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
 
-_SQUARES = "real(x) * real(x) + imag(x) * imag(x)"
-NORM = reduce(_SQUARES, "sum", post="sqrt(a)", operation="sparse.norm")
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
 _MINUS = make("x - y", operation="sparse.residual")
@@ -180,7 +179,7 @@ class Problem:
 
     async def size(self, x: AccelRef) -> float:
         """Compute the norm of a vector, and wait for it."""
-        norm = await self.ask(NORM.compute(x))
+        norm = await self.ask(Nrm2(x))
         await self.settle()
         return float(await norm.item())
 
@@ -255,7 +254,7 @@ async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] |
         _set_state(again, state)
         for _ in range(turns):
             await again.step()
-        norm = await again.problem.ask(NORM.compute(await again.problem.residual(again.x)))
+        norm = await again.problem.ask(Nrm2(await again.problem.residual(again.x)))
         return *_state(again), norm
 
     try:
