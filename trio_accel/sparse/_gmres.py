@@ -79,11 +79,9 @@ class _Gmres(Method):
     # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
     alone: ClassVar[int] = 0
 
-    def __init__(
-        self, restart: int, wanted: float, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef
-    ) -> None:
+    def __init__(self, restart: int, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self.made = problem, x, made
-        self._restart, self._wanted = restart, wanted
+        self._restart = restart
 
     async def step(self) -> None:
         problem, steps, n = self.problem, self._restart, len(self.problem.b)
@@ -102,7 +100,7 @@ class _Gmres(Method):
             await problem.ask(_UNIT.compute(size=sizes[step], w=w, out=basis[step + 1]))
         await problem.ask(Axpy(1.0, rest, h))
         assert self.made is not None
-        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, self._wanted))
+        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, problem.wanted))
         change = await problem.ask(Gemv(1.0, basis[:steps].T, y))
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
@@ -122,7 +120,7 @@ async def gmres(
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
     `A` is any square matrix. All numbers stay on the device, and the host reads the residual once in each
-    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. Where
+    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two products each time. Where
     `A` is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first
     one. Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array
     that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
@@ -147,11 +145,9 @@ async def gmres(
     """
     problem = await make_problem("gmres", A, b, M, x0)
     steps = min(check_bound("gmres", "restart", restart, is_whole=True), max(len(problem.b), 1))
-    length = await problem.size(problem.b)
-    wanted = max(check_bound("gmres", "rtol", rtol) * length, check_bound("gmres", "atol", atol))
     made = await problem.device.zeros((), real_of(problem.dtype))
     return await run(
-        problem, functools.partial(_Gmres, steps, wanted, made),
+        problem, functools.partial(_Gmres, steps, made),
         x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=1,
     )  # fmt: skip
 
