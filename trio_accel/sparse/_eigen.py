@@ -23,7 +23,16 @@ from ._conversions import add, tocsr
 from ._elements import norm
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._gmres import orthogonalize
-from ._iterations import ConvergenceError, LinearMap, Problem, check_bound, make, make_problem, reduce
+from ._iterations import (
+    ConvergenceError,
+    LinearMap,
+    Problem,
+    check_bound,
+    make,
+    make_problem,
+    reduce,
+    unit_of,
+)
 from ._systems import spsolve
 
 __all__ = ["EigshResult", "eigsh"]
@@ -230,7 +239,8 @@ async def eigsh(
         k: How many: from 1, and below n.
         which: ``"LM"``: the largest absolute values. ``"LA"``: the largest ones. ``"SA"``: the smallest ones.
         v0: Vector of shape (n,) to begin with; by default random numbers, the same at each call.
-        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 32)``.
+        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 40)``, with 20 in place
+            of 40 for `sigma` or a function.
         maxiter: The largest number of rounds of a run; by default ``10 * n``.
         tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
         sigma: A number near which eigenvalues are wanted: `which` then chooses by ``1 / (w - sigma)``, so
@@ -263,7 +273,9 @@ async def eigsh(
         raise ValueError(f"sparse.eigsh: k must be above 0 and below {n}, got {k}")
     if which not in ("LM", "LA", "SA"):
         refuse_value("sparse.eigsh", "which", ("LM", "LA", "SA"), which)
-    steps = min(n, max(2 * k + 1, 32)) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
+    # Longer rounds have fewer looks of the host; shorter ones, fewer calls of a function.
+    usual = max(2 * k + 1, 20 if callable(problem.a) else 40)
+    steps = min(n, usual) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
     if not k < steps <= n:
         raise ValueError(f"sparse.eigsh: ncv must be above {k} and at most {n}, got {ncv}")
     most = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)
@@ -273,8 +285,10 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # What is right for the inverse is so for the matrix, but for roundings of that.
-        problem.a, values, scale = shifted, 1 / values, float(await (await norm(shifted, math.inf)).item())
+        # What is right for the inverse is so for the matrix, but for roundings: those are as large as the
+        # largest eigenvalue of the inverse makes them, which may be none of those that are wanted.
+        scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
+        problem.a, values = shifted, 1 / values
     order = np.argsort(values)
     vectors = await _checked(problem, await lanczos.vectors(order), values[order], scale, wanted)
     found = (values[order] + (sigma or 0.0) / unit) * unit
@@ -357,10 +371,7 @@ async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
 
 async def _unit(a: SparseMatrix) -> float:
     """Return a power of two by which a matrix is divided: 1 where its values are neither huge nor tiny."""
-    facts, largest = np.finfo(a.dtype.dtype), float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0
-    exponent = math.frexp(largest)[1]
-    is_kept = not math.isfinite(largest) or not largest or abs(exponent) < facts.maxexp // 4
-    return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
+    return unit_of(float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0, a.dtype)
 
 
 async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
