@@ -308,7 +308,7 @@ async def norm(
     if axis is None and ord in (None, "fro"):
         return await nrm2(matrix.data)
     squared = axis is not None and ord in (None, 2)
-    sizes = await _ABS(matrix.data)
+    sizes, unit = await _ABS(matrix.data), None
     if squared and matrix.nnz:
         # Squares of parts of the largest size are numbers of the dtype.
         unit = await _PART(x=await _MOST["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
@@ -318,7 +318,7 @@ async def norm(
         if ord == math.inf:
             return await max(made, axis)
         total = await sum(made, axis)
-        return await _ROOT(x=total, unit=unit) if squared and matrix.nnz else total
+        return await _ROOT(x=total, unit=unit) if unit is not None else total
     if 0 in matrix.shape:
         raise ValueError(f"sparse.norm: shape {matrix.shape} has no largest or smallest sum")
     sums = await sum(made, 0 if ord in (1, -1) else 1)
