@@ -117,6 +117,16 @@ async def test_values_near_a_number(device: ta.Device) -> None:
 
 @NEEDS_DIRECT
 @NEEDS_SORT
+async def test_values_behind_a_much_nearer_one_on_the_other_side(device: ta.Device) -> None:
+    spectrum = np.array([0.49999, 3.0, 5.0, 7.0, 11.0, 13.0])
+    turned, _ = np.linalg.qr(np.random.default_rng(8).normal(size=(6, 6)))
+    a = await sparse.csr(device, scipy.sparse.csr_array((turned * spectrum) @ turned.T))
+    found = await sparse.eigsh(a, 2, "LA", sigma=0.5)
+    np.testing.assert_allclose(await found.eigenvalues.to_host(), [3, 5], rtol=1e-9)
+
+
+@NEEDS_DIRECT
+@NEEDS_SORT
 async def test_values_near_a_number_of_a_complex_matrix(device: ta.Device) -> None:
     matrix = well_conditioned(12, 0.4, "complex128", "int64", 3)
     matrix = scipy.sparse.csr_array(matrix + matrix.conj().T)

@@ -60,6 +60,44 @@ def test_random_systems(name: str, dtype: str, n: int, seed: int, begins: bool) 
 
 
 @pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        ("float64", 1e-200),
+        ("float64", 1e-300),
+        ("float64", 1e250),
+        ("complex128", 1e-200),
+        ("float32", 1e-25),
+    ],
+)
+async def test_right_hand_sides_with_squares_beyond_the_dtype(
+    device: ta.Device, name: str, dtype: str, scale: float
+) -> None:
+    matrix, generator = hermitian(20, dtype, 5), np.random.default_rng(5)
+    ones, begin = (generator.normal(size=20).astype(dtype) for _ in range(2))
+    a, seen, rtol = await sparse.csr(device, matrix), list[ta.AccelRef](), RTOL[dtype]
+    for atol, x0 in ((0.0, None), (0.0, begin * ones.dtype.type(scale)), (1e-2 * scale, None)):
+        b = ones * ones.dtype.type(scale)
+        found = await SOLVERS[name](
+            a, b, x0, rtol=0.0 if atol else rtol, atol=atol, maxiter=400, callback=seen.append
+        )
+        # Beside the true scale: the check's own squares would be zeros.
+        x = (await found.x.to_host()).astype("complex128") / scale
+        residual = np.linalg.norm(matrix @ x - b.astype("complex128") / scale)
+        assert residual <= 1.1 * (atol / scale or rtol * np.linalg.norm(ones))
+        assert found.residual / scale == pytest.approx(residual, abs=0.1 * (atol / scale or rtol * 5))
+        # A callback sees the solution of the system that was given.
+        assert np.array_equal(await seen[-1].to_host(), await found.x.to_host())
+    with pytest.raises(sparse.ConvergenceError) as caught:
+        await SOLVERS[name](a, ones * ones.dtype.type(scale), rtol=0.0, maxiter=1)
+    assert caught.value.x is not None
+    x = (await caught.value.x.to_host()).astype("complex128") / scale
+    assert caught.value.residual / scale == pytest.approx(
+        np.linalg.norm(matrix @ x - ones), rel=1e-2, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", SOLVERS)
 async def test_a_laplacian_with_a_known_solution(device: ta.Device, name: str) -> None:
     points = 16
     matrix = laplacian(points)

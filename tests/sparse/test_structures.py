@@ -143,6 +143,19 @@ def test_norms(case: Any) -> None:
     on_device(test)
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [("float64", 1e-200), ("complex128", 1e250), ("float32", 1e-30)])
+async def test_norms_with_squares_beyond_the_dtype(device: ta.Device, dtype: str, scale: float) -> None:
+    full = np.array([[3, 0, 4], [0, 0, 0], [-6, 8, 0]], dtype)
+    a = await sparse.csr(device, scipy.sparse.csr_array(full * full.dtype.type(scale)))
+    for order, axis in ((None, None), ("fro", None), (None, 0), (2, 0), (2, 1)):
+        found = await (await sparse.norm(a, order, axis)).to_host()  # type: ignore[arg-type]
+        expected = np.linalg.norm(full, order, axis)  # type: ignore[call-overload]
+        np.testing.assert_allclose(found / found.dtype.type(scale), expected, rtol=1e-6)
+    full[0, 0] = np.inf
+    a = await sparse.csr(device, scipy.sparse.csr_array(full))
+    np.testing.assert_array_equal(await (await sparse.norm(a, 2, 1)).to_host(), [np.inf, 0, 10])
+
+
 async def test_a_nan_is_the_largest_and_the_smallest(device: ta.Device) -> None:
     a = await sparse.csr(device, scipy.sparse.csr_array(np.array([[1.0, np.nan], [2.0, 0.0]])))
     assert np.isnan(await (await sparse.norm(a)).item())

@@ -18,18 +18,28 @@ from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
 from ..graphs import Graph, capture
+from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
 from ._elements import norm
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
-from ._gmres import COMBINE, orthogonalize
-from ._iterations import NORM, ConvergenceError, LinearMap, Problem, check_bound, make, make_problem, reduce
+from ._gmres import orthogonalize
+from ._iterations import (
+    ConvergenceError,
+    LinearMap,
+    Problem,
+    check_bound,
+    make,
+    make_problem,
+    reduce,
+    unit_of,
+)
 from ._systems import spsolve
 
 __all__ = ["EigshResult", "eigsh"]
 
 _Which: TypeAlias = Literal["LM", "LA", "SA"]
 
-_UNIT = make("where(size > least * whole, w / size, 0 * w)", operation="sparse.eigsh")
+_UNIT = make("w / maximum(size, least)", operation="sparse.eigsh")
 _TIMES = make("x * y", operation="sparse.eigsh")
 _LARGEST = reduce("abs(x)", "max", operation="sparse.eigsh")
 _COPY = make("1 * w", operation="sparse.eigsh")
@@ -51,10 +61,10 @@ class EigshResult(NamedTuple):
 class _Lanczos:
     """Lanczos' method with full orthogonalization and thick restarts (Wu and Simon, 2000).
 
-    The first vectors of the basis are eigenvectors that are locked: all others are made orthogonal to them,
-    and see what is left of the matrix. The next ones are Ritz vectors, or an invariant subspace. Products
-    with those behind fill the upper triangle of the projected matrix, because all parts along the basis are
-    taken off and noted.
+    The first `k` vectors of the basis are eigenvectors that are locked, or zeros: all others are made
+    orthogonal to them, and see what is left of the matrix. The next ones are Ritz vectors, or an invariant
+    subspace. Products with those behind fill the upper triangle of the projected matrix, because all parts
+    along the basis are taken off and noted. The steps of each part of the basis are recorded once.
 
     Attributes:
         locked: Eigenvalues of the vectors that are locked.
@@ -63,23 +73,21 @@ class _Lanczos:
     def __init__(self, problem: Problem, steps: int, k: int, which: _Which) -> None:
         n = len(problem.b)
         self._problem, self._steps, self._k, self._which = problem, steps, k, which
-        self._rows = min(n, steps + k)
-        self._kept = 0
+        self._kept, self._most_kept = 0, min(k + (steps - k) // 2, steps - 1)
         self._projected: npt.NDArray[Any] = np.zeros((steps, steps), problem.dtype.dtype)
         self._generator = np.random.default_rng(0)
         # What is left of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
-        self._turn: npt.NDArray[Any] | None = None
-        self._graphs: dict[tuple[int, ...], Graph[Any] | None] = {}
+        self._graphs: dict[tuple[int, int], Graph[Any]] = {}
         self.locked: npt.NDArray[Any] = np.zeros(0)
 
     async def start(self, v0: AccelRef) -> None:
-        problem, rows = self._problem, self._rows
+        problem, rows = self._problem, self._k + self._steps
         self._basis = await problem.device.zeros((rows + 1, len(v0)), problem.dtype)
         self._spare = await problem.device.zeros((self._steps, len(v0)), problem.dtype)
-        self._h = await problem.device.zeros((rows, rows), problem.dtype)
-        self._sizes = await problem.device.zeros((2, rows), real_of(problem.dtype))
-        await self._put(0, v0)
+        self._h = await problem.device.zeros((2, rows, rows), problem.dtype)
+        self._sizes = await problem.device.zeros(rows, real_of(problem.dtype))
+        await self._put(self._k, v0)
 
     async def _put(self, place: int, vector: AccelRef | None) -> None:
         """Set a vector of the basis: one of length 1, or a random one that is orthogonal to those before."""
@@ -87,11 +95,10 @@ class _Lanczos:
         if vector is None:
             made = self._generator.normal(size=len(problem.b)).astype(problem.dtype.dtype)
             vector = await problem.device.put(made)
-            if place:
-                unused = await problem.device.zeros(place, problem.dtype)
-                vector = await orthogonalize(problem, self._basis[:place], vector, unused)
-        size = await problem.ask(NORM.compute(vector))
-        await problem.ask(_UNIT.compute(size=size, least=0.0, whole=1.0, w=vector, out=self._basis[place]))
+            notes = [self._h[time, 0, :place] for time in range(2)]
+            vector = await orthogonalize(problem, self._basis[:place], vector, notes)
+        size = await problem.ask(Nrm2(vector))
+        await problem.ask(_UNIT.compute(size=size, least=problem.least, w=vector, out=self._basis[place]))
 
     async def cycle(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float, int]:
         """Fill the basis.
@@ -100,76 +107,57 @@ class _Lanczos:
             Ritz values and vectors of the projected matrix, the length of what is left of the last product,
             and how many vectors there are, without those that are locked.
         """
-        problem, locked, kept = self._problem, len(self.locked), self._kept
-        end = min(locked + self._steps, len(problem.b))
-        await problem.settle()
-        await self._fill(locked, locked + kept, end)
-        columns, (found, all_of_it) = await self._h.to_host(), await self._sizes.to_host()
-        columns = columns[locked:end, locked:end]
-        found, all_of_it = found[locked:end], all_of_it[locked:end]
+        kept, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
+        begin, end = self._k, self._k + min(self._steps, left_of_n)
+        await self._fill(begin + kept, end)
+        columns, found = (await self._h.to_host()).sum(0)[begin:end], (await self._sizes.to_host())[begin:end]
         if not (np.isfinite(columns[kept:]).all() and np.isfinite(found[kept:]).all()):
             raise LinAlgError(
                 "eigsh: A, or a product with it, holds a NaN or an infinity", library="sparse", code=-1
             )
-        ends = np.flatnonzero((found <= self._least * all_of_it)[kept:])
-        count = kept + int(ends[0]) + 1 if ends.size else end - locked
-        self._projected[:count, kept:count] = columns[kept:count, :count].T
+        ends = np.flatnonzero(found[kept:] <= self._least * np.linalg.norm(columns[kept:], axis=1))
+        count = kept + int(ends[0]) + 1 if ends.size else end - begin
+        self._projected[:count, kept:count] = columns[kept:count, begin : begin + count].T
         values, vectors = np.linalg.eigh(self._projected[:count, :count], UPLO="U")
         # Where the basis spans everything, nothing is left.
-        left = 0.0 if ends.size or locked + count == len(problem.b) else float(found[count - 1])
+        left = 0.0 if ends.size or count == left_of_n else float(found[count - 1])
         return values, vectors, left, count
 
-    async def _fill(self, locked: int, first: int, end: int) -> None:
-        """Turn the basis, and multiply its vectors from the first one on: by a graph if it is done again."""
-        problem, turn, given = self._problem, self._turn, list[AccelRef]()
-        self._turn = None
-        if turn is not None:
-            given.append(await problem.device.put(np.ascontiguousarray(turn.T)))
-        place = locked, first, end, *(turn.shape if turn is not None else ())
-
-        async def fill(problem: Problem, *factors: AccelRef) -> None:
-            if factors:
-                await self._combine(problem, locked, factors[0])
-                await problem.ask(_COPY.compute(self._spare[: first - locked], out=self._basis[locked:first]))
-                last = locked + factors[0].shape[1]
-                await problem.ask(_COPY.compute(self._basis[last], out=self._basis[first]))
-            await self._multiply(problem, first, end)
-
-        if place not in self._graphs:
-            self._graphs[place] = None
-        elif problem.is_recorded:
-            try:
-                graph = self._graphs[place]
-                if graph is None:
-                    again = attrs.evolve(problem, pending=[])
-                    graph = await capture(problem.device, functools.partial(fill, again), *given)
-                    self._graphs[place] = graph
-                await graph(*given)
-            except NotSupportedError:
-                # The backend has no graphs, or not of all these operations.
-                pass
-            else:
-                return
-        await fill(problem, *given)
+    async def _fill(self, first: int, end: int) -> None:
+        """Multiply the vectors of the basis from the first one on, by graphs where there are some."""
+        problem, middle = self._problem, min(max(first, self._k + self._most_kept), end)
+        await problem.settle()
+        for begin, stop in ((first, middle), (middle, end)):
+            if begin < stop and problem.is_recorded:
+                try:
+                    if (begin, stop) not in self._graphs:
+                        steps = functools.partial(
+                            self._multiply, attrs.evolve(problem, pending=[]), begin, stop
+                        )
+                        self._graphs[begin, stop] = await capture(problem.device, steps)
+                    await self._graphs[begin, stop]()
+                except NotSupportedError:
+                    # The backend has no graphs, or not of all these operations.
+                    pass
+                else:
+                    continue
+            await self._multiply(problem, begin, stop)
+        await problem.settle()
 
     async def _multiply(self, problem: Problem, first: int, end: int) -> None:
         for step in range(first, end):
             w = await problem.multiply(self._basis[step])
-            size, whole_size = self._sizes[0, step], self._sizes[1, step]
-            await problem.ask(NORM.compute(w, out=whole_size))
-            w = await orthogonalize(problem, self._basis[: step + 1], w, self._h[step, : step + 1])
-            await problem.ask(NORM.compute(w, out=size))
-            await problem.ask(
-                _UNIT.compute(size=size, least=self._least, whole=whole_size, w=w, out=self._basis[step + 1])
-            )
+            notes = [self._h[time, step, : step + 1] for time in range(2)]
+            w = await orthogonalize(problem, self._basis[: step + 1], w, notes)
+            size = await problem.ask(Nrm2(w, out=self._sizes[step]))
+            await problem.ask(_UNIT.compute(size=size, least=problem.least, w=w, out=self._basis[step + 1]))
         await problem.settle()
 
-    async def _combine(self, problem: Problem, locked: int, factors: AccelRef) -> None:
-        """Combine vectors of the basis that are not locked, beside it: one for each row of factors."""
-        basis = self._basis[locked : locked + factors.shape[1]]
-        for row in range(factors.shape[0]):
-            terms = factors[row].reshape(-1, 1)
-            await problem.ask(COMBINE.compute(v=basis, h=terms, axis=0, out=self._spare[row]))
+    async def _combine(self, vectors: npt.NDArray[Any]) -> AccelRef:
+        """Combine vectors of the basis that are not locked, beside it: one for each column."""
+        factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
+        basis, out = self._basis[self._k : self._k + len(vectors)], self._spare[: len(factors)]
+        return await self._problem.ask(Gemm(1.0, factors, basis, 0.0, out))
 
     def rank(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return numbers that are the larger, the more a value is wanted."""
@@ -182,14 +170,13 @@ class _Lanczos:
 
     async def lock(self, values: npt.NDArray[Any], vectors: npt.NDArray[Any]) -> None:
         """Lock pairs; where there are `k`, the one that is wanted least gives way."""
-        factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
-        await self._combine(self._problem, len(self.locked), factors)
+        combined = await self._combine(vectors)
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
             # What is not a number is behind all others.
             place = int(self.best(self.locked)[-1])
-            await self._basis[place].assign(self._spare[number])
+            await self._basis[place].assign(combined[number])
             self.locked[place] = value
 
     async def vectors(self, order: npt.NDArray[np.intp]) -> list[AccelRef]:
@@ -200,7 +187,7 @@ class _Lanczos:
         """Begin a run with random numbers."""
         self._kept = 0
         self._projected[:] = 0
-        await self._put(len(self.locked), None)
+        await self._put(self._k, None)
 
     async def restart(
         self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int
@@ -209,20 +196,19 @@ class _Lanczos:
 
         Behind an invariant subspace, another direction joins it.
         """
-        locked = len(self.locked)
+        problem, basis = self._problem, self._basis[self._k :]
         if not left and count < self._steps and len(values) == count:
             self._kept = count
-            await self._put(locked + count, None)
+            await self._put(self._k + count, None)
             return
-        wanted = 1 if locked else self._k
-        kept = self.best(values)[: min(wanted + (self._steps - wanted) // 2, self._steps - 1)]
-        self._kept, self._turn = len(kept), vectors[:, kept]
-        if not left:
-            factors = await self._problem.device.put(np.ascontiguousarray(self._turn.T))
-            await self._combine(self._problem, locked, factors)
-            await self._basis[locked : locked + self._kept].assign(self._spare[: self._kept])
-            self._turn = None
-            await self._put(locked + self._kept, None)
+        kept = self.best(values)[: self._most_kept]
+        self._kept = len(kept)
+        combined = await self._combine(vectors[:, kept])
+        await problem.ask(_COPY.compute(combined, out=basis[: self._kept]))
+        if left:
+            await problem.ask(_COPY.compute(basis[count], out=basis[self._kept]))
+        else:
+            await self._put(self._k + self._kept, None)
         self._projected[:] = 0
         self._projected[range(self._kept), range(self._kept)] = values[kept]
 
@@ -253,7 +239,8 @@ async def eigsh(
         k: How many: from 1, and below n.
         which: ``"LM"``: the largest absolute values. ``"LA"``: the largest ones. ``"SA"``: the smallest ones.
         v0: Vector of shape (n,) to begin with; by default random numbers, the same at each call.
-        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 20)``.
+        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 40)``, with 20 in place
+            of 40 for `sigma` or a function.
         maxiter: The largest number of rounds of a run; by default ``10 * n``.
         tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
         sigma: A number near which eigenvalues are wanted: `which` then chooses by ``1 / (w - sigma)``, so
@@ -286,7 +273,9 @@ async def eigsh(
         raise ValueError(f"sparse.eigsh: k must be above 0 and below {n}, got {k}")
     if which not in ("LM", "LA", "SA"):
         refuse_value("sparse.eigsh", "which", ("LM", "LA", "SA"), which)
-    steps = min(n, max(2 * k + 1, 20)) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
+    # Longer rounds have fewer looks of the host; shorter ones, fewer calls of a function.
+    usual = max(2 * k + 1, 20 if callable(problem.a) else 40)
+    steps = min(n, usual) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
     if not k < steps <= n:
         raise ValueError(f"sparse.eigsh: ncv must be above {k} and at most {n}, got {ncv}")
     most = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)
@@ -296,8 +285,10 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # What is right for the inverse is so for the matrix, but for roundings of that.
-        problem.a, values, scale = shifted, 1 / values, float(await (await norm(shifted, math.inf)).item())
+        # What is right for the inverse is so for the matrix, but for roundings: those are as large as the
+        # largest eigenvalue of the inverse makes them, which may be none of those that are wanted.
+        scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
+        problem.a, values = shifted, 1 / values
     order = np.argsort(values)
     vectors = await _checked(problem, await lanczos.vectors(order), values[order], scale, wanted)
     found = (values[order] + (sigma or 0.0) / unit) * unit
@@ -380,10 +371,7 @@ async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
 
 async def _unit(a: SparseMatrix) -> float:
     """Return a power of two by which a matrix is divided: 1 where its values are neither huge nor tiny."""
-    facts, largest = np.finfo(a.dtype.dtype), float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0
-    exponent = math.frexp(largest)[1]
-    is_kept = not math.isfinite(largest) or not largest or abs(exponent) < facts.maxexp // 4
-    return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
+    return unit_of(float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0, a.dtype)
 
 
 async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
@@ -408,13 +396,11 @@ async def _checked(
     sizes = await device.zeros(len(vectors), values.dtype)
     for place, vector in enumerate(vectors):
         await problem.ask(
-            _UNIT.compute(
-                size=await problem.ask(NORM.compute(vector)), least=0.0, whole=1.0, w=vector, out=out[place]
-            )
+            _UNIT.compute(size=await problem.ask(Nrm2(vector)), least=problem.least, w=vector, out=out[place])
         )
         product = await problem.multiply(out[place])
         off = await problem.ask(_OFF.compute(w=product, theta=float(values[place]), v=out[place]))
-        await problem.ask(NORM.compute(off, out=sizes[place]))
+        await problem.ask(Nrm2(off, out=sizes[place]))
     await problem.settle()
     largest = float((await sizes.to_host()).max())
     # Roundings of products and of the combination come on top of what Lanczos' method says.

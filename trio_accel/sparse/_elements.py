@@ -14,6 +14,7 @@ from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ARRAYS, Elementwise, Reduction, Scatter
+from ..linalg import nrm2
 from ._formats import CsrMatrix
 from ._products import CheckStructure, Spmm, Spmv
 from ._structures import SumDuplicates
@@ -31,7 +32,8 @@ _WITH_ZEROS = {
     name: _make(f"where(count < n, {name}imum(x, 0.0), x)", operation=f"sparse.{name}")
     for name in ("max", "min")
 }
-_ROOT = _make("sqrt(x)", operation="sparse.norm")
+_ROOT = _make("sqrt(x) * unit", operation="sparse.norm")
+_PART = _make("where(x > 0, where(x <= most, x, 1.0), 1.0)", operation="sparse.norm")
 
 
 def _plan_find_rows(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -209,8 +211,7 @@ _DISORDER = _reduce(
 )
 _TOTAL = _reduce("x", "sum", operation="sparse.sum")
 _MOST = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
-_SQUARES = _reduce("real(x) * real(x) + imag(x) * imag(x)", "sum", post="sqrt(a)", operation="sparse.norm")
-_SQUARE = _make("real(x) * real(x) + imag(x) * imag(x)", operation="sparse.norm")
+_SQUARE = _make("(size / unit) * (size / unit)", operation="sparse.norm")
 _ABS = _make("abs(x)", operation="sparse.norm")
 
 
@@ -302,14 +303,19 @@ async def norm(
         refuse_value("sparse.norm", "ord", allowed, ord)
     matrix = await _added_up(matrix)
     if axis is None and ord in (None, "fro"):
-        return await _SQUARES(matrix.data)
+        return await nrm2(matrix.data)
     squared = axis is not None and ord in (None, 2)
-    sizes = await (_SQUARE if squared else _ABS)(matrix.data)
+    sizes, unit = await _ABS(matrix.data), None
+    if squared and matrix.nnz:
+        # Squares of parts of the largest size are numbers of the dtype.
+        unit = await _PART(x=await _MOST["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
+        sizes = await _SQUARE(size=sizes, unit=unit)
     made = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
     if axis is not None:
         if ord == math.inf:
             return await max(made, axis)
-        return await _ROOT(await sum(made, axis)) if squared else await sum(made, axis)
+        total = await sum(made, axis)
+        return await _ROOT(x=total, unit=unit) if unit is not None else total
     if 0 in matrix.shape:
         raise ValueError(f"sparse.norm: shape {matrix.shape} has no largest or smallest sum")
     sums = await sum(made, 0 if ord in (1, -1) else 1)

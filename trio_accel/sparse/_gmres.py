@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import real_of
 from ..devices import AccelRef, Operand, operation
-from ..expressions import Reduction
+from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix
 from ._iterations import (
-    NORM,
     Callback,
     LinearMap,
     Method,
@@ -20,7 +20,6 @@ from ._iterations import (
     check_bound,
     make,
     make_problem,
-    reduce,
     run,
 )
 from ._products import SparseActor
@@ -28,26 +27,22 @@ from ._products import SparseActor
 __all__ = ["LeastResidual", "gmres"]
 
 _ADD = make("x + y", operation="sparse.gmres")
-_MINUS = make("x - y", operation="sparse.gmres")
+_COPY = make("1 * w", operation="sparse.gmres")
 _UNIT = make("where(size != 0, w / size, 0 * w)", operation="sparse.gmres")
-COMBINE = reduce("v * h", "sum", operation="sparse.combine")
 
 
-@functools.cache
-def coefficients(kind: str) -> Reduction:
-    """Return the products of a vector with each of several, conjugated."""
-    return reduce("conj(v) * w" if kind == "complex" else "v * w", "sum", operation="sparse.coefficients")
-
-
-async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, out: AccelRef) -> AccelRef:
-    """Take from a vector its parts along others, twice (classical Gram-Schmidt), and note what they were."""
-    kind, parts = problem.dtype.kind, list[AccelRef]()
-    for _ in range(2):
-        h = await problem.ask(coefficients(kind).compute(v=basis, w=w, axis=1))
-        along = await problem.ask(COMBINE.compute(v=basis, h=h[:, None], axis=0))
-        w = await problem.ask(_MINUS.compute(w, along))
-        parts.append(h)
-    await problem.ask(_ADD.compute(*parts, out=out))
+async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, outs: Iterable[AccelRef]) -> AccelRef:
+    """Take from a vector its parts along others (classical Gram-Schmidt), once for each note of them."""
+    if callable(problem.a):
+        # A function of the program's own may return its argument, or keep what it returns.
+        w = await problem.ask(_COPY.compute(w))
+    columns = basis.T
+    for out in outs:
+        if problem.dtype.kind == "complex":
+            await problem.ask(Gemv(1.0, columns, w, 0.0, out, "C"))
+        else:
+            await problem.ask(Matmul(basis, w, out=out))
+        await problem.ask(Gemv(-1.0, columns, out, 1.0, w))
     return w
 
 
@@ -84,28 +79,29 @@ class _Gmres(Method):
     # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
     alone: ClassVar[int] = 0
 
-    def __init__(
-        self, restart: int, wanted: float, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef
-    ) -> None:
+    def __init__(self, restart: int, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self.made = problem, x, made
-        self._restart, self._wanted = restart, wanted
+        self._restart = restart
 
     async def step(self) -> None:
         problem, steps, n = self.problem, self._restart, len(self.problem.b)
         r = await problem.residual(self.x)
-        size = await problem.ask(NORM.compute(r))
+        size = await problem.ask(Nrm2(r))
         basis = await problem.device.zeros((steps + 1, n), problem.dtype)
-        h = await problem.device.zeros((steps, steps), problem.dtype)
+        h, rest = [await problem.device.zeros((steps, steps), problem.dtype) for _ in range(2)]
         sizes = await problem.device.zeros(steps, size.dtype)
         await problem.ask(_UNIT.compute(size=size, w=r, out=basis[0]))
         for step in range(steps):
             w = await problem.multiply(await problem.precondition(basis[step]))
-            w = await orthogonalize(problem, basis[: step + 1], w, h[step, : step + 1])
-            await problem.ask(NORM.compute(w, out=sizes[step]))
+            w = await orthogonalize(
+                problem, basis[: step + 1], w, (h[step, : step + 1], rest[step, : step + 1])
+            )
+            await problem.ask(Nrm2(w, out=sizes[step]))
             await problem.ask(_UNIT.compute(size=sizes[step], w=w, out=basis[step + 1]))
+        await problem.ask(Axpy(1.0, rest, h))
         assert self.made is not None
-        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, self._wanted))
-        change = await problem.ask(COMBINE.compute(v=basis[:steps], h=y[:, None], axis=0))
+        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, problem.wanted))
+        change = await problem.ask(Gemv(1.0, basis[:steps].T, y))
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
 
@@ -124,7 +120,7 @@ async def gmres(
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
     `A` is any square matrix. All numbers stay on the device, and the host reads the residual once in each
-    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. Where
+    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two products each time. Where
     `A` is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first
     one. Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array
     that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
@@ -149,11 +145,9 @@ async def gmres(
     """
     problem = await make_problem("gmres", A, b, M, x0)
     steps = min(check_bound("gmres", "restart", restart, is_whole=True), max(len(problem.b), 1))
-    length = await problem.size(problem.b)
-    wanted = max(check_bound("gmres", "rtol", rtol) * length, check_bound("gmres", "atol", atol))
     made = await problem.device.zeros((), real_of(problem.dtype))
     return await run(
-        problem, functools.partial(_Gmres, steps, wanted, made),
+        problem, functools.partial(_Gmres, steps, made),
         x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=1,
     )  # fmt: skip
 

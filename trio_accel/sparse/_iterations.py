@@ -22,6 +22,7 @@ from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Out, Reduction
 from ..graphs import Graph, capture
+from ..linalg import Nrm2
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._multiplications import spmv
 from ._products import CheckStructure, Spmv
@@ -41,11 +42,10 @@ reduce = Reduction
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
 
-_SQUARES = "real(x) * real(x) + imag(x) * imag(x)"
-NORM = reduce(_SQUARES, "sum", post="sqrt(a)", operation="sparse.norm")
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
 _MINUS = make("x - y", operation="sparse.residual")
+_TIMES = make("x * y", operation="sparse.unit")
 
 
 class SolveResult(NamedTuple):
@@ -107,6 +107,7 @@ class Problem:
         m: The preconditioner; None for none.
         b: The right-hand side.
         dtype: Its dtype.
+        wanted: The norm that the residual may have, once a solver runs.
         pending: Operations that were handed over since the last look.
     """
 
@@ -116,6 +117,7 @@ class Problem:
     m: LinearMap | None
     b: AccelRef
     dtype: DType
+    wanted: float = 0.0
     pending: list[Pending[Any]] = attrs.field(factory=list[Pending[Any]])
 
     @property
@@ -178,7 +180,7 @@ class Problem:
 
     async def size(self, x: AccelRef) -> float:
         """Compute the norm of a vector, and wait for it."""
-        norm = await self.ask(NORM.compute(x))
+        norm = await self.ask(Nrm2(x))
         await self.settle()
         return float(await norm.item())
 
@@ -222,6 +224,13 @@ def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DTy
             refuse_dtypes(where, {argument: DType.of(other.dtype), "b": dtype}, argument)
 
 
+def unit_of(size: float, dtype: DType) -> float:
+    """Return a power of two of this size: 1 where its square is far from the ends of the dtype."""
+    facts, exponent = np.finfo(dtype.dtype), math.frexp(size)[1]
+    is_kept = not math.isfinite(size) or not size or abs(exponent) < facts.maxexp // 4
+    return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
+
+
 def check_bound(name: str, argument: str, value: object, *, is_whole: bool = False) -> Any:
     """Take a number that is not negative, or a whole one from 1.
 
@@ -253,7 +262,7 @@ async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] |
         _set_state(again, state)
         for _ in range(turns):
             await again.step()
-        norm = await again.problem.ask(NORM.compute(await again.problem.residual(again.x)))
+        norm = await again.problem.ask(Nrm2(await again.problem.residual(again.x)))
         return *_state(again), norm
 
     try:
@@ -318,14 +327,18 @@ async def run(
         raise LinAlgError(f"{name}: b holds a NaN or an infinity", library="sparse", code=-1)
     if not length:
         return SolveResult(await problem.device.zeros(n, problem.dtype), 0, 0.0)
-    wanted = max(rtol * length, atol)
     if x0 is None:
         begin = await problem.device.zeros(n, problem.dtype)
     else:
         begin = x0 if isinstance(x0, AccelRef) else await problem.device.put(x0)
     r = await problem.residual(None if x0 is None else begin)
-    method = start(problem, begin, r)
     residual, rounds = await problem.size(r), 0
+    # Methods compute squares. The system is linear, so they may solve a multiple of it.
+    unit = unit_of(max(length, residual), problem.dtype)
+    if unit != 1:
+        problem.b, begin, r = [await _TIMES(x, 1 / unit) for x in (problem.b, begin, r)]
+    residual, problem.wanted = residual / unit, max(rtol * length, atol) / unit
+    method, wanted = start(problem, begin, r), problem.wanted
     graph: Graph[tuple[AccelRef, ...]] | None = None
     while not residual <= wanted:
         previous, turns = residual, min(check_every, most - rounds)
@@ -334,20 +347,26 @@ async def run(
             graph = await _recorded(method, check_every)
         residual = await _advance(method, graph if turns == check_every else None, turns)
         rounds += turns
-        told = None if callback is None else callback(method.x)
+        told = None if callback is None else callback(await _given(method, unit))
         if told is not None:
             await told
         if residual > wanted and rounds < most and residual != previous and math.isfinite(residual):
             continue
         if not residual <= wanted:
             why = "it stands still" if residual == previous else "no more steps were allowed"
-            iterations = await _iterations(method, rounds)
+            iterations, residual, wanted = await _iterations(method, rounds), residual * unit, wanted * unit
             raise ConvergenceError(
                 f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was "
                 f"asked for: {why if math.isfinite(residual) else 'it broke down'}",
-                library="sparse", code="not_converged", iterations=iterations, residual=residual, x=method.x,
+                library="sparse", code="not_converged", iterations=iterations, residual=residual,
+                x=await _given(method, unit),
             )  # fmt: skip
-    return SolveResult(method.x, await _iterations(method, rounds), residual)
+    return SolveResult(await _given(method, unit), await _iterations(method, rounds), residual * unit)
+
+
+async def _given(method: Method, unit: float) -> AccelRef:
+    """Return the solution of the system that was given."""
+    return method.x if unit == 1 else await _TIMES(method.x, unit)
 
 
 async def _iterations(method: Method, rounds: int) -> int:

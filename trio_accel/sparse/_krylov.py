@@ -79,7 +79,8 @@ async def cg(
     reads its norm. So a solution may have some steps more than it needs, and its residual is the true one.
     Steps write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the
     loss of a worker, on the CPU with the same numbers. Where `A` is a matrix, and `M` is None or of kind
-    ``"jacobi"``, the steps between two looks are recorded as a graph after a while.
+    ``"jacobi"``, the steps between two looks are recorded as a graph after a while. If squares of `b` are
+    beyond the dtype, a multiple of the system is solved.
 
     Args:
         A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that
