@@ -21,6 +21,11 @@ __all__ = [
 
 _rows = partial(rows, library=LIBRARY)
 
+
+def _squares(name: str) -> str:
+    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
+
+
 # Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
 _BINARY = Loss(
     "nn.binary_cross_entropy",
@@ -337,8 +342,8 @@ async def triplet_margin_loss(
 
 
 @_rows(
-    "d = x1 - x2 + eps; y = sqrt(sum(d * d))",
-    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum(u * u)) / k",
+    f"d = x1 - x2 + eps; y = sqrt(sum({_squares('d')}))",
+    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum({_squares('u')})) / k",
     precision="float64",
 )
 async def pairwise_distance(
@@ -355,7 +360,7 @@ async def pairwise_distance(
         out: Array to write to.
 
     Returns:
-        The distances, computed in float64 and rounded once.
+        The distances, computed in float64 and rounded once. Those of complex vectors are real.
 
     Raises:
         TypeError: No array, or dtypes that do not become that of `out`.
@@ -367,8 +372,8 @@ async def pairwise_distance(
 
 
 @_rows(
-    "y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)",
-    wide=scaled("x", "u", "k") + "y = u / maximum(sqrt(sum(real(u) * real(u) + imag(u) * imag(u))), eps * k)",
+    f"y = x / maximum(sqrt(sum({_squares('x')})), eps)",
+    wide=scaled("x", "u", "k") + f"y = u / maximum(sqrt(sum({_squares('u')})), eps * k)",
     precision="float64",
 )
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:
