@@ -22,7 +22,7 @@ import pytest
 PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# One package per capability; none imports another.
+# One package per capability; none imports another, but for solvers of sparse systems.
 CAPABILITIES = (
     "arrays",
     "collectives",
@@ -47,8 +47,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # Functions that are made of expressions; capabilities are made of them.
     "expressions": ("actors", "backends.base", "devices"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
-    # The steps of solvers are graphs (D166).
-    "sparse": ("actors", "backends.base", "devices", "expressions", "graphs"),
+    # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
+    "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
@@ -332,7 +332,7 @@ UPWARDS = {
     "by literal name": Module(
         "trio_accel.devices.engine._engine", "import importlib\nimportlib.import_module('trio_accel.linalg')"
     ),
-    "a sibling": Module("trio_accel.sparse._actor", "from trio_accel.linalg import Matmul"),
+    "a sibling": Module("trio_accel.fft._actor", "from trio_accel.linalg import Matmul"),
     "another backend": Module(
         "trio_accel.backends.cuda.library", "from trio_accel.backends.cpu import CpuDevice"
     ),

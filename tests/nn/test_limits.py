@@ -90,10 +90,13 @@ LOSSES: list[tuple[str, dict[str, Any], tuple[list[float], ...], list[float], li
     ("binary_cross_entropy", {}, ([0, 1, 0, 1], [0, 1, 1, 0]), [0, 0, 100, 100], [0, 0, -1e12, 1e12]),
     (
         "kl_div", {"log_target": True},
-        ([-2, -0.5, -INF, -1, -INF], [-INF, 0, -INF, -900, 0]),
-        [0, 0.5, 0, 0, INF], [0, -1, 0, 0, -1],
+        ([-2, -0.5, -INF, -1, -INF, NAN], [-INF, 0, -INF, -900, 0, -INF]),
+        [0, 0.5, 0, 0, INF, NAN], [0, -1, 0, 0, -1, NAN],
     ),
-    ("kl_div", {}, ([-2, -0.5, -INF, -INF], [0, 1, 0, 1]), [0, 0.5, 0, INF], [0, -1, 0, -1]),
+    (
+        "kl_div", {},
+        ([-2, -0.5, -INF, -INF, NAN], [0, 1, 0, 1, 0]), [0, 0.5, 0, INF, NAN], [0, -1, 0, -1, NAN],
+    ),
     (
         "poisson_nll_loss", {},
         ([-INF, -INF, INF, INF, 0], [0, 2, 0, 2, 0]), [0, INF, INF, INF, 1], [0, -2, INF, INF, 1],

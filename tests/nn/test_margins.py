@@ -315,3 +315,9 @@ async def test_what_optimizers_refuse(device: ta.Device) -> None:
         await nn.adadelta(p, state, state, state, rho=1.5)
     with pytest.raises(ValueError, match=r"nn\.lion: .*shape"):
         await nn.lion(p, np.zeros(4), state)
+
+
+async def test_distances_of_complex_vectors_are_real(device: ta.Device) -> None:
+    a, b = np.array([[1 + 2j, 3j], [4, 5 + 1j]]), np.array([[0, 1j], [1, 1 + 0j]])
+    made = await nn.pairwise_distance(await device.put(a), await device.put(b), eps=0.0)
+    np.testing.assert_allclose(await made.to_host(), np.linalg.norm(a - b, axis=-1), rtol=1e-15)

@@ -129,6 +129,17 @@ async def test_adaptive_pooling(device: ta.Device, dims: int) -> None:
     check(await kept.to_host(), x)
 
 
+@pytest.mark.parametrize(("dtype", "far"), [("float16", 1e4), ("bfloat16", 1e20), ("float32", 1e25)])
+@pytest.mark.parametrize("p", [2, 3])
+async def test_norms_of_windows_fit_where_powers_do_not(
+    device: ta.Device, dtype: str, far: float, p: int
+) -> None:
+    x = (numbers((1, 2, 6), "float64") * far).astype(ta.DType(dtype).dtype)
+    made = await nn.lp_pool1d(await device.put(x), p, 2)
+    exact = (np.abs(x.astype(float)).reshape(1, 2, 3, 2) ** p).sum(axis=-1) ** (1 / p)
+    np.testing.assert_allclose((await made.to_host()).astype(float), exact, rtol=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 async def test_each_dtype(device: ta.Device, dtype: str) -> None:
     x = numbers((2, 3, 6, 7), dtype)

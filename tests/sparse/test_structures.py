@@ -175,6 +175,14 @@ async def test_columns_in_any_order(device: ta.Device) -> None:
     assert (await (await sparse.diagonal(a)).to_host()).tolist() == [2.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+async def test_a_diagonal_has_nothing_of_its_neighbours(device: ta.Device, dtype: str) -> None:
+    full = np.array([[1, np.nan, 2], [np.inf, 3, 0]], dtype)
+    a = await sparse.csr(device, scipy.sparse.csr_array(full))
+    for k in range(-1, 3):
+        np.testing.assert_array_equal(await (await sparse.diagonal(a, k)).to_host(), np.diagonal(full, k))
+
+
 def made_squared() -> Any:
     full = np.array([[2.0, 5.0], [8.0, 0.0]])
     return full @ full

@@ -116,11 +116,13 @@ _BINARY = Loss(
 _KL_SLOPE = "v = where(x == x, -{}, x)"
 _DIVERGENCES = {
     False: Loss(
-        "nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", _KL_SLOPE.format("target")
+        "nn.kl_div",
+        "v = where((target == 0) and (x == x), 0, target * (log(target) - x))",
+        _KL_SLOPE.format("target"),
     ),
     True: Loss(
         "nn.kl_div",
-        "p = exp(target); v = where(p == 0, 0, p * (target - x))",
+        "p = exp(target); v = where((p == 0) and (x == x), 0, p * (target - x))",
         _KL_SLOPE.format("exp(target)"),
     ),
 }

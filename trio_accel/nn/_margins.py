@@ -18,6 +18,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _squares(name: str) -> str:
+    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
+
+
 # Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
 _BINARY = Loss(
     "nn.binary_cross_entropy",
@@ -334,8 +338,8 @@ async def triplet_margin_loss(
 
 
 @rows(
-    "d = x1 - x2 + eps; y = sqrt(sum(d * d))",
-    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum(u * u)) / k",
+    f"d = x1 - x2 + eps; y = sqrt(sum({_squares('d')}))",
+    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum({_squares('u')})) / k",
     precision="float64",
 )
 async def pairwise_distance(
@@ -352,7 +356,7 @@ async def pairwise_distance(
         out: Array to write to.
 
     Returns:
-        The distances, computed in float64 and rounded once.
+        The distances, computed in float64 and rounded once. Those of complex vectors are real.
 
     Raises:
         TypeError: No array, or dtypes that do not become that of `out`.
@@ -364,8 +368,8 @@ async def pairwise_distance(
 
 
 @rows(
-    "y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)",
-    wide=scaled("x", "u", "k") + "y = u / maximum(sqrt(sum(real(u) * real(u) + imag(u) * imag(u))), eps * k)",
+    f"y = x / maximum(sqrt(sum({_squares('x')})), eps)",
+    wide=scaled("x", "u", "k") + f"y = u / maximum(sqrt(sum({_squares('u')})), eps * k)",
     precision="float64",
 )
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:

@@ -246,14 +246,20 @@ async def adaptive_avg_pool_grad(grad_output: Operand, input_size: Sequence[int]
     ...
 
 
-# float16 and bfloat16 would not hold the sums of powers.
+# Elements and norms may fit where powers and their sums do not: those are of a wider dtype.
 _powers, _roots = (
     {
-        dtype: Elementwise[AccelRef](text, inputs=("x", "p"), dtypes=made or dtype, operation="nn.lp_pool")
+        dtype: Elementwise[AccelRef](
+            text,
+            inputs=("x", "p"),
+            dtypes=wide if is_power else dtype,
+            operation="nn.lp_pool",
+            precision=str(wide),
+        )
         for dtype in FLOATS
-        for made in [wide if dtype.is_half else None]
+        for wide in [DType.float32 if dtype is DType.float16 else DType.float64]
     }
-    for text, wide in (("abs(x) ** p", DType.float32), ("x ** (1 / p)", None))
+    for text, is_power in (("y = abs(x) ** p", True), ("y = x ** (1 / p)", False))
 )
 
 

@@ -27,7 +27,7 @@ _make = Elementwise[AccelRef]
 _PLACES = _make("i(0)", operation="sparse.find_rows")
 _MINUS = _make("x - y", operation="sparse.rows")
 _TIMES = _make("x * y", operation="sparse.multiply")
-_ON_DIAGONAL = _make("where(col - row == k, data, 0 * data)", operation="sparse.diagonal")
+_ON_DIAGONAL = _make("data if col - row == k else bool(0)", operation="sparse.diagonal")
 _WITH_ZEROS = {
     name: _make(f"where(count < n, {name}imum(x, 0.0), x)", operation=f"sparse.{name}")
     for name in ("max", "min")
