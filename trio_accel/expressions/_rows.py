@@ -111,7 +111,7 @@ class Rowwise:
         wide: str | None = None,
     ) -> None:
         self._rows = RowExpression.parse(text, tuple(inputs))
-        self._wide_rows = self._rows if wide is None else RowExpression.parse(wide, tuple(inputs))
+        self._wide_text = wide
         if not self._rows.stages:
             raise ValueError(f"the expression of rows reduces nothing: {text}")
         self._is_index = any(stage.is_index for stage in self._rows.stages)
@@ -123,6 +123,12 @@ class Rowwise:
         self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
         self._steps = functools.lru_cache(256)(self._made_steps)
+
+    @functools.cached_property
+    def _wide_rows(self) -> RowExpression:
+        # It is parsed at first use, as few programs use it and all import the package.
+        text = self._wide_text
+        return self._rows if text is None else RowExpression.parse(text, self._rows.inputs)
 
     def compute(
         self,
