@@ -17,7 +17,7 @@ import trio_accel as ta
 # The most there may be. A change that needs fewer lowers the bound.
 FILES = {"inline": 18, "process": 18}
 LINES_PER_FUNCTION = 42
-LINES = 68_000
+LINES = 68_700
 PRIVATE_NAMES = 150
 
 

@@ -262,7 +262,8 @@ class Connection:
     async def send_events(self, events: Iterable[Any]) -> None:
         """Send events of HTTP in one go, which a client has to read within so many seconds."""
         with trio.fail_after(SLOW):
-            await self.stream.send_all(b"".join(self.http.send(event) or b"" for event in events))
+            parts: list[bytes] = [self.http.send(event) or b"" for event in events]
+        await self.stream.send_all(b"".join(parts))
 
     def scope_of(self, request: h11.Request) -> dict[str, Any]:
         """A request as ASGI has it."""

@@ -97,6 +97,16 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("unstack", ("x",), {"axis": [1]}, TypeError, r"axis must be a whole number, got \[1\]"),
     ("var", ("x",), {"keepdims": 7}, TypeError, "keepdims must be True or False, got 7"),
     ("zeros", ("device", 3), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+    ("allclose", ("x", "x"), {"rtol": None}, TypeError, "rtol must be a real number, got None"),
+    ("nan_to_num", ("x",), {"nan": "abc"}, TypeError, "nan must be a real number, got 'abc'"),
+    ("nan_to_num", ("x",), {"posinf": 1j}, TypeError, "posinf must be a real number, got 1j"),
+    ("trapezoid", ("x",), {"dx": None}, TypeError, "dx must be a real number, got None"),
+    ("unwrap", ("x",), {"period": "x"}, TypeError, "period must be a real number, got <AccelRef"),
+    ("digitize", ("x", np.array([1j, None])[1:]), {}, TypeError, "bins: dtype: .* is no element type"),
+    ("interp", ("x", "n", np.array([None, 1])), {}, TypeError, "fp: dtype: .* is no element type"),
+    ("interp", ("x", "n", np.ma.array([1, 2])), {}, TypeError, "fp is a masked array"),
+    ("roll", ("x", np.array([None])), {}, TypeError, "shift must be a whole number, got None"),
+    ("diag", ("x",), {"k": np.array([None])}, TypeError, r"k must be a whole number, got array\("),
 ]
 
 

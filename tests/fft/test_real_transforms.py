@@ -171,6 +171,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: fft.dct(x, n=5, out=x), ValueError,
         r"dct: out must have shape \(4, 5\) and dtype float64, got shape \(4, 6\) and dtype float64",
     ),
+    "out is no array": (
+        lambda x: fft.dct(x, out=3), TypeError, r"dct: out must be an AccelRef, got int",
+    ),
     "no device": (lambda x: fft.dct(np.ones(8)), TypeError, r"dct: no operand is on a device"),
     "no array": (
         lambda x: fft.dct([1.0], out=x), TypeError,

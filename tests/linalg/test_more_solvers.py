@@ -201,6 +201,7 @@ async def test_lstsq_without_full_rank(device: ta.Device) -> None:
     for wrong, error, message in [
         (np.ones(8), np.linalg.LinAlgError, r"lstsq: Incompatible dimensions: .* got a of shape \(9, 4\)"),
         (np.ones(9, np.float32), TypeError, "one dtype, got a float64, b float32"),
+        (None, TypeError, "lstsq: b must be an AccelRef or a NumPy array, got None"),
     ]:
         with pytest.raises(error, match=message):
             await linalg.lstsq(ref, wrong)

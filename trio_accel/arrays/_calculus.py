@@ -182,13 +182,13 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
         TypeError: An argument is no array, or complex.
         ValueError: `bins` is no vector, or a host array in no order.
     """
-    name = "arrays.digitize"
-    if isinstance(bins, np.ndarray) and bins.ndim == 1:
-        falls = bool(len(bins) and bins[0] > bins[-1])
-        if np.any(bins[1:] > bins[:-1] if falls else bins[1:] < bins[:-1]):
-            raise ValueError(f"{name}: bins must ascend or descend, got {bins}")
+    name, given = "arrays.digitize", bins
     x, bins = await placed(name, x=x, bins=bins)
     check_real(name, x=x.spec, bins=bins.spec)
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        falls = bool(len(given) and given[0] > given[-1])
+        if np.any(given[1:] > given[:-1] if falls else given[1:] < given[:-1]):
+            raise ValueError(f"{name}: bins must ascend or descend, got {given}")
     if bins.ndim != 1:
         raise ValueError(f"{name}: bins must be a vector, got shape {bins.shape}")
     side: Literal["left", "right"] = "left" if right else "right"
@@ -345,7 +345,14 @@ async def nan_to_num(
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
-    given = {name: float(one) for name, one in (("high", posinf), ("low", neginf)) if one is not None}
+    numbers = {"nan": nan, "posinf": posinf, "neginf": neginf}
+    taken = {
+        argument: float(check_number("arrays.nan_to_num", argument, one, is_real=True))
+        for argument, one in numbers.items()
+        if argument == "nan" or one is not None
+    }
+    names = {"posinf": "high", "neginf": "low"}
+    given = {names[argument]: one for argument, one in taken.items() if argument in names}
     # The number next to infinity is the largest one.
     high, low = (name if name in given else "nextafter({0}, 0.0)" for name in ("high", "low"))
     part = "where({0} != {0}, other, where({0} == inf, " + f"{high}, where({{0}} == -inf, {low}, {{0}})))"
@@ -359,7 +366,7 @@ async def nan_to_num(
         # There is nothing to replace, and a number to do it with would change the dtype.
         return await _elementwise("nan_to_num", "y = where(x == x, x, x)", "x")(x, out=out)
     made = _elementwise("nan_to_num", texts[kind], "x", "other", *given)
-    return await made(x, float(nan), *given.values(), out=out)
+    return await made(x, taken["nan"], *given.values(), out=out)
 
 
 async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
@@ -408,7 +415,7 @@ async def trapezoid(
     y, *coordinates = await placed(name, y=y, **({} if x is None else {"x": x}))
     place = axis_of(name, y.spec, axis)
     first, second = ((*(slice(None),) * place, part) for part in (slice(None, -1), slice(1, None)))
-    between: list[ExpressionArgument] = [0.0, float(dx)]
+    between: list[ExpressionArgument] = [0.0, float(check_number(name, "dx", dx, is_real=True))]
     for given in coordinates:
         if given.shape not in (y.shape, y.shape[place : place + 1]):
             told = f"the shape {y.shape} of y, or be a vector along the axis, got {given.shape}"
@@ -441,7 +448,8 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
     if x.dtype.kind != "float":
         raise TypeError(f"arrays.unwrap: x must be of real floating numbers, got {x.dtype}")
     place = axis_of("arrays.unwrap", x.spec, axis)
-    jumps = await _unwrapped(x.ndim, place)(x, float(period), shape=x.shape)
+    number = float(check_number("arrays.unwrap", "period", period, is_real=True))
+    jumps = await _unwrapped(x.ndim, place)(x, number, shape=x.shape)
     return await add(x, await cumulative_sum(jumps, axis=place))
 
 

@@ -12,6 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import ArraySpec
+from ..backends.base.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
 from ..devices.base._refusals import what_to_do, whole
 from ..devices.base._views import reshaped
@@ -87,7 +88,9 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
     """
     device = device_of(name, *arrays.values())
     for argument, array in arrays.items():
-        if not isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray):
+            dtype_of(f"{name}: {argument}", host_array(f"{name}: {argument}", array).dtype)
+        else:
             check_ref(name, argument, array)
     return [one if isinstance(one, AccelRef) else await device.put(one) for one in arrays.values()]
 

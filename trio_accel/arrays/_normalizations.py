@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, ExpressionArgument, Out, rows, scaled
+from ..expressions import Axis, ExpressionArgument, Out, rows, scaled, squares
 
 __all__ = ["cosine_similarity", "layer_norm", "log_softmax", "rms_norm", "softmax"]
 
 
-def _squares(name: str) -> str:
-    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
-
-
 @rows(
-    f"a = sqrt(sum({_squares('x1')})); b = sqrt(sum({_squares('x2')}));"
+    f"a = sqrt(sum({squares('x1')})); b = sqrt(sum({squares('x2')}));"
     "y = sum(conj(x1) * x2) / (maximum(a, eps) * maximum(b, eps))",
     wide=scaled("x1", "u", "k")
     + scaled("x2", "v", "m")
-    + f"a = sqrt(sum({_squares('u')})); b = sqrt(sum({_squares('v')}));"
+    + f"a = sqrt(sum({squares('u')})); b = sqrt(sum({squares('v')}));"
     "y = sum(conj(u) * v) / maximum(a, eps * k) / maximum(b, eps * m)",
     precision="float64",
 )
@@ -50,8 +46,8 @@ async def cosine_similarity(
 
 
 @rows(
-    f"d = x - mean(x); v = mean({_squares('d')}); y = d / sqrt(v + eps) * weight + bias",
-    wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({_squares('d')});"
+    f"d = x - mean(x); v = mean({squares('d')}); y = d / sqrt(v + eps) * weight + bias",
+    wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({squares('d')});"
     "y = d / sqrt(v + eps * k * k) * weight + bias",
     precision="float64",
 )
@@ -101,8 +97,8 @@ async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> Acce
 
 
 @rows(
-    f"y = x / sqrt(mean({_squares('x')}) + eps) * weight",
-    wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({_squares('u')}) + eps * k * k) * weight",
+    f"y = x / sqrt(mean({squares('x')}) + eps) * weight",
+    wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({squares('u')}) + eps * k * k) * weight",
     precision="float64",
 )
 async def rms_norm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
-from ._checks import check_real, composed, flag, placed
+from ._checks import check_number, check_real, composed, flag, placed
 from ._joins import concat
 from ._numeric import CLOSE
 from ._selection import compress, unique_values
@@ -70,7 +70,11 @@ async def allclose(
         NotSupportedError: float8.
     """
     equal_nan = flag("arrays.allclose", "equal_nan", equal_nan)
-    message = _ALL_CLOSE.compute(x1, x2, float(rtol), float(atol), equal_nan)
+    within = [
+        float(check_number("arrays.allclose", argument, one, is_real=True))
+        for argument, one in (("rtol", rtol), ("atol", atol))
+    ]
+    message = _ALL_CLOSE.compute(x1, x2, *within, equal_nan)
     return bool(await (await _ALL_CLOSE.ask(message)).item())
 
 

@@ -43,7 +43,7 @@ from ._arguments import (
 from ._elementwise import Elementwise
 from ._reduction import Reduction
 
-__all__ = ["ComputeRows", "Rowwise", "scaled"]
+__all__ = ["ComputeRows", "Rowwise", "scaled", "squares"]
 
 _OPTIONS = ("axis", "keepdims", "out")
 # A launch makes a row by a block. Fewer rows than this, and longer ones, would leave most of a GPU idle for
@@ -70,6 +70,11 @@ def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
         f"{total} = sum(abs({value})); {factor} = where({total} > {_LARGE}, {1 / _STEP}, {small});"
         f"{to} = {value} * {factor}; "
     )
+
+
+def squares(name: str) -> str:
+    """Write the squares of absolute values."""
+    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
 
 
 class Rowwise:

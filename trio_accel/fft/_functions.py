@@ -12,7 +12,7 @@ from ..backends.base import DType, ops
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import whole
+from ..devices.base._refusals import what_to_do, whole
 from ..expressions import Out, check_array
 
 __all__ = [
@@ -135,6 +135,8 @@ def check_norm(name: str, norm: object) -> None:
 
 def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DType) -> None:
     """Refuse an array to write to that is not like the result, ahead of the first of several launches."""
+    if out is not None and not isinstance(out, AccelRef):
+        raise TypeError(f"{name}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
     if out is not None and (out.shape, out.dtype) != (tuple(shape), dtype):
         raise ValueError(
             f"{name}: out must have shape {tuple(shape)} and dtype {dtype}, got shape {out.shape} and dtype "

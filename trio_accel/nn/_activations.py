@@ -560,10 +560,9 @@ async def log_softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out:
     ...
 
 
-@_expression(f"{_SIGMOID}; y = a * s")
-async def _glu(a: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Multiply by a sigmoid; see `glu`."""
-    ...
+_GLU = Elementwise[AccelRef](
+    f"{_SIGMOID}; y = a * s", inputs=("a", "x"), operation="nn.glu", promoted=("a", "x"), precision="float32"
+)
 
 
 @functools.cache
@@ -595,7 +594,7 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
     """
     at, half = _halves("nn.glu", x, axis)
     before = (slice(None),) * at
-    return await _glu(x[(*before, slice(half))], x[(*before, slice(half, None))], out=out)
+    return await _GLU(x[(*before, slice(half))], x[(*before, slice(half, None))], out=out)
 
 
 async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:

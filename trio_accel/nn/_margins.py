@@ -6,7 +6,7 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled
+from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
 from ._library import check_choice
 from ._losses import Loss, LossReduction
 
@@ -16,10 +16,6 @@ __all__ = [
     "margin_ranking_loss_grad", "normalize", "pairwise_distance", "poisson_nll_loss", "poisson_nll_loss_grad",
     "soft_margin_loss", "soft_margin_loss_grad", "triplet_margin_loss",
 ]  # fmt: skip
-
-
-def _squares(name: str) -> str:
-    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
 
 
 # Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
@@ -338,8 +334,8 @@ async def triplet_margin_loss(
 
 
 @rows(
-    f"d = x1 - x2 + eps; y = sqrt(sum({_squares('d')}))",
-    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum({_squares('u')})) / k",
+    f"d = x1 - x2 + eps; y = sqrt(sum({squares('d')}))",
+    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum({squares('u')})) / k",
     precision="float64",
 )
 async def pairwise_distance(
@@ -368,8 +364,8 @@ async def pairwise_distance(
 
 
 @rows(
-    f"y = x / maximum(sqrt(sum({_squares('x')})), eps)",
-    wide=scaled("x", "u", "k") + f"y = u / maximum(sqrt(sum({_squares('u')})), eps * k)",
+    f"y = x / maximum(sqrt(sum({squares('x')})), eps)",
+    wide=scaled("x", "u", "k") + f"y = u / maximum(sqrt(sum({squares('u')})), eps * k)",
     precision="float64",
 )
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:

@@ -273,9 +273,11 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
     """
     # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
     if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-            raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
-        value = operator.index(value)
+        try:
+            # Arrays of NumPy have an index only where they are one whole number.
+            value = operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
+        except TypeError:
+            raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}") from None
     if not _LEAST <= value <= sys.maxsize:
         # Python writes no number of thousands of digits.
         bits = value.bit_length()
