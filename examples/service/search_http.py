@@ -263,7 +263,7 @@ class Connection:
         """Send events of HTTP in one go, which a client has to read within so many seconds."""
         with trio.fail_after(SLOW):
             parts: list[bytes] = [self.http.send(event) or b"" for event in events]
-        await self.stream.send_all(b"".join(parts))
+            await self.stream.send_all(b"".join(parts))
 
     def scope_of(self, request: h11.Request) -> dict[str, Any]:
         """A request as ASGI has it."""

@@ -169,6 +169,7 @@ async def arange(
     if count >= 1 << 63:
         raise ValueError(f"{name}: these are more numbers than an array has, got {told}")
     if is_whole and count:
+        first, by = int(first), int(by)
         ends = first, first + (count - 1) * by
         if kind.kind in ("int", "uint") and not all(map(partial(_is_held, kind), ends)):
             raise ValueError(f"{name}: {kind} does not hold the numbers from {ends[0]} to {ends[1]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from ..backends.base import DType, DTypeLike
@@ -39,7 +40,11 @@ def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRe
     return Planned(ScanSpec(combine, axis, x, out.spec), out)
 
 
-@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "sum"))
+def _of(combine: Scan) -> Callable[[Any, Planner], Any]:
+    return lambda message, planner: _plan_scan(message, planner, combine)
+
+
+@operation(actor=ArraysActor, plan=_of("sum"))
 async def cumulative_sum(
     x: Operand,
     *,
@@ -71,7 +76,7 @@ async def cumulative_sum(
     ...
 
 
-@operation_like(cumulative_sum, plan=lambda message, planner: _plan_scan(message, planner, "prod"))
+@operation_like(cumulative_sum, plan=_of("prod"))
 def cumulative_prod() -> None:
     """Multiply the elements up to each one along an axis: the array API standard's ``cumulative_prod``.
 
@@ -95,7 +100,7 @@ def cumulative_prod() -> None:
     """
 
 
-@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "max"))
+@operation(actor=ArraysActor, plan=_of("max"))
 async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef | None = None) -> AccelRef:
     """Find the largest of the elements up to each one along an axis, as `numpy.maximum.accumulate` does.
 
@@ -117,7 +122,7 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
     ...
 
 
-@operation_like(cumulative_max, plan=lambda message, planner: _plan_scan(message, planner, "min"))
+@operation_like(cumulative_max, plan=_of("min"))
 def cumulative_min() -> None:
     """Find the smallest of the elements up to each one along an axis.
 
@@ -125,7 +130,7 @@ def cumulative_min() -> None:
     """
 
 
-@operation_like(cumulative_max, plan=lambda message, planner: _plan_scan(message, planner, "logaddexp"))
+@operation_like(cumulative_max, plan=_of("logaddexp"))
 def cumulative_logsumexp() -> None:
     """Compute the logarithm of the sum of exponentials up to each element: `torch.logcumsumexp`.
 

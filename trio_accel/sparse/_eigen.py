@@ -317,7 +317,7 @@ async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: 
             if len(better):
                 await lanczos.lock(values[better], vectors[:, better])
                 rest, is_fresh = np.setdiff1d(rest, better), False
-            elif _is_settled(lanczos, values[best[0]], off[best[0]], limit[best[0]], scale):
+            elif _is_settled(lanczos, *map(float, (values[best[0]], off[best[0]], limit[best[0]], scale))):
                 if is_fresh:
                     return scale
                 await lanczos.begin_anew()
@@ -338,7 +338,7 @@ def _better(
     """Return the places of pairs that are found, and that are wanted more than one that is locked."""
     locked, places = sorted(lanczos.rank(lanczos.locked)), list[int]()
     for place in lanczos.best(values):
-        if lanczos.rank(values[place]) <= locked[0] + _slack(limit[place], scale):
+        if lanczos.rank(values[place]) <= locked[0] + _slack(float(limit[place]), scale):
             break
         if off[place] <= limit[place]:
             locked = sorted([*locked[1:], lanczos.rank(values[place])])
@@ -378,7 +378,7 @@ async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
     """Take a number from the diagonal of the matrix."""
     if callable(problem.a):
         raise TypeError("sparse.eigsh: A must be a sparse matrix if sigma is given, got a function")
-    if isinstance(sigma, bool) or not isinstance(sigma, (Real, np.floating)) or not math.isfinite(sigma):
+    if isinstance(sigma, bool) or not isinstance(sigma, Real) or not math.isfinite(float(sigma)):
         raise ValueError(f"sparse.eigsh: sigma must be a finite real number, got {sigma!r}")
     rows, n = await tocsr(problem.a), len(problem.b)
     index = rows.indptr.dtype.dtype

@@ -83,7 +83,8 @@ def elsewhere(name: str) -> str:
 
 def _misspelt(package: str, name: str) -> str:
     """Tell which name of the package is meant, if it differs in a letter or an underscore."""
-    near = difflib.get_close_matches(name, sys.modules[package].__all__, n=1, cutoff=0.75)
+    names: list[str] = sys.modules[package].__all__
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

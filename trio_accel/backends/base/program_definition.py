@@ -97,7 +97,7 @@ def _is_packed(where: str, value: Any) -> bool:
         if not kinds <= _VALUES | _NESTED:
             return False
         if dict in kinds:
-            dicts = [one for one in level if type(one) is dict]
+            dicts: list[dict[Any, Any]] = [one for one in level if type(one) is dict]
             if not {str}.issuperset(map(type, chain.from_iterable(dicts))):
                 return False
             level = [one for one in level if type(one) is not dict] + [one.values() for one in dicts]

@@ -213,8 +213,9 @@ class ProgramHost:
 
     def _protect(self, views: Sequence[object], *, write: bool) -> None:
         """Let the methods write to arrays of the constructor, and to what is kept of them, or not."""
-        states = [view for view in views if isinstance(view, np.ndarray)]
-        arrays = [leaf for leaf in _leaves(self._program, self._module) if isinstance(leaf, np.ndarray)]
+        leaves = _leaves(self._program, self._module)
+        states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
+        arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
         kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
         self._arrays.protect([*views, *kept], write=write)
 
@@ -477,12 +478,13 @@ def _leaves(value: object, module: str = "") -> Iterator[object]:
     while left:
         one: Any = left.pop()
         is_own = type(one).__module__ == module and hasattr(one, "__dict__")
-        if not (is_own or isinstance(one, (dict, list, tuple))):
+        if not (is_own or issubclass(type(one), (dict, list, tuple))):
             yield one
         elif id(one) not in seen:
             seen.add(id(one))
-            inner = vars(one) if is_own else one
-            left += list(inner.values() if isinstance(inner, dict) else inner)
+            inner = cast("Any", vars(one) if is_own else one)
+            inside = inner.values() if isinstance(inner, dict) else inner
+            left += list(inside)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:

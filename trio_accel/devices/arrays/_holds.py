@@ -47,7 +47,7 @@ def held(given: npt.NDArray[Any], hold: Hold) -> npt.NDArray[Any]:
     steps = [(extent - 1) * stride for extent, stride in zip(given.shape, given.strides, strict=True)]
     start = -sum(step for step in steps if step < 0)
     end = start + sum(step for step in steps if step > 0) + given.itemsize
-    memory = (ctypes.c_char * end).from_address(given.__array_interface__["data"][0] - start)
+    memory: Any = (ctypes.c_char * end).from_address(given.__array_interface__["data"][0] - start)
     # NumPy looks for the base of a view through arrays, but not through this.
     memory.held = given, hold
     data = memory if given.flags.writeable else np.frombuffer(memoryview(memory).toreadonly(), np.uint8)

@@ -43,7 +43,7 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
                 f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
-        if abs(operator.index(part)) > sys.maxsize:
+        if abs(operator.index(part)) > sys.maxsize:  # pyright: ignore[reportArgumentType]
             raise IndexError(f"index {part} is out of bounds for shape {spec.shape}")
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element where nothing but whole numbers are given.

@@ -23,7 +23,7 @@ _Made: TypeAlias = "int | tuple[HostArray, HostArray, HostArray]"
 def make(spec: Any, call: HostCall) -> None:
     """Make a matrix, or count the values that it will have."""
     call.status(spec.count)
-    made = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
+    made: _Made = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
     if isinstance(made, tuple):
         for wanted, array in zip((spec.indptr, spec.indices, spec.data), made, strict=True):
             call.array(wanted)[: len(array)] = array

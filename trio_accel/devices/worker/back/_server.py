@@ -89,7 +89,7 @@ class WorkerServer:
             "replay": self._requests.replay,
             "lease": self._on_lease,
             "borrow": self._on_borrow,
-            "unlease": lambda number: self._requests.unlease(self._nursery, number),
+            "unlease": lambda *number: self._requests.unlease(self._nursery, *number),
             "cancel": self._requests.cancel,
             "left": self._requests.leave,
             "heard": self._requests.heard,
