@@ -483,7 +483,7 @@ def _leaves(value: object, module: str = "") -> Iterator[object]:
         elif id(one) not in seen:
             seen.add(id(one))
             inner = cast("Any", vars(one) if is_own else one)
-            inside = inner.values() if isinstance(inner, dict) else inner
+            inside = inner.values() if isinstance(inner, dict) else inner  # pyright: ignore[reportUnknownVariableType]
             left += list(inside)  # pyright: ignore[reportUnknownArgumentType]
 
 
