@@ -420,6 +420,28 @@ async def test_too_little_memory_is_said_in_numbers_and_harms_nothing(small: ta.
     assert statistics.generation == 1
 
 
+async def test_no_garbage_is_collected_for_more_than_all_memory(small: ta.Device) -> None:
+    collected: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            collected.append(phase)
+
+    kept = await small.put(np.ones(100))
+    gc.callbacks.append(note)
+    try:
+        with pytest.raises(ta.OutOfMemoryError):
+            await small.zeros(2000)
+        assert collected == []
+        # It would have fitted without what is kept.
+        with pytest.raises(ta.OutOfMemoryError):
+            await small.zeros(100)
+        assert collected
+    finally:
+        gc.callbacks.remove(note)
+    assert kept.nbytes == 800
+
+
 async def test_memory_that_is_dropped_is_there_for_the_next(small: ta.Device) -> None:
     for value in range(20):
         ref = await small.full(120, value)

@@ -301,7 +301,10 @@ class MemoryInUse:
                 continue
             try:
                 self._device.allocate(block, nbytes)
-            except OutOfMemoryError:
+            except OutOfMemoryError as error:
+                if error.requested > error.total:
+                    # No garbage makes room for it, and its collection holds the loop.
+                    raise
                 # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
                 gc.collect()
                 drain()

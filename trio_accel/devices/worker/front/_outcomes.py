@@ -247,8 +247,9 @@ class OutcomePolicy:
     ) -> bool:
         # The arrays that it changes in place may be half changed.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
-        is_short = isinstance(found, OutOfMemoryError) and request.may_collect
-        return is_short and is_as_it_was and not self.is_closing
+        # Where all memory is too little, garbage has none to give, and its collection holds the loop.
+        is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
+        return is_short and request.may_collect and is_as_it_was and not self.is_closing
 
     def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
         is_late = error is not None and self.is_closing and not is_launched
