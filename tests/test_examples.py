@@ -438,11 +438,14 @@ def check_given_up(pid: int, port: int) -> None:
 
 def workers_of(pid: int) -> list[int]:
     """The worker processes below a process: the children of its launcher that serve."""
-    name = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip()
-    found = [pid] if name == "accel worker" else []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in (thread / "children").read_text(encoding="ascii").split():
-            found += workers_of(int(child))
+    found: list[int] = []
+    # A process may end while it is looked at.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == "accel worker":
+            found.append(pid)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text(encoding="ascii").split():
+                found += workers_of(int(child))
     return found
 
 

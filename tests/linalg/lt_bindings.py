@@ -128,7 +128,8 @@ class LtBindings:
         wide = [one.astype(float) for one in (a, b)]
         left = wide[0].T if get["TRANSA"] else wide[0]
         right = wide[1].T if get["TRANSB"] else wide[1]
-        x = factors[0] * (_scaled(get, "A", left) @ _scaled(get, "B", right.T).T)
+        with np.errstate(invalid="ignore"):
+            x = factors[0] * (_scaled(get, "A", left) @ _scaled(get, "B", right.T).T)
         for name, axis in (("A", 1), ("B", 0)):
             place = get[f"{name}_SCALE_POINTER"]
             if place and get[f"{name}_SCALE_MODE"] == 3:
