@@ -80,7 +80,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar Refused"
     ),
     "trio_accel.backends.base.ops": _names(
-        "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
+        "Asker ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
         "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
