@@ -1,6 +1,7 @@
 """A service of everything under a kill each second.
 
-``python -m benchmarks.soak [SECONDS [CLIENTS [BACKEND]]]``, such as ``900 12 cpu``.
+``python -m benchmarks.soak [SECONDS [CLIENTS]]``, such as ``900 12``. It is for the CPU backend, as its
+program computes with NumPy; ``benchmarks.gpu`` has a soak for the hardware.
 
 Clients ask for all kinds of work and compare each answer with NumPy's or SciPy's, while a worker is killed,
 stopped, poisoned or hung each second, and now and then the launcher of all workers. In between everything
@@ -30,6 +31,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
+from trio_accel.collectives import RankFailedError
 
 from ._soak_work import Model, Service, WrongNumbersError, all_work, open_service
 
@@ -40,8 +42,11 @@ _PATIENCE = 30.0
 
 _PARTS = 6
 _MIB = 1 << 20
-# What a request may end with when its worker is lost; anything else is a defect of the package.
-_LOST = (ta.AccelError, ta.ActorFailedError)
+# What a request may end with when its worker is lost; any other error is a defect.
+_LOST = (
+    *(ta.ContextLostError, ta.CompletionTimeoutError, ta.InputFailedError, ta.StaleRefError),
+    RankFailedError,
+)
 _HITS = ("kill", "kill", "kill", "kill", "stop", "poison", "segfault", "hang")
 # The launcher takes the workers of both devices with it: once in so many losses.
 _LAUNCHER_EVERY = 20
@@ -146,12 +151,12 @@ class Soak:
                 while True:
                     try:
                         await work[name](np.random.default_rng(0))
-                    except WrongNumbersError as error:
-                        self.wrong.append(f"{name} at rest: {error}")
                     except _LOST:
                         # A refusal may have come without a checkpoint.
                         await trio.lowlevel.checkpoint()
                         continue
+                    except (WrongNumbersError, ta.AccelError, ta.ActorError) as error:
+                        self.wrong.append(f"{name} at rest: {error!r}")
                     break
             for kept in self.service.kept:
                 try:
@@ -178,11 +183,11 @@ class Soak:
                 elif scope.cancelled_caught:
                     outcome = "WITHOUT"
                     self.wrong.append(f"{name}: no outcome within {_PATIENCE:g} s")
-            except WrongNumbersError as error:
-                outcome = "WRONG"
-                self.wrong.append(f"{name}: {error}")
             except _LOST as error:
                 outcome = type(error).__name__
+            except (WrongNumbersError, ta.AccelError, ta.ActorError) as error:
+                outcome = "WRONG"
+                self.wrong.append(f"{name}: {error!r}")
             finally:
                 self.outcomes[outcome] += 1
 
@@ -270,9 +275,7 @@ def _anonymous() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
-async def main(
-    seconds: float = 900.0, clients: int = 12, backend: str = "cpu", say: Callable[[str], object] = print
-) -> list[str]:
+async def main(seconds: float = 900.0, clients: int = 12, say: Callable[[str], object] = print) -> list[str]:
     """Open two devices as a service does, and ask them for so many seconds.
 
     Returns:
@@ -283,8 +286,8 @@ async def main(
     )
     async with (
         ta.open_system("soak") as system,
-        system.open_device(backend, options=options) as first,
-        system.open_device(backend, options=options) as second,
+        system.open_device("cpu", options=options) as first,
+        system.open_device("cpu", options=options) as second,
         ta.open_world([first, second]) as world,
     ):
         counts = await first.zeros(4)
@@ -300,7 +303,7 @@ async def main(
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.CRITICAL)
     warnings.filterwarnings("ignore", "open_device", RuntimeWarning)
-    arguments: list[Any] = [*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3]), *sys.argv[3:4]]
+    arguments: list[Any] = [*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3])]
     faults = trio.run(main, *arguments)
     print(*(f"FAULT: {fault}" for fault in faults[:50]), f"{len(faults)} faults", sep="\n")  # noqa: T201
     raise SystemExit(bool(faults))
