@@ -21,7 +21,7 @@ class Keepers:
     """Tells of functions that keep what they were lent: its memory becomes another array's."""
 
     def __init__(self) -> None:
-        # By function: how often old garbage was looked for, and nothing was kept.
+        # Searches of old garbage for each function that found nothing kept.
         self._searches: Counter[str] = Counter()
         self._told: set[str] = set()
 

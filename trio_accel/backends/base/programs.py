@@ -212,7 +212,7 @@ class ProgramHost:
         return program
 
     def _protect(self, views: Sequence[object], *, write: bool) -> None:
-        """Let the methods write to arrays of the constructor, and to what is kept of them, or not."""
+        """Let the methods write to arrays of the constructor and to views of them, or not."""
         leaves = _leaves(self._program, self._module)
         states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
         arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]

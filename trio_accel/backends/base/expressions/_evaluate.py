@@ -18,7 +18,7 @@ from ._typing import Step, TypedExpression
 __all__ = ["Overflow", "Places", "evaluate"]
 
 Overflow: TypeAlias = Literal["ignore", "raise"]
-"""What is done when a step over- or underflows."""
+"""Steps that over- or underflow are ignored, or raise `FloatingPointError`."""
 
 _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
 
@@ -167,7 +167,7 @@ def evaluate(
         indices: By their axes, indices of the elements of the result.
         loaded: By their numbers, the arguments that elements are loaded from.
         out: Where the only result is made, if the function that makes it can write there.
-        overflow: What is done when a step over- or underflows.
+        overflow: Whether a step that over- or underflows raises `FloatingPointError`.
 
     Returns:
         The results, which may be arguments, or broadcast.
