@@ -296,7 +296,7 @@ class ProgramHost:
         names = [*self._state, *inspect.signature(function).parameters]
         listed = ", ".join([f'"{name}"' for name in names if name != "out"])
         return (
-            "it writes to an array that it does not declare; put what it changes of these into "
+            "it writes to an array that it does not declare; put those that it changes into "
             f"@programs.method(updates=[{listed}])"
         )
 

@@ -140,7 +140,7 @@ class Block:
             parts: Arrays that it was to write; none for the whole block.
             turn: Its number; None for the next one.
         """
-        # Of bytes that several have damaged, the first is told.
+        # The first damage of a byte is the one that is told.
         ranges = ranges_of(parts) if parts else [(0, max(self.nbytes, 1))]
         for damage in self.damages:
             ranges = without(ranges, damage.ranges)

@@ -657,5 +657,5 @@ template <typename Real> __device__ void mend_all(const MendArguments &arguments
     }
 }
 
-// Products of weights and values in which a weight of zero takes nothing: what is NaN is summed up anew.
+// Products of weights and values in which a weight of zero takes nothing: sums that are NaN are made anew.
 KERNEL_OF_REALS(attention_mend, MendArguments, mend_all<Real>)
