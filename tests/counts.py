@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import io
+import json
 import re
+import statistics
 import sys
+import time
 import tokenize
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,32 +23,46 @@ from types import FrameType
 
 import attrs
 import numpy as np
+import scipy.sparse
 import trio
+from traced_worker import Doubler, entered
 
 import trio_accel as ta
 
 __all__ = [
-    "EXECUTED",
+    "PACKAGE",
+    "Executed",
     "Lines",
+    "Trace",
     "code_lines",
     "count_lines",
     "executed_files",
+    "library_of",
     "package_lines",
     "private_names",
 ]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trio_accel"
-EXECUTED = ("matmul", "cholesky", "rfft")
-
-# Packages whose functions compute; the others run the user's own code, or compute nothing.
-OTHERS = (
-    *("actors", "backends", "cli", "devices", "graphs", "interop", "jit"),
-    *("patterns", "programs", "telemetry", "testing", "weights"),
-)
-OWN_CODE = re.compile(r"/_?(jit|fused|programs?|graphs?|weights|_conditions|foreign)[._]|/memory\.")
-SPECIFICATIONS = re.compile(r"backends/base/(ops|declarations|operations)/")
-KERNELS = re.compile(r"backends/(cpu|cuda)/(libraries|kernels)/")
+# What the backends have for each library, and their base. What serves several libraries is shared.
+LIBRARIES = {
+    "arrays": r"/expressions/|gpu/(kernels|primitives)\.|ops/arrays\."
+    r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_primitives|_radix_sort)\.",
+    "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
+    "fft": r"/fft_steps\.|libraries/(fft|_fft_callbacks)\.",
+    "linalg": r"base/(kit/)?(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
+    r"|libraries/(blas|blaslt|solver|_cublas|_cublaslt|_cusolver|_fortran|_routines)\.",
+    "nn": r"ops/dnn\.|kernels/(dnn|norms)\."
+    r"|libraries/(dnn|_attention|_convolutions|_cudnn|_dnn_base|_fused_attention|_pooling)\.",
+    "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
+    r"|libraries/(random|_philox|_rejection|_sequences)\.",
+    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_\w+|_cusparse|_cudss)\.",
+    "tensor": r"ops/tensor\.|libraries/(tensor|_cutensor)\.",
+}
+SHARED = re.compile(r"base/(contract/)?ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
+# What runs the user's own code, moves data, or replays: it counts on neither side.
+OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory)\.|arrays/_fused\.")
+METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",)}
 SILENT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.ENCODING),
@@ -82,59 +100,64 @@ class Lines:
     """Lines of code behind the public functions that compute.
 
     Attributes:
-        by_kind: Lines of capabilities, specifications, and what each backend has for them.
-        functions: Public functions, with those of a generator, by package.
+        by_library: Lines of each library: its capability, specifications, and what both backends have for it.
+        shared: Lines of specifications, kits and kernels that serve several libraries.
+        functions: Public functions by library, with the drawing and collective methods of its objects.
     """
 
-    by_kind: Counter[str]
+    by_library: Counter[str]
+    shared: int
     functions: dict[str, set[str]]
 
     @property
     def per_function(self) -> float:
-        """The lines for each function."""
-        return self.by_kind.total() / sum(map(len, self.functions.values()))
+        """The lines for each function, with those that are shared."""
+        return (self.by_library.total() + self.shared) / sum(map(len, self.functions.values()))
+
+    def of(self, library: str) -> float:
+        """The lines of a library for each of its functions."""
+        return self.by_library[library] / len(self.functions[library])
+
+    @property
+    def median(self) -> float:
+        """The lines for each function of the median library."""
+        return statistics.median(map(self.of, self.functions))
 
 
 def count_lines() -> Lines:
-    """Count what stands behind each public function that computes."""
-    lines, functions = Counter[str](), dict[str, set[str]]()
+    """Count what stands behind each public function that computes, in Python and in CUDA."""
+    lines, shared = Counter[str](), 0
     for path in sorted(PACKAGE.rglob("*")):
         name = path.relative_to(PACKAGE).as_posix()
-        package = name.partition("/")[0]
-        if path.suffix not in (".py", ".pyi", ".cu", ".cuh"):
+        if path.suffix not in (".py", ".pyi", ".cu", ".cuh") or OWN_CODE.search(name):
             continue
-        if "/" in name and package not in OTHERS and not OWN_CODE.search(name):
-            lines["capabilities"] += code_lines(path)
-            if path.suffix == ".py":
-                functions.setdefault(package, set()).update(_functions_of(path))
-        elif (found := KERNELS.match(name)) and not OWN_CODE.search(name):
-            lines["cuda sources" if path.suffix in (".cu", ".cuh") else found[1]] += code_lines(path)
-        elif SPECIFICATIONS.match(name) and not OWN_CODE.search(name):
-            lines["specifications"] += code_lines(path)
-    return Lines(lines, {package: _exported(package, names) for package, names in functions.items()})
+        if library := library_of(name):
+            lines[library] += code_lines(path)
+        elif SHARED.match(name.removeprefix("backends/")):
+            shared += code_lines(path)
+    return Lines(lines, shared, {library: set(public_functions(library)) for library in LIBRARIES})
 
 
-def _functions_of(path: Path) -> Iterator[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
-                yield name
-            case ast.ClassDef(name="Generator", body=body):
-                methods = [each for each in body if isinstance(each, ast.AsyncFunctionDef)]
-                yield from (f"Generator.{each.name}" for each in methods if not each.name.startswith("_"))
-            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call()):
-                if not name.startswith("_") and name.islower():
-                    yield name
-            case _:
-                pass
+def library_of(name: str) -> str | None:
+    """Name the library that a file of the package belongs to; None for all others."""
+    folder, _, rest = name.partition("/")
+    if folder == "backends":
+        return next((library for library, rooms in LIBRARIES.items() if re.search(rooms, f"/{rest}")), None)
+    # Expressions are what functions of arrays are made of.
+    return "arrays" if folder == "expressions" else folder if folder in LIBRARIES else None
 
 
-def _exported(package: str, names: set[str]) -> set[str]:
-    listed: set[str] = set(getattr(import_module(f"{PACKAGE.name}.{package}"), "__all__", ()))
-    return {name for name in names if "." in name or name in listed or not listed}
+def public_functions(library: str) -> Iterator[str]:
+    """Find the functions that a library offers, and the methods of its objects that draw or exchange."""
+    module = import_module(f"{PACKAGE.name}.{library}")
+    yield from (name for name in module.__all__ if inspect.isfunction(getattr(module, name)))
+    for class_name in METHODS.get(library, ()):
+        for name, _ in inspect.getmembers(getattr(module, class_name), inspect.isfunction):
+            if not name.startswith("_"):
+                yield f"{class_name}.{name}"
 
 
-class _Trace:
+class Trace:
     """The Python functions of the package that are entered, by file."""
 
     def __init__(self) -> None:
@@ -143,8 +166,12 @@ class _Trace:
         self._last = ""
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        name = frame.f_code.co_filename
-        if event != "call" or not name.startswith(str(PACKAGE)):
+        if event == "call":
+            self.add(frame.f_code.co_filename)
+
+    def add(self, name: str) -> None:
+        """Note that a function of this file was entered."""
+        if not name.startswith(str(PACKAGE)):
             return
         self.calls[name] += 1
         if self._last and self._last != name:
@@ -153,33 +180,72 @@ class _Trace:
         self._last = name
 
 
-async def executed_files(isolation: ta.Isolation) -> dict[str, _Trace]:
-    """Trace one warm operation of each name, in the application's thread."""
-    asks: dict[str, Callable[[], Awaitable[object]]] = {}
+@attrs.frozen
+class Executed:
+    """One warm operation: what ran in the application's thread, and in the worker's loop if there is one."""
+
+    application: Trace
+    worker: Trace | None
+
+
+async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
+    """Trace one warm operation of each kind."""
+    preload = (ta.Preload("traced_worker", trusted=True),) if isolation == "process" else ()
+    options = ta.DeviceOptions(isolation=isolation, preload=preload)
+    traced: dict[str, Executed] = {}
     async with ta.open_system("counts") as system:
-        device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+        device, other = [
+            await system.open_device("cpu", name=name, options=options) for name in ("counted", "other")
+        ]
         a = await device.put(np.random.default_rng(1).standard_normal((64, 64)))
         s = await device.put(np.eye(64) * 3)
-        asks["matmul"] = lambda: ta.linalg.matmul(a, a)
-        asks["cholesky"] = lambda: ta.linalg.cholesky(s)
-        asks["rfft"] = lambda: ta.fft.rfft(a)
-        return {name: await _traced(asks[name]) for name in EXECUTED}
+        x = await device.put(np.ones(64))
+        sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(64, format="csr"))
+        ranks = [x, await other.put(np.ones(64))]
+        generator = ta.random.Generator(device, seed=1)
+        async with ta.open_program(device, Doubler) as program, ta.open_world([device, other]) as world:
+            asks: dict[str, Callable[[], Awaitable[object]]] = {
+                "matmul": lambda: ta.linalg.matmul(a, a),
+                "cholesky": lambda: ta.linalg.cholesky(s),
+                "rfft": lambda: ta.fft.rfft(a),
+                "expression": lambda: ta.arrays.hypot(a, s),
+                "loss": lambda: ta.nn.mse_loss(a, s),
+                "random draw": lambda: generator.normal((64, 64)),
+                "sparse product": lambda: ta.sparse.spmv(sparse, x),
+                "program call": lambda: program.ask(Doubler.double, x),
+                "collective": lambda: world.all_reduce(ranks),
+            }
+            for name, ask in asks.items():
+                traced[name] = await _traced(ask, x if isolation == "process" else None)
+    return traced
 
 
-async def _traced(ask: Callable[[], Awaitable[object]]) -> _Trace:
+async def _traced(ask: Callable[[], Awaitable[object]], in_worker: ta.AccelRef | None) -> Executed:
     for _ in range(30):
         await ask()
         await trio.sleep(0.002)
-    traces: list[_Trace] = []
-    # The shortest of five: the loop does other things, too, which are not the operation's.
-    for _ in range(5):
-        traces.append(trace := _Trace())
-        sys.setprofile(trace)
+    application: list[Trace] = []
+    worker: list[Trace] = []
+    # The shortest of seven: the loops do other things, too, which are not the operation's.
+    for _ in range(7):
+        begun = time.perf_counter_ns()
+        sys.setprofile(trace := Trace())
         try:
             await ask()
         finally:
             sys.setprofile(None)
-    return min(traces, key=lambda trace: trace.calls.total())
+        application.append(trace)
+        await trio.sleep(0.002)  # what the worker does behind its answer is the operation's, too
+        if in_worker is not None:
+            worker.append(trace := Trace())
+            for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):
+                trace.add(name)
+            await trio.sleep(0.002)
+    return Executed(_shortest(application), _shortest(worker) if worker else None)
+
+
+def _shortest(traces: list[Trace]) -> Trace:
+    return min(traces, key=lambda trace: (len(trace.calls), trace.calls.total()))
 
 
 def private_names() -> set[str]:
@@ -197,16 +263,21 @@ def main() -> None:
     """Print all counts."""
     is_long = "-v" in sys.argv[1:]
     for isolation in ("inline", "process"):
-        for name, trace in trio.run(executed_files, isolation).items():
-            moves = f"{trace.moves} moves between files, {trace.folder_moves} between folders"
-            print(f"{isolation} {name}: {len(trace.calls)} files, {trace.calls.total()} calls, {moves}")
-            if is_long:
-                rows = [f"    {n:3} {Path(file).relative_to(PACKAGE)}" for file, n in trace.calls.items()]
-                print("\n".join(rows))
+        for name, executed in trio.run(executed_files, isolation).items():
+            for side, trace in attrs.asdict(executed, recurse=False).items():
+                if trace is not None:
+                    moves = f"{trace.moves} moves between files, {trace.folder_moves} between folders"
+                    calls = f"{len(trace.calls)} files, {trace.calls.total()} calls, {moves}"
+                    print(f"{isolation} {name}, {side}: {calls}")
+                    rows = [f"    {n:3} {Path(file).relative_to(PACKAGE)}" for file, n in trace.calls.items()]
+                    print("\n".join(rows) if is_long else "", end="\n" if is_long else "")
     lines = count_lines()
-    print(f"{lines.per_function:.0f} lines per public function: {dict(lines.by_kind)}")
-    for package, names in lines.functions.items() if is_long else ():
-        print(f"    {package} {len(names)}: {' '.join(sorted(names))}")
+    for library, names in lines.functions.items():
+        whole = lines.by_library[library]
+        print(f"{lines.of(library):.0f} lines per function of {library}: {whole} for {len(names)}")
+        print(f"    {' '.join(sorted(names))}\n" if is_long else "", end="")
+    print(f"{lines.per_function:.1f} lines per public function, {lines.shared} of all lines shared")
+    print(f"{lines.median:.1f} lines per public function of the median library")
     print(f"{package_lines()} lines of code in the package")
     print(f"{len(private_names())} private names that tests import")
 
