@@ -25,7 +25,8 @@ FILES = {
     "random draw": (26, 22, 25),
     "sparse product": (21, 21, 20),
     "program call": (24, 24, 21),
-    "collective": (39, 29, 38),
+    # Trio runs the tasks of the ranks in any order: one more file at times.
+    "collective": (40, 30, 39),
 }
 LINES_PER_FUNCTION = 53.1
 LINES_OF_THE_MEDIAN = 64.5
