@@ -8,7 +8,7 @@ import logging as _logging
 import typing as _typing
 from importlib import import_module as _import_module
 
-from . import arrays, linalg
+from . import arrays
 from ._version import __version__
 from .actors import (
     Actor,
@@ -114,6 +114,7 @@ if _typing.TYPE_CHECKING:
         graphs,
         interop,
         jit,
+        linalg,
         nn,
         patterns,
         programs,
@@ -128,7 +129,7 @@ if _typing.TYPE_CHECKING:
     from .programs import open_program, run
     from .telemetry import open_dashboard
 
-# What only some programs need is imported at its first use: it would be a third of the import.
+# What only some programs need is imported at its first use: it would be half of the import.
 _LATER = frozenset(
     {
         "collectives",
@@ -136,6 +137,7 @@ _LATER = frozenset(
         "graphs",
         "interop",
         "jit",
+        "linalg",
         "nn",
         "patterns",
         "programs",
