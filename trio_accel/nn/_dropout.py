@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol
 
+from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, check_array
 from ._library import check_range
@@ -91,6 +92,8 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
     """
     check_array("nn.dropout_grad", grad=grad, mask=mask)
     check_range("nn.dropout_grad", 0, 1, is_closed=True, p=p)
+    if not DType.of(grad.dtype).is_inexact:
+        raise TypeError(f"nn.dropout_grad: grad must be of a floating dtype, got {grad.dtype}; use cast()")
     if grad.shape != mask.shape:
         raise ValueError(
             f"nn.dropout_grad: grad and mask must have one shape, got {grad.shape} and {mask.shape}"
