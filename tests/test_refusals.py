@@ -6,7 +6,7 @@ import inspect
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -140,8 +140,8 @@ class Surroundings:
     async def __call__(self, sample: Any) -> Any:
         """Return a sample with arrays in the place of their names."""
         if isinstance(sample, (list, tuple)):
-            several: Any = [await self(one) for one in sample]
-            return type(sample)(several)
+            several = [await self(one) for one in cast("list[Any]", sample)]
+            return several if isinstance(sample, list) else tuple(several)
         if not isinstance(sample, str) or not sample.isupper():
             return sample
         if sample not in self._made:

@@ -57,7 +57,7 @@ def named_methods(prefix: str, cls: type[Any]) -> None:
 
 def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
     for name in names:
-        function = vars(owner)[name]
+        function: object = vars(owner)[name]
         if isinstance(function, FunctionType) and not hasattr(function, "message"):
             setattr(owner, name, _naming(f"{prefix}.{name}", function))
 
@@ -184,7 +184,7 @@ class _Kind:
         if self._choices:
             return any(isinstance(value, type(one)) and value == one for one in self._choices)
         if self._is_several:
-            if not isinstance(value, _SEVERAL) or not getattr(value, "ndim", 1):
+            if not getattr(value, "ndim", 1) or not isinstance(value, _SEVERAL):
                 return False
             several: list[Any] = [*value[:_MOST]]
             kinds = self._members * (len(several) if len(self._members) == 1 else 1)
