@@ -57,7 +57,7 @@ def named_methods(prefix: str, cls: type[Any]) -> None:
 
 def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
     for name in names:
-        function: object = vars(owner)[name]
+        function: object = owner.__dict__[name]
         if isinstance(function, FunctionType) and not hasattr(function, "message"):
             setattr(owner, name, _naming(f"{prefix}.{name}", function))
 
