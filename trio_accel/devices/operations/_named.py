@@ -31,8 +31,6 @@ _BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
 _KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Any": Any, "Sequence": Sequence}
 _NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
 _SEVERAL = (list, tuple, range, np.ndarray)
-# How many elements of a sequence are looked at.
-_MOST = 64
 _WORDS = {
     NoneType: "None", bool: "True or False", Integral: "a whole number", Real: "a real number",
     Complex: "a number", np.generic: "a number", str: "a text", np.ndarray: "a NumPy array",
@@ -186,7 +184,8 @@ class _Kind:
         if self._is_several:
             if not getattr(value, "ndim", 1) or not isinstance(value, _SEVERAL):
                 return False
-            several: list[Any] = [*value[:_MOST]]
+            # A few tell enough: there may be millions.
+            several: list[Any] = [*value[:64]]
             kinds = self._members * (len(several) if len(self._members) == 1 else 1)
             return len(kinds) == len(several) and all(map(_Kind.fits, kinds, several))
         if isinstance(value, int) and self._cls in _BITS:
