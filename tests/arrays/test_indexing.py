@@ -307,7 +307,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
     whole = await device.zeros((3, 4), "int32")
     refused: list[tuple[type[Exception], str, Any]] = [
         (ValueError, r"take: x of shape \(3, 4\) has not one axis", lambda: arrays.take(x, at)),
-        (ValueError, r"take: axis 2 of shape \(3, 4\)", lambda: arrays.take(x, at, 2)),
+        (ValueError, r"take: axis 2 is not there .* of shape \(3, 4\)", lambda: arrays.take(x, at, 2)),
         (TypeError, "take: .*an index is a whole number, got float64", lambda: arrays.take(x, at + 0.5, 0)),
         (TypeError, "take: .*an index is a whole number, got bool", lambda: arrays.take(x, at > 0, 0)),
         (TypeError, "take: indices must be an AccelRef or a NumPy array, got list",

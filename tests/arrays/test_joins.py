@@ -109,7 +109,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (
             lambda: arrays.concat([x, x], axis=2),
             ValueError,
-            r"arrays\.concat: axis .*\(2, 3\): .*out of bounds",
+            r"arrays\.concat: axis 2 is not there in an array of shape \(2, 3\)",
         ),
         (lambda: arrays.stack([x, x[:1]]), ValueError, r"arrays\.stack: arrays must be of one shape"),
         (lambda: arrays.stack([x, x], axis=3), ValueError, r"arrays\.stack: axis"),

@@ -266,7 +266,7 @@ async def test_einsum_takes_a_text_and_arrays(device: ta.Device) -> None:
     ref = await device.zeros((2, 2))
     with pytest.raises(TypeError, match="einsum: subscripts must be a text"):
         await linalg.einsum([0, 1], ref)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"einsum: operands\[1\] must be an array, got list"):
+    with pytest.raises(TypeError, match=r"einsum: operands\[1\] must be .*, got list"):
         await linalg.einsum("ij,j->i", ref, [1.0, 2.0])  # type: ignore[arg-type]
     letters = string.ascii_letters
     with pytest.raises(ValueError, match="more than 52 axes"):
@@ -278,7 +278,7 @@ async def test_others_refuse(device: ta.Device) -> None:
     other = await device.zeros((2, 1))
     with pytest.raises(ValueError, match="vecdot: the vectors must have one length"):
         await linalg.vecdot(ref, other)
-    with pytest.raises(ValueError, match=r"vecdot: axis 2 of shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"vecdot: axis 2 is not there in an array of shape \(2, 3\)"):
         await linalg.vecdot(ref, ref, axis=2)
     with pytest.raises(ValueError, match="outer: x1 must have one axis"):
         await linalg.outer(ref, ref)

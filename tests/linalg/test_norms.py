@@ -197,7 +197,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await linalg.vector_norm(whole)
     with pytest.raises(TypeError, match="vector_norm: ord must be a number"):
         await linalg.vector_norm(ref, ord="fro")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="vector_norm: axis 2 of shape"):
+    with pytest.raises(ValueError, match="vector_norm: axis 2 is not there"):
         await linalg.vector_norm(ref, axis=2)
     with pytest.raises(ValueError, match="matrix_norm: ord must be 'fro', 'nuc', 1"):
         await linalg.matrix_norm(ref, ord=3)

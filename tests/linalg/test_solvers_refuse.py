@@ -67,7 +67,7 @@ BAD: dict[str, tuple[Ask, np.ndarray, int | str, str]] = {
         5,
         r"inv: matrix \(3, 1\) of the stack is singular: its pivot 5 is zero",
     ),
-    "NaN of svdvals": (linalg.svdvals, stack_with(np.nan), -1, f"svd: {NOT_FINITE}"),
+    "NaN of svdvals": (linalg.svdvals, stack_with(np.nan), -1, f"svdvals: {NOT_FINITE}"),
     "NaN of svd": (linalg.svd, stack_with(np.nan, (0, 5)), -1, f"svd: {NOT_FINITE}"),
     "infinity of svd": (linalg.svd, stack_with(-np.inf), -1, f"svd: {NOT_FINITE}"),
     "NaN of eigh": (linalg.eigh, stack_with(np.nan), -1, f"eigh: {NOT_FINITE}"),

@@ -213,7 +213,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: call.group_norm(x, 2, out=w), ValueError, r"group_norm: out must have shape \(3, 4, 2, 5\)"),
         (lambda: call.group_norm_grad(w, x, 2), ValueError, "group_norm_grad: grad must have the shape"),
         (lambda: call.layer_norm_grad(x, x, w), ValueError, r"weight of shape \(4,\) does not broadcast"),
-        (lambda: call.layer_norm_grad(x, x, axis=4), ValueError, "layer_norm_grad: axis 4 of shape"),
+        (lambda: call.layer_norm_grad(x, x, axis=4), ValueError, "layer_norm_grad: axis 4 is not there"),
         (lambda: call.rms_norm_grad(x, x, eps="a"), TypeError, "eps must be a real number, got 'a'"),
     )  # fmt: skip
     for asked, error, match in cases:

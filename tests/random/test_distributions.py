@@ -165,7 +165,7 @@ async def test_wrong_parameters(device: ta.Device) -> None:
         (TypeError, "laplace: loc must be a real number", "laplace", (3,), {"loc": 1j}),
         (
             ta.NotSupportedError,
-            "laplace makes float32 or float64, not float16",
+            "dtype must be float32 or float64, got float16",
             "laplace",
             (3, "float16"),
             {},

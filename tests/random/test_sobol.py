@@ -83,7 +83,7 @@ async def test_wrong_arguments(device: ta.Device) -> None:
     assert f"seed {points.seed}" in repr(points)
     with pytest.raises(ValueError, match="n must be at least 0, got -1"):
         await points.random(-1)
-    with pytest.raises(ta.NotSupportedError, match="Sobol makes float32 or float64, not int8"):
+    with pytest.raises(ta.NotSupportedError, match="dtype must be float32 or float64, got int8"):
         await points.random(1, "int8")
     await points.random(3)
     with pytest.raises(ValueError, match=r"3 points and 2\*\*2 are no power of two; use random"):

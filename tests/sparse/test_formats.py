@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception
         ValueError,
         "beta must be 0 without out",
     ),
-    "blocks": (lambda a, d: sparse.bsr(d, random_matrix(3, 3), (2, 2)), ValueError, "blocks that do not fit"),
+    "blocks": (lambda a, d: sparse.bsr(d, random_matrix(3, 3), (2, 2)), ValueError, "blocksize must be two"),
     "no matrix": (lambda a, d: sparse.coo(d, np.ones(2)), TypeError, "coo: matrix must be a SciPy"),  # type: ignore[arg-type]
 }
 

@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], st
     "not square": (lambda a: sparse.cg(wider(a), np.ones(9)), ValueError, "A must be square"),
     "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape"),
     "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse"),  # type: ignore[arg-type]
-    "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an array, got list"),  # type: ignore[arg-type]
+    "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an AccelRef or a NumPy array"),  # type: ignore[arg-type]
     "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
     "whole numbers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),
     "x0": (lambda a: sparse.cg(a, np.ones(9), np.ones(8)), ValueError, r"x0 must have shape \(9,\)"),

@@ -128,5 +128,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await tensor.elementwise("ij,ji->i", a, b)
     with pytest.raises(TypeError, match=r"elementwise: there is no operand|no operand is on a device"):
         await tensor.elementwise("->")
-    with pytest.raises(TypeError, match=r"reduce: a must be an array, got list|no operand"):
+    with pytest.raises(TypeError, match=r"reduce: a must be .*, got list|no operand"):
         await tensor.reduce("i->", [1.0])  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ can end with.
 import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import named as _named
 from . import (
     _calculus,
     _creation,
@@ -68,4 +69,5 @@ __all__ += _statistics.__all__
 __all__ += _views.__all__
 
 if not _typing.TYPE_CHECKING:
+    _named(__name__)
     __getattr__ = _tells_of_missing(__name__)

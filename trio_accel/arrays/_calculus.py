@@ -11,7 +11,7 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Rowwise, axes_of
-from ._checks import axis_of, check_number, check_real, composed, placed, whole
+from ._checks import axis_of, check_number, check_real, placed, whole
 from ._elementwise import add
 from ._reductions import mean
 from ._scans import cumulative_sum
@@ -66,7 +66,6 @@ _ASCENDING, _FOUND = (
 )
 
 
-@composed
 async def average(
     x: Operand,
     axis: int | Sequence[int] | None = None,
@@ -104,7 +103,6 @@ async def average(
     return await _AVERAGE.ask(_AVERAGE.compute(x, weights, axis=axis, keepdims=keepdims))
 
 
-@composed
 async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """Compute the covariances of variables, as `numpy.cov` does: a launch, and a product of matrices.
 
@@ -137,7 +135,6 @@ async def _products(centred: AccelRef, alpha: float) -> AccelRef:
     return await centred.device.ask(Contract("ij,kj->ik", centred, conjugate, alpha=alpha))
 
 
-@composed
 async def corrcoef(x: Operand) -> AccelRef:
     """Compute the correlations of variables, as `numpy.corrcoef` does: `cov`, and one launch.
 
@@ -166,7 +163,6 @@ async def corrcoef(x: Operand) -> AccelRef:
     return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(made, own[:, None], own)
 
 
-@composed
 async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRef:
     """Find the bin of each element, as `numpy.digitize` and `torch.bucketize` do: one search.
 
@@ -199,7 +195,6 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
     return await _FOUND(bins, last, found, out=found)
 
 
-@composed
 async def gradient(
     x: Operand, spacing: float | Operand = 1.0, *, axis: int | Sequence[int] | None = None
 ) -> AccelRef | tuple[AccelRef, ...]:
@@ -265,7 +260,6 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
     return _elementwise("gradient", text, "x", "last", "c", dtype=_rounded(dtype))
 
 
-@composed
 async def interp(
     x: Operand,
     xp: Operand,
@@ -390,7 +384,6 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     return await _elementwise("polyval", f"y = 0 * x + p[0]{steps}", "p", "x")(p, x)
 
 
-@composed
 async def trapezoid(
     y: Operand, x: Operand | None = None, *, dx: float = 1.0, axis: int = -1, keepdims: bool = False
 ) -> AccelRef:
@@ -427,7 +420,6 @@ async def trapezoid(
     return await _TRAPEZOID.ask(message)
 
 
-@composed
 async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.283185307179586) -> AccelRef:
     """Take jumps of more than half a period from angles, as `numpy.unwrap` does: three launches.
 

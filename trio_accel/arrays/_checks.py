@@ -2,60 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from numbers import Complex, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
 from ..backends.base.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
-from ..devices.base._refusals import what_to_do, whole
+from ..devices.base._refusals import shown, what_to_do, whole
 from ..devices.base._views import reshaped
+from ..expressions import axis_of
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "composed", "dtype_of", "flag", "flat", "placed",
+    "axis_of", "check_number", "check_real", "check_ref", "flag", "flat", "placed",
     "summed_dtype", "whole", "wholes",
 ]  # fmt: skip
-
-ParametersP = ParamSpec("ParametersP")
-T = TypeVar("T")
-
-
-def composed(
-    function: Callable[ParametersP, Coroutine[Any, Any, T]],
-) -> Callable[ParametersP, Coroutine[Any, Any, T]]:
-    """Let errors of the functions that a function is made of name that function, which was called."""
-    name = f"arrays.{function.__name__}"
-
-    @functools.wraps(function)
-    async def named(*args: ParametersP.args, **kwargs: ParametersP.kwargs) -> T:
-        try:
-            return await function(*args, **kwargs)
-        except (TypeError, ValueError, NotSupportedError) as error:
-            other, _, told = str(error).partition(": ")
-            if not other.startswith("arrays.") or other == name:
-                raise
-            raise type(error)(f"{name}: {told}") from None
-
-    return named
-
-
-def axis_of(name: str, x: ArraySpec, axis: object) -> int:
-    """Take an axis, from the end for a negative one.
-
-    Raises:
-        TypeError: It is no whole number.
-        ValueError: There is no such axis.
-    """
-    number = whole(name, "axis", axis)
-    if not -x.ndim <= number < x.ndim:
-        raise np.exceptions.AxisError(f"{name}: axis {number} is not there in an array of shape {x.shape}")
-    return int(normalize_axis_index(number, x.ndim))
 
 
 def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:
@@ -89,7 +53,7 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
     device = device_of(name, *arrays.values())
     for argument, array in arrays.items():
         if isinstance(array, np.ndarray):
-            dtype_of(f"{name}: {argument}", host_array(f"{name}: {argument}", array).dtype)
+            DType.of(host_array(f"{name}: {argument}", array).dtype)
         else:
             check_ref(name, argument, array)
     return [one if isinstance(one, AccelRef) else await device.put(one) for one in arrays.values()]
@@ -105,20 +69,8 @@ def check_number(name: str, argument: str, value: object, *, is_real: bool = Fal
     given: Any = value
     number = given.item() if isinstance(value, np.generic) else given
     if not isinstance(number, Real if is_real else Complex):
-        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {value!r}")
+        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {shown(value)}")
     return number
-
-
-def dtype_of(name: str, dtype: DTypeLike) -> DType:
-    """Take a dtype.
-
-    Raises:
-        TypeError: Devices have no such one.
-    """
-    try:
-        return DType.of(dtype)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
 
 
 def flag(name: str, argument: str, value: object) -> bool:
@@ -129,7 +81,7 @@ def flag(name: str, argument: str, value: object) -> bool:
     """
     if value is True or value is False:
         return value
-    raise TypeError(f"{name}: {argument} must be True or False, got {value!r}")
+    raise TypeError(f"{name}: {argument} must be True or False, got {shown(value)}")
 
 
 def check_real(name: str, **arrays: ArraySpec) -> None:
@@ -163,7 +115,7 @@ def summed_dtype(name: str, dtype: DType, chosen: DTypeLike | None) -> DType:
         TypeError: There is no such dtype.
     """
     if chosen is not None:
-        return dtype_of(name, chosen)
+        return DType.of(chosen)
     if dtype.is_inexact:
         return dtype
     return DType.uint64 if dtype.kind == "uint" else DType.int64

@@ -15,7 +15,7 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
 from ..expressions import Elementwise, Out
-from ._checks import check_number, check_ref, dtype_of, flag, placed, whole, wholes
+from ._checks import check_number, check_ref, flag, placed, whole, wholes
 
 __all__ = [
     "arange", "asarray", "diag", "empty", "empty_like", "eye", "full", "full_like", "geomspace", "linspace",
@@ -42,7 +42,7 @@ async def asarray(
         ValueError: A copy is needed, and there is to be none.
     """
     check_device("arrays.asarray", device)
-    wanted = None if dtype is None else dtype_of("arrays.asarray", dtype)
+    wanted = None if dtype is None else DType.of(dtype)
     copy = None if copy is None else flag("arrays.asarray", "copy", copy)
     if isinstance(obj, AccelRef):
         is_here = obj.device is device and wanted in (None, obj.dtype)
@@ -54,7 +54,7 @@ async def asarray(
         here = obj if wanted in (None, obj.dtype) else await obj.cast(wanted)
         return await here.copy_to(device) if here.device is not device or here is obj else here
     host = host_array("arrays.asarray: obj", obj)
-    given = dtype_of("arrays.asarray: obj", host.dtype)
+    given = DType.of(host.dtype)
     if wanted is not None:
         check_conversion("arrays.asarray", "obj", given, wanted)
         # NumPy refuses Python numbers that the dtype does not hold, and converts those of arrays.
@@ -103,7 +103,7 @@ async def _full(
     if any(extent < 0 for extent in extents):
         raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
     check_number(operation, "fill_value", fill_value)
-    kind = dtype_of(operation, np.asarray(fill_value).dtype if dtype is None else dtype)
+    kind = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
     return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
 
 
@@ -164,7 +164,7 @@ async def arange(
     told = f"start {first}, stop {last}, step {by}"
     if not by or not (is_whole or all(map(math.isfinite, (first, by, last)))):
         raise ValueError(f"{name}: numbers must be finite, and the step not 0, got {told}")
-    kind = dtype_of(name, ("int64" if is_whole else "float64") if dtype is None else dtype)
+    kind = DType.of(("int64" if is_whole else "float64") if dtype is None else dtype)
     count = max(_count(first, last, by, is_whole=is_whole), 0)
     if count >= 1 << 63:
         raise ValueError(f"{name}: these are more numbers than an array has, got {told}")
@@ -243,7 +243,7 @@ async def _spaced(
     """Make numbers of one distance from one to another, for a function of this name."""
     name = f"arrays.{function}"
     count, is_complex = whole(name, "num", num), np.iscomplexobj(ends)
-    kind = dtype_of(name, ("complex128" if is_complex else "float64") if dtype is None else dtype)
+    kind = DType.of(("complex128" if is_complex else "float64") if dtype is None else dtype)
     _check_inexact(name, kind, is_complex=is_complex)
     if not 0 <= count < 1 << 63:
         raise ValueError(f"{name}: num must be at least 0, and no more than an array has, got {num}")
@@ -363,7 +363,7 @@ async def logspace(
         TypeError: As of `linspace`; or a complex number.
         ValueError: As of `linspace`.
     """
-    name, kind = "arrays.logspace", dtype_of("arrays.logspace", dtype)
+    name, kind = "arrays.logspace", DType.of(dtype)
     _check_inexact(name, kind)
     ends = [_inexact(name, *each, is_real=True) for each in (("start", start), ("stop", stop))]
     number = _inexact(name, "base", base, is_real=True)
@@ -389,7 +389,7 @@ async def geomspace(
         TypeError: As of `linspace`; or a complex number.
         ValueError: As of `linspace`; or a number is 0 or not finite, or the signs differ.
     """
-    name, kind = "arrays.geomspace", dtype_of("arrays.geomspace", dtype)
+    name, kind = "arrays.geomspace", DType.of(dtype)
     _check_inexact(name, kind)
     ends = [_inexact(name, *each, is_real=True).real for each in (("start", start), ("stop", stop))]
     if not all(end and math.isfinite(end) for end in ends) or (ends[0] > 0) is not (ends[1] > 0):
@@ -434,7 +434,7 @@ async def _made(
 ) -> AccelRef:
     """Compute an expression of numbers and indices."""
     check_device(f"arrays.{name}", device)
-    expression = _expression(name, text, dtype_of(f"arrays.{name}", dtype))
+    expression = _expression(name, text, DType.of(dtype))
     return await device.ask(expression.compute(shape=shape, **numbers))
 
 

@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from typing import get_args
 
 import attrs
-import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import said
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import Elementwise, ExpressionArgument, Out, Scatter
-from ._checks import dtype_of, placed, whole, wholes
+from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array
+from ._checks import placed, wholes
 
 __all__ = [
     "gather_nd", "one_hot", "put", "put_along_axis", "scatter", "scatter_nd", "take", "take_along_axis",
@@ -205,8 +202,8 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
         TypeError: `x` is no array, or there is no such dtype.
         ValueError: A negative `length`, or `out` of another shape.
     """
-    _check_arrays("arrays.one_hot", x=x)
-    made = _one_hot(dtype_of("arrays.one_hot", dtype))
+    check_array("arrays.one_hot", x=x)
+    made = _one_hot(DType.of(dtype))
     return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
@@ -253,10 +250,10 @@ class _Places:
 
 def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places:
     """Find the places that indices along one axis tell: the others stay."""
-    _check_arrays(name, x=x, indices=indices)
+    check_array(name, x=x, indices=indices)
     if axis is None and x.ndim != 1:
         raise ValueError(f"{name}: x of shape {x.shape} has not one axis: say which, axis=...")
-    at = _axis(name, x, 0 if axis is None else axis)
+    at = axis_of(name, x, 0 if axis is None else axis)
     places = [f"i({other if other < at else other + indices.ndim - 1})" for other in range(x.ndim)]
     places[at] = "indices"
     shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
@@ -265,12 +262,12 @@ def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places
 
 def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
     """Find the places that indices tell for each line along an axis."""
-    _check_arrays(name, x=x, indices=indices)
+    check_array(name, x=x, indices=indices)
     if x.ndim != indices.ndim:
         raise ValueError(
             f"{name}: x and indices must have as many axes, got shapes {x.shape} and {indices.shape}"
         )
-    at = _axis(name, x, axis)
+    at = axis_of(name, x, axis)
     shape = common_shape((*x.shape[:at], 1, *x.shape[at + 1 :]), indices.shape)
     if shape is None:
         raise ValueError(
@@ -286,7 +283,7 @@ def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
     if not isinstance(indices, (tuple, list)):
         raise TypeError(f"{name}: indices must be a tuple of arrays, got {type(indices).__name__}")
     named = {f"indices_{number}": array for number, array in enumerate(indices)}
-    _check_arrays(name, x=x, **named)
+    check_array(name, x=x, **named)
     if not 0 < len(indices) <= x.ndim:
         raise ValueError(
             f"{name}: indices must be one array for each of the first axes of x, which has shape {x.shape}; "
@@ -351,19 +348,3 @@ def _spread(indices: Operand, count: int) -> Operand:
     spec = indices.spec
     strides = (*spec.strides, *(spec.dtype.itemsize,) * count)
     return AccelRef(indices.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
-
-
-def _axis(name: str, x: Operand, axis: int) -> int:
-    number = whole(name, "axis", axis)
-    try:
-        return normalize_axis_index(number, x.ndim)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
-
-
-def _check_arrays(name: str, **given: object) -> None:
-    for argument, array in given.items():
-        if not isinstance(array, (AccelRef, np.ndarray)):
-            raise TypeError(
-                f"{name}: {argument} must be an AccelRef or a NumPy array, got {type(array).__name__}"
-            )

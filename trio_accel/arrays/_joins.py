@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
-from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base.ops import JoinSpec
 from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
-from ..devices.base._refusals import said
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
-from ..expressions import Out, promoted_dtype
+from ..expressions import Out, axis_of, promoted_dtype
 from ._checks import flat, whole
 
 __all__ = ["concat", "stack"]
@@ -36,7 +34,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
         ValueError: No arrays, shapes that differ, an axis that there is not, or `out` has another shape or
             shares memory with an array.
     """
-    given = _given("concat", arrays)
+    given = tuple(arrays)
     return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
 
 
@@ -48,16 +46,9 @@ async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) ->
         axis: The place of the new axis in the result.
         out: Array to write to, of any strides.
     """
-    given = _given("stack", arrays)
+    given = tuple(arrays)
     whole("arrays.stack", "axis", axis)
     return await device_of("arrays.stack", *given, out).ask(_Join("stack", given, axis, out))
-
-
-def _given(name: str, arrays: Sequence[Operand]) -> tuple[Operand, ...]:
-    several: object = arrays
-    if isinstance(several, (AccelRef, str)) or not isinstance(several, Iterable):
-        raise TypeError(f"arrays.{name}: arrays must be a sequence of arrays, got {type(arrays).__name__}")
-    return tuple(arrays)
 
 
 @attrs.frozen(eq=False)
@@ -81,11 +72,8 @@ class _Join(Operation[MemoryActor, AccelRef]):
         if self.axis is None:
             sources = [flat(planner, source) for source in sources]
         ndim = sources[0].ndim + is_new
-        number = 0 if self.axis is None else whole(name, "axis", self.axis)
-        try:
-            axis = normalize_axis_index(number, ndim)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise said(f"{name}: axis of arrays of shape {sources[0].shape}", error) from None
+        first = indexed(sources[0], (None,)) if is_new else sources[0]
+        axis = 0 if self.axis is None else axis_of(name, first, self.axis)
         before, behind = (slice(None),) * axis, axis if is_new else axis + 1
         for index, source in enumerate(sources):
             others = [(*one.shape[:axis], *one.shape[behind:]) for one in (sources[0], source)]

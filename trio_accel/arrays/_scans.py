@@ -8,7 +8,7 @@ from typing import Any, cast
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
-from ..expressions import Elementwise
+from ..expressions import Elementwise, check_array, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
 from ._joins import concat
@@ -213,9 +213,12 @@ async def diff(
         raise TypeError(
             "arrays.diff: x must be of numbers, got bool; logical_xor tells neighbours that differ"
         )
-    parts = [one for one in (prepend, x, append) if one is not None]
+    given = {"prepend": prepend, "x": x, "append": append}
+    parts = {name: one for name, one in given.items() if one is not None}
     if len(parts) > 1:
-        x = await concat(parts, axis=axis)
+        check_array("arrays.diff", **parts)
+        promoted_dtype("arrays.diff", {name: DType.of(one.dtype) for name, one in parts.items()})
+        x = await concat([*parts.values()], axis=axis)
     ref = x if isinstance(x, AccelRef) else await device.put(x)
     ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
     # Where no neighbours are left, there will be none.

@@ -19,7 +19,7 @@ from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, de
 from ..devices.base._views import reshaped
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
-from ._checks import check_number, check_real, composed, flat, whole
+from ._checks import check_number, check_real, flat, whole
 from ._creation import linspace
 from ._joins import stack
 
@@ -434,7 +434,6 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
-@composed
 async def histogram(
     x: Operand,
     bins: int | Operand = 10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
-from ._checks import check_number, check_real, composed, flag, placed
+from ._checks import check_number, check_real, flag, placed
 from ._joins import concat
 from ._numeric import CLOSE
 from ._selection import compress, unique_values
@@ -30,7 +30,6 @@ _ALL_CLOSE = Rowwise(
 )  # fmt: skip
 
 
-@composed
 async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> bool:
     """Tell whether two arrays have the same shape and the same elements: one launch, and the host reads it.
 
@@ -53,7 +52,6 @@ async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> b
     return bool(await (await _EQUAL(x1, x2, flag(name, "equal_nan", equal_nan))).item())
 
 
-@composed
 async def allclose(
     x1: Operand, x2: Operand, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
@@ -78,7 +76,6 @@ async def allclose(
     return bool(await (await _ALL_CLOSE.ask(message)).item())
 
 
-@composed
 async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     """Tell which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
 
@@ -106,7 +103,6 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
 
 
-@composed
 async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that both arrays have, each once and in ascending order.
 
@@ -125,7 +121,6 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2), once)
 
 
-@composed
 async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements of the first array that the second has not, each once and in ascending order.
 
@@ -137,7 +132,6 @@ async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2, invert=True), once)
 
 
-@composed
 async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that just one of the arrays has, each once and in ascending order.
 
@@ -147,10 +141,10 @@ async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     return await sort(await concat([await setdiff1d(x1, x2), await setdiff1d(x2, x1)]))
 
 
-@composed
 async def union1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that one of the arrays has, each once and in ascending order.
 
     Arguments and errors are those of `intersect1d`; the dtype is the promoted one.
     """
+    x1, x2 = await placed("arrays.union1d", x1=x1, x2=x2)
     return await unique_values(await concat([x1, x2], axis=None))

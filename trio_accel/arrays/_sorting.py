@@ -10,7 +10,7 @@ from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, SearchSpec, SortSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import ArraysActor
-from ._checks import axis_of, check_real, composed, flag, placed, whole
+from ._checks import axis_of, check_real, flag, placed, whole
 from ._indexing import take_along_axis
 
 __all__ = ["TopKResult", "argsort", "lexsort", "searchsorted", "sort", "top_k"]
@@ -116,7 +116,6 @@ def argsort() -> None:
     """
 
 
-@composed
 async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
     """Find the indices that sort by several keys, as `numpy.lexsort` does: the last one counts first.
 

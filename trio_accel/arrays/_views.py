@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view as _windows
 
-from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef
-from ..devices.base._refusals import said
 from ..devices.base._views import NoViewError, permuted, seen
-from ._checks import check_ref, flag, whole, wholes
+from ._checks import axis_of, check_ref, flag, whole, wholes
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
@@ -39,7 +37,7 @@ def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
     """
     order = wholes("arrays.permute_dims", "axes", axes)
     check_ref("arrays.permute_dims", "x", x)
-    return AccelRef(x.block, _named("permute_dims", lambda: permuted(x.spec, order)))
+    return AccelRef(x.block, permuted(x.spec, order))
 
 
 def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequence[int]) -> AccelRef:
@@ -112,7 +110,7 @@ def broadcast_arrays(*arrays: AccelRef) -> tuple[AccelRef, ...]:
     """
     for number, x in enumerate(arrays):
         check_ref("arrays.broadcast_arrays", f"arrays[{number}]", x)
-    shape = _named("broadcast_arrays", lambda: np.broadcast_shapes(*[x.shape for x in arrays]))
+    shape = np.broadcast_shapes(*[x.shape for x in arrays])
     return tuple([broadcast_to(x, shape) for x in arrays])
 
 
@@ -211,7 +209,7 @@ def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
     Raises:
         ValueError: An axis that there is not.
     """
-    place = whole("arrays.unstack", "axis", axis)
+    place = axis_of("arrays.unstack", x, axis)
     moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
     return tuple([moved[index] for index in range(len(moved))])
 
@@ -227,7 +225,7 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
     Raises:
         ValueError: An axis that there is not, or it cannot be divided into parts of one length.
     """
-    place = whole("arrays.split", "axis", axis)
+    place = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))
     bounds = wholes("arrays.split", "indices_or_sections", indices_or_sections)
     if not isinstance(indices_or_sections, (Sequence, np.ndarray)):
@@ -256,26 +254,14 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     name = "arrays.reshape"
     check_ref(name, "x", x)
     extents = wholes(name, "shape", shape)
-    try:
-        if copy is None:
-            try:
-                return x.reshape(extents)
-            except NoViewError:
-                copy = True
-        return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
-    except ValueError as error:
-        raise type(error)(f"arrays.{error}") from None
+    if copy is None:
+        try:
+            return x.reshape(extents)
+        except NoViewError:
+            copy = True
+    return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
 
 
 def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:
     check_ref(f"arrays.{name}", "x", x)
-    spec: ArraySpec = _named(name, lambda: seen(x.spec, change))
-    return AccelRef(x.block, spec)
-
-
-def _named(name: str, find: Callable[[], Any]) -> Any:
-    """Say in NumPy's errors which function refuses."""
-    try:
-        return find()
-    except (TypeError, ValueError, OverflowError) as error:
-        raise said(f"arrays.{name}", error) from None
+    return AccelRef(x.block, seen(x.spec, change))

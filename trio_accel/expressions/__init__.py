@@ -12,6 +12,7 @@ from ._arguments import (
     Out,
     argument_of,
     axes_of,
+    axis_of,
     bind,
     promoted_dtype,
     reduced,
@@ -25,7 +26,7 @@ from ._scatter import *
 from ._views import *
 
 __all__: list[str] = ["ARRAYS", "Axis", "ExpressionArgument", "Out"]
-__all__ += ["argument_of", "axes_of", "bind", "promoted_dtype", "reduced"]
+__all__ += ["argument_of", "axes_of", "axis_of", "bind", "promoted_dtype", "reduced"]
 __all__ += _contractions.__all__
 __all__ += _declared.__all__
 __all__ += _elementwise.__all__

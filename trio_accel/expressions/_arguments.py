@@ -26,11 +26,11 @@ from ..backends.base.expressions import (
 from ..backends.base.ops import ArraySpec, common_shape
 from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
-from ..devices.base._refusals import said, what_to_do
+from ..devices.base._refusals import shown, what_to_do, whole
 
 __all__ = [
-    "ARRAYS", "Axis", "ExpressionArgument", "Out", "Taken", "argument_of", "axes_of", "bind", "broadcast",
-    "check_out", "check_promotion", "check_reduced", "check_truths", "common", "extents_of",
+    "ARRAYS", "Axis", "ExpressionArgument", "Out", "Taken", "argument_of", "axes_of", "axis_of", "bind",
+    "broadcast", "check_out", "check_promotion", "check_reduced", "check_truths", "common", "extents_of",
     "promoted_dtype", "reduced", "refusal", "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
@@ -451,6 +451,20 @@ def broadcast(argument: ExpressionArgument, shape: tuple[int, ...]) -> Expressio
     return argument
 
 
+def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
+    """Take an axis of an array, from the end for a negative one.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: There is no such axis.
+    """
+    number = axis if type(axis) is int else whole(operation, "axis", axis)
+    if not -x.ndim <= number < x.ndim:
+        told = f"axis {shown(number)} is not there in an array of shape {x.shape}"
+        raise np.exceptions.AxisError(f"{operation}: {told}")
+    return number % x.ndim
+
+
 def axes_of(
     operation: str, shape: tuple[int, ...], axis: int | Sequence[int] | None, *, is_one: bool = False
 ) -> tuple[int, ...]:
@@ -470,10 +484,16 @@ def axes_of(
         return tuple(range(len(shape)))
     try:
         axes = tuple(sorted(normalize_axis_tuple(axis, len(shape))))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise said(f"{operation}: axis {axis!r} of shape {shape}", error) from None
+    except (TypeError, OverflowError):
+        told = f"{shown(axis)}{what_to_do(axis)}"
+        raise TypeError(f"{operation}: axis must be a whole number, or several, got {told}") from None
+    except np.exceptions.AxisError:
+        told = f"axis {axis} is not there in an array of shape {shape}"
+        raise np.exceptions.AxisError(f"{operation}: {told}") from None
+    except ValueError:
+        raise ValueError(f"{operation}: axis names one twice: {axis}, in an array of shape {shape}") from None
     if is_one and (isinstance(axis, Sequence) or len(axes) != 1):
-        raise TypeError(f"{operation}: axis must be one axis or None, got {axis!r}")
+        raise TypeError(f"{operation}: axis must be one axis or None, got {shown(axis)}")
     return axes
 
 
@@ -501,7 +521,7 @@ def check_reduced(operation: str, keepdims: object, out: object) -> None:
         TypeError: `keepdims` is no truth value, or `out` no array of a device.
     """
     if not isinstance(keepdims, (bool, np.bool)):
-        raise TypeError(f"{operation}: keepdims must be True or False, got {keepdims!r}")
+        raise TypeError(f"{operation}: keepdims must be True or False, got {shown(keepdims)}")
     check_out(operation, out)
 
 

@@ -94,8 +94,8 @@ class Elementwise(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_truths",
-        "_wide", "operation", "precision",
+        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told",
+        "_truths", "_wide", "operation", "precision",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +125,8 @@ class Elementwise(Generic[ReplyT]):
         found = _dtypes(expression, dtypes)
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
+        # What errors name the results: of a single one the text has a name of its own.
+        self._told = ("out",) if chosen is None else expression.outputs
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted, self._truths = tuple(promoted), tuple(truths)
@@ -231,7 +233,7 @@ class Elementwise(Generic[ReplyT]):
         known = self.known_of(planner.name, taken, out)
         results = [
             written(planner, name, each, (taken.shape, dtype))[0]
-            for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
+            for name, dtype, each in zip(self._told, known.dtypes, out, strict=True)
         ]
         for number, given in enumerate(out):
             if given is not None:
@@ -307,7 +309,7 @@ class Elementwise(Generic[ReplyT]):
             raise refusal(operation, error, given, of) from None
         dtypes = tuple(
             result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
-            for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
+            for name, dtype, declared, each in zip(self._told, found, self._dtypes, out, strict=True)
         )
         if casts:
             dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, found, strict=True))
@@ -331,7 +333,7 @@ class Elementwise(Generic[ReplyT]):
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""
-        name, written = self.outputs[number], results[number].spec
+        name, written = self._told[number], results[number].spec
         if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
             return
         others = {

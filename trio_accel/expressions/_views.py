@@ -63,10 +63,7 @@ def check_operands(name: str, **given: Any) -> DType:
         TypeError: In these cases.
     """
     device_of(name, *given.values())
-    for argument, array in given.items():
-        if not isinstance(array, (AccelRef, np.ndarray)):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an array, got {told}")
+    check_array(name, **given)
     dtypes = {argument: DType.of(array.dtype) for argument, array in given.items()}
     if len(set(dtypes.values())) > 1:
         hosts = [argument for argument, array in given.items() if not isinstance(array, AccelRef)]

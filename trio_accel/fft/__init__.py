@@ -3,6 +3,7 @@
 import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import named as _named
 from . import _convolutions, _functions, _fused, _helpers, _real
 from ._convolutions import *
 from ._functions import *
@@ -18,4 +19,5 @@ __all__ += _helpers.__all__
 __all__ += _real.__all__
 
 if not _typing.TYPE_CHECKING:
+    _named(__name__)
     __getattr__ = _tells_of_missing(__name__)

@@ -265,12 +265,14 @@ async def zoom_fft(
         TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
     """
     place, n, count = _points("zoom_fft", x, m, axis, out)
-    ends = np.atleast_1d(host_array("zoom_fft: fn", fn, float))
+    ends = np.atleast_1d(np.empty(0) if np.iscomplexobj(fn) else host_array("zoom_fft: fn", fn, float))
     if ends.shape not in ((1,), (2,)):
         raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
     first, last = (0.0, *ends)[-2:]
     if endpoint and count == 1:
         raise ValueError("zoom_fft: one point has no end; m must be at least 2 with endpoint")
+    if fs == 0:
+        raise ValueError("zoom_fft: fs must not be 0, as it is samples for each unit of time")
     step = (last - first) / fs / (count - endpoint)
     chirp = _Chirp(-2j * math.pi * first / fs, -1j * math.pi * step, sys.maxsize)
     return await _chirped(x, place, n, count, chirp, out)

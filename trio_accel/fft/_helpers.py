@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
@@ -95,7 +96,7 @@ def next_fast_len(target: int, real: bool = False) -> int:
 
 async def _frequencies(name: str, device: Device, n: int, count: int, d: float, dtype: DTypeLike) -> AccelRef:
     check_device(f"fft.{name}", device)
-    if whole(name, "n", n, "a whole number") < 1 or d == 0:
+    if whole(name, "n", n, "a whole number") < 1 or math.fabs(d) == 0:
         raise ValueError(f"{name}: n must be at least 1, and d not 0, got n {n} and d {d}")
     chosen = DType.of(dtype)
     if chosen not in (DType.float32, DType.float64):

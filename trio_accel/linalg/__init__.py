@@ -18,6 +18,7 @@ Refusals of all functions, before anything is launched:
 import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import named as _named
 from . import (
     _composed,
     _contractions,
@@ -58,4 +59,5 @@ __all__ += _vectors.__all__
 __all__ += _views.__all__
 
 if not _typing.TYPE_CHECKING:
+    _named(__name__)
     __getattr__ = _tells_of_missing(__name__)

@@ -24,6 +24,7 @@ from ..expressions import (
     Made,
     Out,
     Reduction,
+    axis_of,
     check_operands,
     on_device,
     permuted,
@@ -189,7 +190,7 @@ async def tensordot(
         axes = range(x1.ndim - axes, x1.ndim), range(axes)
     try:
         first, second = (normalize_axis_tuple(of, x.ndim) for of, x in zip(axes, (x1, x2), strict=True))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise said(f"{name}: axes {axes} of shapes {x1.shape} and {x2.shape}", error) from None
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
@@ -264,10 +265,7 @@ _CONTRACTING = Contracting("linalg.einsum", _multiplied)
 
 def _last(name: str, x: Operand, axis: int) -> Operand:
     """View an array with one axis as the last one."""
-    try:
-        place = normalize_axis_index(axis, x.ndim)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
+    place = axis_of(name, x, axis)
     return permuted(x, [*(number for number in range(x.ndim) if number != place), place])
 
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import DType
+from ..backends.base.ops import common_shape
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
@@ -218,6 +219,9 @@ def _tolerance(
     """Bring a tolerance into the shape of singular values, with so many axes behind those of the stack."""
     if rtol is None:
         return max(shape[-2:]) * float(np.finfo(dtype.dtype).eps)
+    given = rtol.shape if isinstance(rtol, (AccelRef, np.ndarray)) else ()
+    if common_shape(given, tuple(shape[:-2])) != tuple(shape[:-2]):
+        raise ValueError(f"rtol must have the shape of the stack, {tuple(shape[:-2])}, got shape {given}")
     return rtol[(..., *(None,) * axes)] if isinstance(rtol, (AccelRef, np.ndarray)) else rtol
 
 

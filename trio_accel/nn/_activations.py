@@ -14,11 +14,8 @@ import functools
 from functools import partial
 from typing import Literal, TypeAlias
 
-from numpy.lib.array_utils import normalize_axis_index
-
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import said
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, check_array, expression, rows
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, axis_of, check_array, expression, rows
 from ._library import check_choice
 
 __all__ = [
@@ -628,10 +625,7 @@ async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
 def _halves(name: str, x: Operand, axis: int) -> tuple[int, int]:
     """Return the axis, and half of its length."""
     check_array(name, x=x)
-    try:
-        at = normalize_axis_index(axis, x.ndim)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
+    at = axis_of(name, x, axis)
     half, odd = divmod(x.shape[at], 2)
     if odd:
         raise ValueError(f"{name}: axis {axis} must have an even number of elements, got shape {x.shape}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol
 
+from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, check_array
 from ._library import check_range
@@ -68,8 +69,8 @@ async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> Dropout
     given: object = generator
     if not callable(getattr(given, "uniform", None)):
         raise TypeError(f"nn.dropout: generator must be a random.Generator, got {type(generator).__name__}")
-    drawn = await generator.uniform(x.shape, "float32")
-    y, mask = await _dropping(x, drawn, float(p), _scale(p))
+    scale = _scale("nn.dropout: x", x, p)
+    y, mask = await _dropping(x, await generator.uniform(x.shape, "float32"), float(p), scale)
     return DropoutResult(y, mask)
 
 
@@ -95,8 +96,10 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
         raise ValueError(
             f"nn.dropout_grad: grad and mask must have one shape, got {grad.shape} and {mask.shape}"
         )
-    return await _slopes(grad, mask, _scale(p))
+    return await _slopes(grad, mask, _scale("nn.dropout_grad: grad", grad, p))
 
 
-def _scale(p: float) -> float:
+def _scale(where: str, x: Operand, p: float) -> float:
+    if not DType.of(x.dtype).is_inexact:
+        raise TypeError(f"{where} must be of a floating dtype, got {x.dtype}; use cast()")
     return 1 / (1 - float(p)) if p < 1 else 0.0

@@ -38,9 +38,9 @@ _HINGE = Loss(
 )
 _RANKING = Loss(
     "nn.margin_ranking_loss",
-    "v = maximum(margin - target * (x - other), 0)",
-    "v = where(margin - target * (x - other) > 0, -target, 0)",
-    ("other", "margin"),
+    "v = maximum(margin - target * (x - x2), 0)",
+    "v = where(margin - target * (x - x2) > 0, -target, 0)",
+    ("x2", "margin"),
 )
 # What a count of 0 is multiplied by may be infinite. An infinite count outweighs its logarithm.
 _STIRLING = (
@@ -328,6 +328,7 @@ async def triplet_margin_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
+    check_array("nn.triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
     check_choice("nn.triplet_margin_loss", "reduction", reduction, ("none", "mean", "sum"))
     near, apart = [await pairwise_distance(anchor, other, eps=eps) for other in (positive, negative)]
     return await _MEANT.reduced(near, apart, reduction, float(margin))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..actors import named_arguments
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Out
@@ -31,7 +30,6 @@ _LEAST = {"scale": ">= 0", "a": "> 0"}
 class Continuous(WordStream):
     """Floating numbers of distributions that are functions of uniform and normal ones."""
 
-    @named_arguments
     async def uniform(
         self,
         shape: Shape,
@@ -62,7 +60,6 @@ class Continuous(WordStream):
             "uniform", "y = low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
         )
 
-    @named_arguments
     async def normal(
         self,
         shape: Shape,

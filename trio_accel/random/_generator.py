@@ -13,6 +13,7 @@ import trio
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
+from ..devices.operations._named import named_methods
 from ..expressions import Elementwise, Out
 from ._continuous import after
 from ._messages import Integers, Multiply, Order, Search
@@ -103,7 +104,7 @@ class Generator(Rejections):
         first, end, info = operator.index(low), operator.index(high) + bool(endpoint), np.iinfo(kind.dtype)
         if not info.min <= first < end <= int(info.max) + 1:
             raise ValueError(
-                f"Integers: high must be above low, and both within {kind}, got {low} and {high}"
+                f"random.integers: high must be above low, and both within {kind}, got {low} and {high}"
             )
         width, extents = end - first, self._extents(shape)
         is_old = self._kind == "philox4x32_10" and kind is DType.int64 and width <= _NARROW
@@ -234,6 +235,9 @@ class Generator(Rejections):
             "choice", "y = logs - log(-log(u))", (count,), DType.float64, None, logs=logs
         )
         return await self._device.ask(Order(keys, wanted, True))
+
+
+named_methods("random", Generator)
 
 
 @functools.cache

@@ -107,7 +107,7 @@ def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
 def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
     """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
     if dtype not in RANDOM_DTYPES["uniform"]:
-        raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
+        raise NotSupportedError(f"{planner.name}: dtype must be float32 or float64, got {dtype}; use cast()")
     return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
 
 

@@ -14,6 +14,7 @@ import trio
 
 from ..backends.base import DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, check_device
+from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
 from ._continuous import after
 from ._messages import SobolPoints
@@ -167,6 +168,9 @@ class Sobol:
             )
         self._position += operator.index(n)
         return first
+
+
+named_methods("random.Sobol", Sobol)
 
 
 def _direction_numbers(d: int, scramble: bool, bits: int, seed: int) -> tuple[_Words, _Words]:

@@ -137,12 +137,9 @@ def _bounded(
 
 def checked_dtype(name: str, dtype: Any) -> DType:
     """Return float32 or float64; another one is refused."""
-    try:
-        found = DType.of(dtype)
-    except TypeError as error:
-        raise TypeError(f"random.{name}: {error}") from None
+    found = DType.of(dtype)
     if found not in (DType.float32, DType.float64):
-        raise NotSupportedError(f"random.{name} makes float32 or float64, not {found}; use cast()")
+        raise NotSupportedError(f"random.{name}: dtype must be float32 or float64, got {found}; use cast()")
     return found
 
 

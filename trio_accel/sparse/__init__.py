@@ -11,6 +11,7 @@ it was to change is damaged, and its use is refused. All functions raise:
 import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import named as _named
 from . import (
     _conversions,
     _eigen,
@@ -53,4 +54,5 @@ __all__ += _structures.__all__
 __all__ += _systems.__all__
 
 if not _typing.TYPE_CHECKING:
+    _named(__name__)
     __getattr__ = _tells_of_missing(__name__)

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..actors import named_arguments
 from ..backends.base.checks import NATIVE
 from ..backends.base.values import check_plain
 from ..devices import AccelRef, Device, check_device
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["add", "bsr", "coo", "csc", "csr", "tobsr", "tocoo", "tocsc", "tocsr", "transpose"]
 
 
-@named_arguments
 async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CsrMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse rows.
 
@@ -44,14 +42,12 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
     return CsrMatrix(_shape(matrix), indptr, indices, data)
 
 
-@named_arguments
 async def csc(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CscMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse columns; see `csr`."""
     indptr, indices, data = await _put("csc", device, matrix, lambda rows: _in_rows(rows.tocsc()))
     return CscMatrix(_shape(matrix), indptr, indices, data)
 
 
-@named_arguments
 async def coo(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CooMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as coordinates; see `csr`.
 
@@ -61,7 +57,6 @@ async def coo(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
     return CooMatrix(_shape(matrix), row, col, data)
 
 
-@named_arguments
 async def bsr(
     device: Device,
     matrix: scipy.sparse.spmatrix | scipy.sparse.sparray,
@@ -93,7 +88,8 @@ async def _put(
         try:
             return arrays(rows)
         except ValueError as error:
-            raise ValueError(f"{name}: blocks that do not fit into shape {rows.shape}: {error}") from error
+            told = f"blocksize must be two whole numbers that divide those of shape {rows.shape}"
+            raise ValueError(f"{name}: {told}") from error
 
     return [await device.put(array) for array in await trio.to_thread.run_sync(made)]
 
@@ -252,17 +248,17 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
         NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
     """
     terms: list[CsrMatrix] = []
-    for name, matrix, factor in (("a", a, alpha), ("b", b, beta)):
+    for name, matrix, times, factor in (("a", a, "alpha", alpha), ("b", b, "beta", beta)):
         if not isinstance(matrix, CsrMatrix):
             raise TypeError(f"sparse.add: {name} must be a CsrMatrix, got {type(matrix).__name__}")
-        data = matrix.data if factor == 1 else await _SCALED(matrix.data, factor)
+        data = matrix.data if factor == 1 else await _SCALED[times](matrix.data, factor)
         if data.dtype is not matrix.dtype:
             raise TypeError(f"sparse.add: {name} is of {matrix.dtype}, which a factor of {factor!r} is not")
         terms.append(CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, data))
     return await a.device.ask(SumOfTwo(*terms))
 
 
-_SCALED = Elementwise[AccelRef]("x * y", operation="sparse.add")
+_SCALED = {one: Elementwise[AccelRef](f"data * {one}", operation="sparse.add") for one in ("alpha", "beta")}
 
 
 def _check(name: str, matrix: SparseMatrix) -> None:

@@ -13,6 +13,7 @@ cancellation and the errors that any operation can end with. All functions raise
 import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import named as _named
 from . import _contractions, _elements
 from ._contractions import *
 from ._elements import *
@@ -22,4 +23,5 @@ __all__ += _contractions.__all__
 __all__ += _elements.__all__
 
 if not _typing.TYPE_CHECKING:
+    _named(__name__)
     __getattr__ = _tells_of_missing(__name__)

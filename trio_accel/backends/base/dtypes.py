@@ -71,7 +71,9 @@ class DType(enum.Enum):
                     f"dtype: {like!r} has the other byte order; make it native: array.astype({native.name!r})"
                 )
             names = ", ".join(cls.__members__)
-            raise TypeError(f"dtype: {like!r} is no element type of a device; allowed: {names}")
+            is_known = isinstance(like, (str, type, np.dtype))
+            told = str(like) if is_known else f"an object of {type(cast('object', like)).__name__}"
+            raise TypeError(f"dtype: {told} is no element type of a device; allowed: {names}")
         return found
 
     # Every operation asks for these several times, so they are found once.

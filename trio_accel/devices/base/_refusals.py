@@ -17,7 +17,7 @@ import numpy as np
 from ...backends.base import DType
 from ...backends.base.foreign_names import instead_of
 
-__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "said", "what_to_do", "whole"]
+__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "said", "shown", "what_to_do", "whole"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -277,12 +277,23 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
             # Arrays of NumPy have an index only where they are one whole number.
             value = operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
         except TypeError:
-            raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}") from None
+            raise TypeError(f"{name}: {argument} must be {allowed}, got {shown(value)}") from None
     if not _LEAST <= value <= sys.maxsize:
         # Python writes no number of thousands of digits.
         bits = value.bit_length()
         raise ValueError(f"{name}: {argument} must be from -2**63 to 2**63 - 1, got a number of {bits} bits")
     return value
+
+
+def shown(value: object) -> str:
+    """Show a value that was given, in one line."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"an array of {value.dtype} and of shape {value.shape}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        # Python writes no number of thousands of digits.
+        return f"a number of {value.bit_length()} bits"
+    text = value.__name__ if isinstance(value, type) else repr(value)
+    return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(value).__name__}"
 
 
 def said(where: str, error: Exception) -> Exception:

@@ -51,6 +51,7 @@ from ...backends.base.ops import (
     writes,
 )
 from ..arrays._ref import AccelRef, device_of
+from ._named import refuse_as
 from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 
@@ -210,7 +211,7 @@ class DeclaredSpec(OperationSpec):
         if callable(said):
             raise said(self, where, code, index)
         trouble = "holds a NaN or an infinity" if code == _NOT_FINITE else str(said).format(code)
-        text = f"{declaration.function}: {where} {trouble}"
+        text = f"{declaration.name}: {where} {trouble}"
         raise LinAlgError(text, library="solver", code=code, index=index)
 
 
@@ -561,12 +562,17 @@ class _Maker:
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         first = next(iter(kinds))
         check = "" if first in arrays else f"    if type({first}) is AccelRef: refuse()\n"
+        given = ", ".join(f"{name}={name}" for name in kinds)
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
             f"async def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
             f"    if unknown: raise unknown_option({declaration.name!r}, [*unknown][0], {[*kinds]})\n{check}"
-            f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
+            "    try:\n"
+            f"        return await device_of({declaration.name!r}, {', '.join(arrays)})"
             f".ask(Message({', '.join(kinds)}))\n"
+            "    except Exception as error:\n"
+            f"        refuse_as({declaration.name!r}, own, error, dict({given}))\n"
+            "        raise\n"
         )
 
         def refuse() -> NoReturn:
@@ -574,7 +580,7 @@ class _Maker:
             raise TypeError(f"{declaration.name}: {first} must be a number, got AccelRef: {called}")
 
         names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
-        names |= {"AccelRef": AccelRef, "refuse": refuse}
+        names |= {"AccelRef": AccelRef, "refuse": refuse, "refuse_as": refuse_as, "own": function}
         made = self._compiled(text, function.__name__, names)
         made.__wrapped__ = function
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

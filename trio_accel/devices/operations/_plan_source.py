@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from ...backends.base import DType
 from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
 from ..arrays._ref import AccelRef
-from ..base._refusals import whole
+from ..base._refusals import shown, whole
 from ._operation import Planned, Planner
 
 __all__ = ["PlanSource", "Structured", "check_steps", "refuse_value", "written"]
@@ -229,18 +229,19 @@ def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
     steps: list[str] = []
     for name, kind in kinds.items():
         if kind == "bool" or isinstance(kind, tuple):
-            names[f"ALLOWED_{name}"] = (False, True) if kind == "bool" else kind
+            # Looked up by hashes: an array equals no value, and is none.
+            names[f"ALLOWED_{name}"] = dict.fromkeys((False, True) if kind == "bool" else kind)
             steps.append(
-                f"if self.{name} not in ALLOWED_{name}: "
+                f"if self.{name}.__hash__ is None or self.{name} not in ALLOWED_{name}: "
                 f"refuse_value(planner.name, {name!r}, ALLOWED_{name}, self.{name})"
             )
     return steps
 
 
-def refuse_value(name: str, argument: str, allowed: tuple[object, ...], value: object) -> NoReturn:
+def refuse_value(name: str, argument: str, allowed: Iterable[object], value: object) -> NoReturn:
     """Refuse a value that a ``Literal`` does not allow."""
     said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
-    raise ValueError(f"{name}: {argument} must be {said}, got {value!r}")
+    raise ValueError(f"{name}: {argument} must be {said}, got {shown(value)}")
 
 
 def _refuse_type(name: str, argument: str, wanted: type[Structured], value: object) -> NoReturn:

@@ -1,0 +1,207 @@
+"""Refusals of functions that are made of others: by their own names, and none of Python's own texts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial, wraps
+from numbers import Complex, Integral, Real
+from types import FunctionType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import numpy.typing as npt
+
+from ...actors import bind_arguments
+from ...backends.base import AccelError, NotSupportedError
+from ..arrays._ref import AccelRef
+from ..base._refusals import shown, what_to_do
+
+__all__ = ["named", "named_methods", "refuse_as"]
+
+_HEAD = re.compile(r"[a-z]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
+_PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError, OverflowError)
+# An attribute that is not there, of what is right, is a defect of this package.
+_HEADLESS = (*_PLAIN, AttributeError, NotSupportedError)
+_ARGUMENT = re.compile(r"[\w.]+: (\w\d?)(?=:| (?:must|has|have|is|holds) )")
+_NUMBERS: dict[Any, type] = {int: Integral, float: Real, complex: Complex, inspect.Parameter.empty: object}
+_BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
+_KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Any": Any, "Sequence": Sequence}
+_NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
+_SEVERAL = (list, tuple, range, np.ndarray)
+_WORDS = {
+    NoneType: "None", bool: "True or False", Integral: "a whole number", Real: "a real number",
+    Complex: "a number", np.generic: "a number", str: "a text", np.ndarray: "a NumPy array",
+    AccelRef: "an AccelRef",
+}  # fmt: skip
+
+
+def named(package: str) -> None:
+    """Let the functions of a package refuse in their own names what the functions in them refuse.
+
+    A declared operation and an expression do so themselves.
+    """
+    module = sys.modules[package]
+    _name(package.rpartition(".")[2], module, module.__all__)
+
+
+def named_methods(prefix: str, cls: type[Any]) -> None:
+    """Let the public methods of a class do so, by names that begin with a prefix."""
+    for base in cls.__mro__[:-1]:
+        _name(prefix, base, [name for name in vars(base) if name[0] != "_"])
+
+
+def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
+    for name in names:
+        function: object = owner.__dict__[name]
+        if isinstance(function, FunctionType) and not hasattr(function, "message"):
+            setattr(owner, name, _naming(f"{prefix}.{name}", function))
+
+
+def _naming(name: str, function: Any) -> Any:
+    bound = partial(bind_arguments, name, inspect.signature(function))
+
+    @wraps(function)
+    async def ask(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except Exception as error:
+            refuse_as(name, function, error, bound(args, kwargs).arguments)
+            raise
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            refuse_as(name, function, error, bound(args, kwargs).arguments)
+            raise
+
+    return ask if inspect.iscoroutinefunction(function) else call
+
+
+def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, Any]) -> None:
+    """Raise the error that the caller of a function gets in place of another one, if that is another one.
+
+    What comes from elsewhere, such as a callback, stays as it is.
+
+    Args:
+        name: The function, with its package.
+        function: It, with its signature.
+        error: The other one.
+        given: Arguments by their names.
+
+    Raises:
+        Exception: Of the same type, or `TypeError` in place of an error of Python's own.
+    """
+    signature = inspect.signature(function)
+    said = error.message if isinstance(error, AccelError) else str(error)
+    text = _named_text(name, said, signature, given)
+    if not text and isinstance(error, _HEADLESS):
+        _check_kinds(name, function, signature, given)
+        if not any(map(callable, given.values())):
+            text = f"{name}: {said}"
+    if isinstance(error, AccelError):
+        error.message = text or said
+    elif text not in ("", said) and type(error) in _PLAIN:
+        raise type(error)(text) from None
+
+
+def _named_text(name: str, said: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:
+    """Write an error's text with the names of the function and of its arguments; empty for another's text."""
+    head, colon, rest = said.removeprefix("devices.Put: host: ").partition(": ")
+    parameters = signature.parameters
+    if colon and (_HEAD.fullmatch(head) or head == name.partition(".")[2]):
+        # The message of a declared operation has the function's name, in other letters.
+        is_own = head.replace("_", "").casefold() == name.replace("_", "").casefold() and "." in head
+        text = f"{head if is_own else name}: {rest}"
+    elif head.partition(" ")[0].partition("[")[0].rstrip(":") in parameters:
+        text = f"{name}: {said}"
+    elif head == "dtype":
+        found = [one for one, value in given.items() if str(getattr(value, "dtype", "")) == rest.split()[0]]
+        text = ": ".join([name, *found[:1], head, rest])
+    else:
+        return ""
+    arrays = [one.name for one in parameters.values() if one.annotation in ("Operand", "AccelRef")]
+    arrays = arrays or [one.name for one in parameters.values() if one.annotation == "Operand | None"]
+    inner = _ARGUMENT.match(text)
+    if inner and inner[1] not in parameters and (len(arrays) == 1 or f"{inner[1]}1" in parameters):
+        # An argument of the function in it.
+        own = arrays[0] if len(arrays) == 1 else f"{inner[1]}1"
+        text = re.sub(rf"(?<=: ){inner[1]}\b|(?<=await ){inner[1]}(?=\.)", own, text)
+    for one in parameters:
+        # Inputs of an expression, for a sequence of arrays.
+        text = re.sub(rf"\b{one.removesuffix('s')}s?_(\d+)\b", rf"{one}[\1]", text)
+    return text
+
+
+def _check_kinds(name: str, function: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Refuse the first argument that is not of the kind that the function's annotation says."""
+    for argument, value in given.items():
+        parameter = signature.parameters[argument]
+        kind = _Kind(parameter.annotation, vars(sys.modules[function.__module__]))
+        for one in value if parameter.kind is parameter.VAR_POSITIONAL else (value,):
+            if not kind.fits(one):
+                told = kind.told()
+                advice = what_to_do(one, is_array="AccelRef" in told)
+                raise TypeError(f"{name}: {argument} must be {told}, got {shown(one)}{advice}") from None
+
+
+class _Kind:
+    """What an annotation allows.
+
+    Args:
+        note: The annotation, or its text, or that of an alias.
+        space: The globals of its module. What is there for type checkers alone allows everything.
+    """
+
+    def __init__(self, note: Any, space: dict[str, Any]) -> None:
+        note = getattr(note, "__forward_arg__", note)
+        while isinstance(note, str):
+            # An alias may be a text, too.
+            text = _NAME.sub(lambda one: alias if type(alias := space.get(one[0])) is str else one[0], note)
+            try:
+                note = text if text != note else eval(note, {**_KNOWN, **space})  # noqa: S307  # of ours
+            except NameError:
+                note = object
+        origin = get_origin(note)
+        cls = object if getattr(note, "_is_protocol", False) else origin or note
+        self._cls: Any = _NUMBERS.get(note, NoneType if note is None else cls)
+        self._choices = get_args(note) if origin is Literal else ()
+        self._is_any = origin in (Union, UnionType)
+        self._is_several = origin in (tuple, Sequence)
+        parts = get_args(note) if self._is_any or self._is_several else ()
+        self._members = [_Kind(one, space) for one in parts if one is not ...]
+
+    def fits(self, value: object) -> bool:
+        """Tell whether a value is allowed."""
+        if self._is_any:
+            return any(one.fits(value) for one in self._members)
+        if self._choices:
+            return any(isinstance(value, type(one)) and value == one for one in self._choices)
+        if self._is_several:
+            if not getattr(value, "ndim", 1) or not isinstance(value, _SEVERAL):
+                return False
+            # A few tell enough: there may be millions.
+            several: list[Any] = [*value[:64]]
+            kinds = self._members * (len(several) if len(self._members) == 1 else 1)
+            return len(kinds) == len(several) and all(map(_Kind.fits, kinds, several))
+        if isinstance(value, int) and self._cls in _BITS:
+            return value.bit_length() <= _BITS[self._cls] and not (self._cls is Integral and value is True)
+        return not isinstance(self._cls, type) or isinstance(value, self._cls)
+
+    def told(self, *, is_plural: bool = False) -> str:
+        """Say it."""
+        if self._choices:
+            told = list(map(repr, self._choices))
+        elif self._is_several:
+            told = [one.told(is_plural=len(self._members) == 1) for one in self._members]
+            return f"a sequence of {' and '.join(dict.fromkeys(told))}"
+        elif self._is_any:
+            told = [one.told(is_plural=is_plural) for one in self._members]
+        else:
+            word = _WORDS.get(self._cls, f"a {self._cls.__name__}")
+            told = [word.removeprefix("an ").removeprefix("a ") + "s" if is_plural else word]
+        return " or ".join(", ".join(dict.fromkeys(told)).rsplit(", ", 1))
