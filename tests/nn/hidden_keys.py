@@ -95,12 +95,12 @@ async def check_hidden_keys(device: ta.Device, dtype: str) -> None:
 
 async def check_hidden_blocks(device: ta.Device, dtype: str) -> None:
     """Hide the last key of each sequence from all queries but the last, and what is behind its length."""
-    query, table, lengths = numbers((2, 4, 3, 16), dtype), np.array([[3, 1], [4, 0]]), np.array([7, 5])
+    query, table, lengths = numbers((2, 4, 3, 16), dtype), np.array([[3, 1], [4, 0]]), (7, 5)
     keys, values = numbers((5, 2, 4, 16), dtype, 1), numbers((5, 2, 4, 24), dtype, 2)
     for n, length in enumerate(lengths):
         keys[table[n, 1], :, (length - 1) % 4 :] = np.nan
         values[table[n, 1], :, (length - 1) % 4 :] = np.inf
-    made = await nn.paged_attention(await device.put(query), keys, values, table, lengths)
+    made = await nn.paged_attention(await device.put(query), keys, values, table, np.array(lengths))
     got = (await made.to_host()).astype(float)
     for n, head in np.ndindex(2, 4):
         key, value = (
