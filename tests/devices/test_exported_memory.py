@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, IS_STAND_IN
+from foreign_arrays import ByDlpack, ByInterface
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning"),
-    pytest.mark.skipif(BACKEND != "cpu", reason="NumPy has the arrays"),
+    pytest.mark.skipif(BACKEND == "cuda" and not IS_STAND_IN, reason="NumPy shows the memory"),
 ]
+of_numpy = pytest.mark.skipif(BACKEND != "cpu", reason="NumPy has the arrays")
 HOST = np.arange(3000.0)
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -27,7 +30,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "a buffer": memoryview,
     "a buffer of a view": lambda x: memoryview(x[1::2]),
     "its interface": lambda x: np.asarray(_Interface(x)),
+    "a consumer of dlpack": ByDlpack,
+    "a consumer of its interface": ByInterface,
 }
+if BACKEND == "cuda":
+    WAYS = {name: way for name, way in WAYS.items() if name.startswith("a consumer")}
 
 
 class _Interface:
@@ -39,6 +46,12 @@ class _Interface:
     @property
     def __array_interface__(self) -> Any:
         return self._array.__array_interface__
+
+
+@pytest.fixture(autouse=True)
+def addressed(isolation: Isolation) -> None:
+    if BACKEND == "cuda" and isolation == "process":
+        pytest.skip("the memory of a GPU is its worker's")
 
 
 async def others(device: ta.Device) -> list[ta.AccelRef]:
@@ -71,7 +84,7 @@ async def test_what_is_kept_of_a_lease_stays_as_it_was(device: ta.Device, way: s
 async def test_a_dropped_reference_leaves_it_too(device: ta.Device) -> None:
     ref = await device.put(HOST)
     async with ref.lease(write=True) as array:
-        kept = array[:]
+        kept = ByDlpack(array)
     del ref, array
     gc.collect()
     await others(device)
@@ -103,7 +116,8 @@ async def test_its_memory_is_given_back_when_it_is_let_go(device: ta.Device, rel
     assert await used(device) == before
 
 
-async def test_it_is_there_when_its_device_is_closed(system: ta.System, isolation: ta.Isolation) -> None:
+@of_numpy
+async def test_it_is_there_when_its_device_is_closed(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         ref = await device.put(HOST)
@@ -116,6 +130,7 @@ async def test_it_is_there_when_its_device_is_closed(system: ta.System, isolatio
         del made
 
 
+@of_numpy
 async def test_it_is_not_written_to_after_the_lease(device: ta.Device) -> None:
     ref = await device.put(HOST)
     async with ref.lease() as array, ref.lease() as other:
@@ -129,6 +144,7 @@ async def test_it_is_not_written_to_after_the_lease(device: ta.Device) -> None:
     assert (await ref.to_host())[:2].tolist() == [7.0, 1.0]
 
 
+@of_numpy
 async def test_an_export_holds_it(device: ta.Device) -> None:
     api = ta.interop.array_api(device)
 

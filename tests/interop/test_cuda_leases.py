@@ -199,6 +199,7 @@ class TestMemory:
             library.gate.hold(stream)
             library.fill(array, 3.0, stream)
             ref.release()
+        del array
         await elsewhere(device)
         assert (await device.statistics()).memory.blocks == 1
         async with trio.open_nursery() as nursery:

@@ -143,14 +143,17 @@ async def test_it_is_neither_copied_nor_moved(device: ta.Device) -> None:
             np.asarray(array)
 
 
-async def test_capsules_that_outlive_the_lease_keep_nothing_open(device: ta.Device) -> None:
+async def test_capsules_that_outlive_the_lease_hold_its_memory(device: ta.Device) -> None:
     ref = await ones(device)
     async with ref.lease() as array:
         capsule = array.__dlpack__(max_version=(1, 0))
     ref.release()
+    del array
+    await device.synchronize()
+    assert (await device.statistics()).memory.blocks == 1
+    del capsule
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == 0
-    del capsule
 
 
 async def test_nvidias_own_view_takes_it(device: ta.Device, library: Library) -> None:

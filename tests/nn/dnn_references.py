@@ -191,10 +191,21 @@ def attended(
 
 
 def results(
-    query: Array, key: Array, value: Array, grad: Array, formula: dict[str, Any]
+    query: Array,
+    key: Array,
+    value: Array,
+    grad: Array,
+    formula: dict[str, Any],
+    *,
+    is_bare: bool = False,
 ) -> tuple[Array, Array, list[Array]]:
-    """The formula with all scores at once: the result, logarithms of sums, and the three gradients."""
-    query, key, value, grad = (np.nan_to_num(one.astype(float)) for one in (query, key, value, grad))
+    """The formula with all scores at once: the result, logarithms of sums, and the three gradients.
+
+    What is not finite counts as zero; unless it is bare, where weights of zero are multiplied by it.
+    """
+    query, key, value, grad = (one.astype(float) for one in (query, key, value, grad))
+    if not is_bare:
+        query, key, value, grad = (np.nan_to_num(one) for one in (query, key, value, grad))
     (n, heads, rows, e), (_, served, columns, _) = query.shape, key.shape
     keys, values = (np.repeat(one, heads // served, 1) for one in (key, value))
     own, places = np.arange(rows)[:, None], np.arange(columns)

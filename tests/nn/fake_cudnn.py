@@ -107,8 +107,10 @@ class Graph:
 
         def compute(of: dict[Tensor, Array]) -> list[Array]:
             out, logs, gradients = attended_by(of, [q, k, v], of[given[2]], options)
-            np.testing.assert_allclose(of[given[0]], out, atol=0.03)
-            np.testing.assert_allclose(of[given[1]], logs, atol=0.03)
+            for found, right in zip(given, (out, logs), strict=False):
+                # A row that multiplied what it does not see has been mended since.
+                known = np.isfinite(right)
+                np.testing.assert_allclose(of[found][known], right[known], atol=0.03)
             return gradients
 
         return self._node("sdpa_backward", compute, 3)
@@ -243,5 +245,6 @@ def attended_by(
     }
     if grad.shape[-1] == 1:
         grad = np.broadcast_to(grad, (*query.shape[:3], value.shape[-1]))
-    out, logs, gradients = results(query, key, value, grad, formula)
+    with np.errstate(invalid="ignore"):
+        out, logs, gradients = results(query, key, value, grad, formula, is_bare=True)
     return out, logs[..., None], gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import trio
 from chosen import BACKEND, INLINE
 from dnn_references import NUMPYS, TOLERANCE, Array, attended, check, numbers
+from hidden_keys import check_hidden_blocks, check_hidden_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,85 +190,10 @@ async def test_what_lengths_leave_out_is_not_looked_at(device: ta.Device) -> Non
     check(await (await attention(await device.put(query), key, key, mask)).to_host(), expected, terms=5)
 
 
-_KEYS = np.arange(6)
-_QUERIES = _KEYS[:, None]
-_NEAR = abs(_QUERIES - _KEYS) < 2
-# Ways to hide keys of 6 from queries of 6: whether each query sees each key, and the options that say so.
-_HIDING: dict[str, tuple[Array, dict[str, Any]]] = {
-    "truth": (np.tile(_KEYS != 3, (6, 1)), {"attn_mask": _KEYS != 3}),
-    "truth of pairs": (_QUERIES + _KEYS != 5, {"attn_mask": _QUERIES + _KEYS != 5}),
-    "added": (_QUERIES - _KEYS > -2, {"attn_mask": np.where(_QUERIES - _KEYS > -2, 0.5, -np.inf)}),
-    "causal": (_QUERIES >= _KEYS, {"is_causal": True}),
-    "window": (_NEAR, {"window_size": (1, 1)}),
-    "before": (_QUERIES - _KEYS < 2, {"window_size": (1, -1)}),
-    "lower right": (_QUERIES >= _KEYS, {"is_causal": True, "causal_alignment": "lower_right"}),
-    "lengths": (
-        (_KEYS < 4) & (_QUERIES < 5),
-        {"key_lengths": np.array([4, 4]), "query_lengths": np.array([5, 5])},
-    ),
-    "all": (
-        _NEAR & (_KEYS != 2) & (_KEYS < 5),
-        {"attn_mask": _KEYS != 2, "window_size": (1, 1), "key_lengths": np.array([5, 5])},
-    ),
-}
-
-
-def _of_seen(
-    seen: Array, query: Array, key: Array, value: Array, grad: Array
-) -> tuple[Array, Array, Array, Array]:
-    """The attention of one head over pairs that see each other alone, and its gradients, pair by pair."""
-    scale = 1 / math.sqrt(query.shape[1])
-    out, grads = np.zeros(grad.shape), [np.zeros(one.shape) for one in (query, key, value)]
-    for row, sees in enumerate(seen):
-        columns = np.flatnonzero(sees)
-        if not columns.size:
-            continue
-        scores = key[columns] @ query[row] * scale
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
-        out[row] = weights @ value[columns]
-        for column, weight in zip(columns, weights, strict=True):
-            slope = weight * (grad[row] @ value[column] - grad[row] @ out[row]) * scale
-            grads[0][row] += slope * key[column]
-            grads[1][column] += slope * query[row]
-            grads[2][column] += weight * grad[row]
-    return out, grads[0], grads[1], grads[2]
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
 async def test_hidden_keys_may_hold_anything(device: ta.Device, dtype: str) -> None:
-    for hiding, (seen, given_options) in _HIDING.items():
-        options, mask = given_options | {"enable_gqa": True}, given_options.get("attn_mask")
-        if mask is not None and mask.dtype != np.bool_:
-            options["attn_mask"] = mask.astype(NUMPYS[dtype])
-        widths = {"query": 4, "key": 4, "value": 3, "grad": 3}
-        query, key, value, grad = (
-            numbers((2, 4 if name in ("query", "grad") else 2, 6, width), dtype, seed)
-            for seed, (name, width) in enumerate(widths.items())
-        )
-        # A key that few queries see, with its value; and a query that sees few keys, with its gradient.
-        column, row = int(seen.sum(0).argmin()), int(seen.sum(1).argmin())
-        key[0, :, column], value[0, 0, column], value[0, 1, column, 1] = np.nan, np.inf, -np.inf
-        query[1, :, row, 1], grad[1, :, row] = np.nan, np.inf
-        arrays = [await device.put(one) for one in (query, key, value)]
-        made = await attention(*arrays, **options, return_lse=True)
-        found = await attention_grad(grad, *arrays, *made, **options)
-        got = [(await one.to_host()).astype(float) for one in (made.output, *found)]
-        wide = [one.astype(float) for one in (query, key, value, grad)]
-        for n, served in np.ndindex(2, 2):
-            heads = [2 * served, 2 * served + 1]
-            with np.errstate(invalid="ignore"):
-                of_heads = [
-                    _of_seen(seen, wide[0][n, head], wide[1][n, served], wide[2][n, served], wide[3][n, head])
-                    for head in heads
-                ]
-                expected = [np.stack([one[each] for one in of_heads]) for each in range(4)]
-                expected[2:] = [one.sum(0) for one in expected[2:]]
-            parts = [got[0][n, heads], got[1][n, heads], got[2][n, served], got[3][n, served]]
-            for part, right in zip(parts, expected, strict=True):
-                known = np.isfinite(right)
-                np.testing.assert_array_equal(np.isfinite(part), known, hiding)
-                check(part[known].astype(NUMPYS[dtype]), right[known], dtype, terms=16)
+    await check_hidden_keys(device, dtype)
+    await check_hidden_blocks(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

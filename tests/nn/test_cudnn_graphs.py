@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from chosen import BACKEND, INLINE, IS_STAND_IN
 from dnn_references import check, convolved, numbers, results, spread
+from hidden_keys import check_hidden_blocks, check_hidden_keys
 
 import trio_accel as ta
 from trio_accel import nn
@@ -152,6 +153,14 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             enable_gqa=True,
         )
         assert built == ["sdpa"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+async def test_hidden_keys_may_hold_anything(system: ta.System, built: list[str], dtype: str) -> None:
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        await check_hidden_keys(device, dtype)
+        await check_hidden_blocks(device, dtype)
+        assert set(built) == {"sdpa", "sdpa_backward"}
 
 
 def formula_of_none() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
@@ -342,7 +341,6 @@ async def _export(
             # For writing: the oldest versions of DLPack cannot say that an array is read-only.
             async with ref.lease(write=True) as array:
                 # The capsule has the object, and with it the memory, also after a `release`.
-                weakref.finalize(array, _let_go, ref.block.hold()).atexit = False
                 return cast("object", array.__dlpack__(max_version=max_version))
         except NotSupportedError:
             pass
@@ -352,7 +350,3 @@ async def _export(
         return await _export(await ref.copy(), max_version=max_version, dl_device=place, copy=False)
     host = await ref.to_host()
     return host.__dlpack__(max_version=max_version)
-
-
-def _let_go(hold: object) -> None:
-    """Let go of an array's memory: the other library has done so."""

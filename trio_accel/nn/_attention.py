@@ -213,7 +213,7 @@ async def scaled_dot_product_attention(
 
     The scores of some rows of one head are in memory at a time. A query that sees no key has zeros, and minus
     infinity as its logarithm. What hides keys may be combined: a key counts that all of it allow. A key of
-    weight zero adds nothing, even if it or its value is infinite or NaN; cuDNN multiplies by the zero.
+    weight zero adds nothing, even if it or its value is infinite or NaN.
 
     Args:
         query: Array of shape (..., heads, rows, e), of float16, bfloat16, float32 or float64.

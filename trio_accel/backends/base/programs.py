@@ -136,9 +136,12 @@ class ProgramArrays(Protocol):
         """End the call for which these arrays were made: from now on they are read-only.
 
         Returns:
-            By what is told whether the call has kept them; none where that cannot be told.
+            By what is told whether the call has kept them.
         """
         ...
+
+    def when_done(self, look: Callable[[], None]) -> None:
+        """Look what a call has kept of what it read, when its work is done that may use that."""
 
 
 @attrs.frozen
@@ -248,7 +251,11 @@ class ProgramHost:
             return ", ".join(names or ["out"])
 
         reads = len(spec.read)
-        self._keepers.look(where, lent[:reads], lent[reads:], named)
+        look = partial(self._keepers.look, where, lent[:reads], lent[reads:], named)
+        if any(one() is not None for one in lent[reads:]):
+            look()
+        else:
+            self._arrays.when_done(look)
 
     def _call(self, spec: ProgramCall) -> Sequence[Lent]:
         """Call a method; return what it was lent, to which nothing refers here any more."""

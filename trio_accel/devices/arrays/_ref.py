@@ -211,8 +211,8 @@ class AccelRef(NoOperators):
         Earlier operations are waited for as far as they concern it. Until the end of the ``async
         with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
         them later requests of the same library. So do not wait inside for an operation that must come
-        after the lease, and do not keep the array. If a NumPy array is kept, its memory stays, also after
-        `release`, until the array and all that was made of it are gone.
+        after the lease, and do not keep the array. If it is kept, its memory stays, also after `release`,
+        until the array and all that was made of it are gone; on CUDA until the device is closed.
 
         Work that was enqueued on a stream of the program meanwhile may still run at the end. Later operations
         on the same memory follow it on the device, and your program does not wait for it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -30,7 +31,7 @@ from ...backends.base import (
 )
 from ...backends.base.values import host_array
 from .._options import DeviceOptions
-from ..arrays._holds import held
+from ..arrays._holds import Hold, held
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ..base._refusals import NotAwaited, what_to_do
@@ -263,11 +264,13 @@ class OpenDevice(Device):
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         own = owned("lease", ref)
         async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
+            hold = own.block.hold()
             if not isinstance(array, np.ndarray):
-                # Of a GPU: the object itself refuses after the lease.
+                # What a library makes of a GPU's array has this object, which refuses after the lease.
+                weakref.finalize(array, _let_go, hold).atexit = False
                 yield array
                 return
-            given = held(cast("npt.NDArray[Any]", array), own.block.hold())
+            given = held(cast("npt.NDArray[Any]", array), hold)
             try:
                 yield given
             finally:
@@ -622,3 +625,7 @@ class DeviceActor(Actor):
                 yield
         finally:
             state.end(context)
+
+
+def _let_go(hold: Hold) -> None:
+    """Let go of an array's memory: no other library has it any more."""

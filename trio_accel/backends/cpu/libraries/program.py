@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 from weakref import ref
@@ -89,6 +89,9 @@ class _Arrays:
         # A program may keep them, and their memory is another array's when this one is released.
         self.protect(views, write=False)
         return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
+
+    def when_done(self, look: Callable[[], None]) -> None:
+        look()
 
 
 def _host(value: Any) -> HostArray:

@@ -576,32 +576,6 @@ KERNEL(mask_to_bias, TruthArguments)
         arguments.out[place] = arguments.mask[place] ? 0 : (unsigned short)arguments.code;
 }
 
-struct EmptyArguments {
-    char *out, *logs;
-    const int *query_lengths, *key_lengths;
-    i64 count, heads, rows, columns, width, left, right;
-    i64 strides[4];
-    i64 is_lower;
-};
-
-// What cuDNN makes of queries that see no key is not told: zeros, and minus infinity as the logarithm.
-KERNEL(attention_empty, EmptyArguments)
-{
-    EACH(line, arguments.count)
-    {
-        const i64 above = line / arguments.rows, row = line - above * arguments.rows, n = above / arguments.heads;
-        const Band band(arguments, n, row, arguments.is_lower);
-        if (band.first < band.stop)
-            continue;
-        char *out = arguments.out + n * arguments.strides[0] + (above - n * arguments.heads) * arguments.strides[1] +
-                    row * arguments.strides[2];
-        for (i64 column = 0; column < arguments.width; column++)
-            *(unsigned short *)(out + column * arguments.strides[3]) = 0;
-        if (arguments.logs)
-            ((float *)arguments.logs)[line] = -(float)infinity();
-    }
-}
-
 template <typename Real> __device__ void slopes_all(const ScoresArguments &arguments)
 {
     const i64 lane = threadIdx.x % LANES;
@@ -659,3 +633,153 @@ template <typename Real> __device__ void mend_all(const MendArguments &arguments
 
 // Products of weights and values in which a weight of zero takes nothing: sums that are NaN are made anew.
 KERNEL_OF_REALS(attention_mend, MendArguments, mend_all<Real>)
+
+// Arrays of an attention by cuDNN, with four axes each: elements of a row lie side by side.
+enum Fused { QUERY, KEY, VALUE, GRAD, RESULT, BIAS, TO_QUERY, TO_KEY, TO_VALUE, FUSED };
+
+struct FusedArguments {
+    char *arrays[FUSED];
+    float *logs;
+    const int *query_lengths, *key_lengths;
+    i64 strides[FUSED][3];
+    i64 count, queries, keys, heads, shared, rows, columns, e, f, left, right, is_lower, is_grad, infinite;
+    double scale;
+};
+
+// A row of the result or of a gradient, which a warp can make anew.
+template <typename Element> struct FusedRow {
+    // Sums that a thread has at a time.
+    enum { SPAN = 8 };
+    const FusedArguments &given;
+    int made = RESULT, source = VALUE;
+    i64 n, head, row, width, first, stop;
+    const i64 lane = threadIdx.x % LANES;
+
+    __device__ FusedRow(const FusedArguments &arguments, i64 number) : given(arguments), width(arguments.f)
+    {
+        if (given.is_grad && number < given.queries)
+            made = TO_QUERY, source = KEY, width = given.e;
+        else if (given.is_grad && (number -= given.queries) < given.keys)
+            made = TO_KEY, source = QUERY, width = given.e;
+        else if (given.is_grad)
+            made = TO_VALUE, source = GRAD, number -= given.keys;
+        const i64 heads = by_key() ? given.heads / given.shared : given.heads;
+        const i64 extent = by_key() ? given.columns : given.rows, above = number / extent;
+        row = number - above * extent, n = above / heads, head = above - n * heads;
+        const Band band(given, n, row, given.is_lower);
+        first = by_key() ? 0 : band.first, stop = by_key() ? given.shared * given.rows : band.stop;
+    }
+
+    __device__ bool by_key() const { return made == TO_KEY || made == TO_VALUE; }
+
+    __device__ Element *at(int array, i64 own_head, i64 own_row) const
+    {
+        const i64 *strides = given.strides[array];
+        return (Element *)given.arrays[array] + n * strides[0] + own_head * strides[1] + own_row * strides[2];
+    }
+
+    __device__ float dot(const Element *a, const Element *b, i64 count) const
+    {
+        float sum = 0;
+        for (i64 place = lane; place < count; place += LANES)
+            sum += wide(a[place]) * wide(b[place]);
+        OVER_LANES(sum, sum + other)
+        return sum;
+    }
+
+    // Minus infinity for a key that the query does not see.
+    __device__ float score(i64 own_head, i64 query, i64 key) const
+    {
+        const Band band(given, n, query, given.is_lower);
+        const float added = given.arrays[BIAS] ? wide(at(BIAS, own_head, query)[key]) : 0;
+        if (key < band.first || key >= band.stop || added == -(float)infinity())
+            return -(float)infinity();
+        const Element *keys = at(KEY, own_head / given.shared, key);
+        return dot(at(QUERY, own_head, query), keys, given.e) * (float)given.scale + added;
+    }
+
+    __device__ float log_of_sum() const
+    {
+        float most = -(float)infinity(), total = 0;
+        for (i64 key = first; key < stop; key++) {
+            const float own = score(head, row, key), above = max(most, own);
+            if (own != -(float)infinity())
+                total = total * exp(most - above) + exp(own - above), most = above;
+        }
+        return most + log(total);
+    }
+
+    // What a row of the source is multiplied by: zero takes nothing, not of infinity or NaN, either.
+    __device__ float factor(i64 own_head, i64 query, i64 key, float sum) const
+    {
+        const float own = score(own_head, query, key), weight = own == -(float)infinity() ? 0 : exp(own - sum);
+        if (weight == 0 || source == VALUE || source == GRAD)
+            return weight;
+        const Element *grad = at(GRAD, own_head, query), *values = at(VALUE, own_head / given.shared, key);
+        const float mean = dot(grad, at(RESULT, own_head, query), given.f);
+        return weight * (dot(grad, values, given.f) - mean) * (float)given.scale;
+    }
+
+    __device__ void make() const
+    {
+        const float own = made == RESULT ? log_of_sum() : 0;
+        for (i64 block = 0; block < width; block += SPAN * LANES) {
+            float sums[SPAN] = {};
+            for (i64 place = first; place < stop; place++) {
+                const i64 above = by_key() ? place / given.rows : 0, query = by_key() ? place - above * given.rows : row;
+                const i64 own_head = by_key() ? head * given.shared + above : head, key = by_key() ? row : place;
+                const i64 line = (n * given.heads + own_head) * given.rows + query;
+                const float weight = factor(own_head, query, key, made == RESULT ? own : given.logs[line]);
+                const Element *from = by_key() ? at(source, own_head, query) : at(source, head / given.shared, key);
+                for (i64 k = 0, column = block + lane; k < SPAN && column < width && weight != 0; k++, column += LANES)
+                    sums[k] += weight * wide(from[column]);
+            }
+            for (i64 k = 0, column = block + lane; k < SPAN && column < width; k++, column += LANES)
+                narrow(sums[k], at(made, head, row)[column]);
+        }
+        if (made == RESULT && given.logs && lane == 0)
+            given.logs[(n * given.heads + head) * given.rows + row] = own;
+    }
+};
+
+struct __align__(16) Eight {
+    unsigned short bits[8];
+};
+
+template <typename Element> __device__ void make_fused(const FusedArguments &arguments)
+{
+    const i64 lane = threadIdx.x % LANES;
+    EACH(thread, (arguments.count + LANES - 1) / LANES * LANES)
+    {
+        // A thread looks at a row, eight elements at once where rows are multiples of these: then they begin well.
+        const FusedRow<Element> own(arguments, min(thread, arguments.count - 1));
+        const Element *row = own.at(own.made, own.head, own.row);
+        const bool is_even = own.width % 8 == 0;
+        unsigned wrong = own.first >= own.stop;
+        for (i64 column = 0; column < own.width; column += is_even ? 8 : 1) {
+            Eight some = {};
+            if (is_even)
+                some = *(const Eight *)(row + column);
+            else
+                some.bits[0] = row[column].bits;
+            for (int k = 0; k < 8; k++)
+                wrong |= (some.bits[k] | 0x8000) > arguments.infinite;
+        }
+        wrong <<= lane;
+        OVER_LANES(wrong, wrong | other)
+        // All threads of a warp make one row after the other.
+        for (int number = 0; number < LANES; number++)
+            if (wrong >> number & 1 && thread - lane + number < arguments.count)
+                FusedRow<Element>(arguments, thread - lane + number).make();
+    }
+}
+
+// cuDNN multiplies weights of zero by what hidden keys have, which may be infinity or NaN, and what it makes of queries
+// that see no key is not told. Such rows are made anew; NaN stays where it is right.
+KERNEL(attention_fused, FusedArguments)
+{
+    if (arguments.infinite == 0xfc00)
+        make_fused<Half>(arguments);
+    else
+        make_fused<Bfloat>(arguments);
+}

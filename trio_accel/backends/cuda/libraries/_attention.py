@@ -24,7 +24,7 @@ from ._cublas import DEFAULT, HOST, KINDS, Cublas
 from ._dnn_base import LANES, DnnKernels, wide, wide_of, wide_result
 from ._pooling import first_wrong
 
-__all__ = ["Attention", "AttentionKernels", "Lengths", "Sizes", "headed"]
+__all__ = ["Attention", "AttentionKernels", "Lengths", "Sizes"]
 
 # Scores that are made at a time.
 _PIECE = 1 << 24
@@ -36,15 +36,15 @@ _LENGTHS = Struct("<3Q2q2i")
 _BLOCKS = Struct("<4Q4q2i")
 _GATHER = Struct("<4Q11q")
 _MEANS = Struct("<3Q3q")
-_EMPTY = Struct("<4Q12q")
 _TRUTH = Struct("<2Q2q")
 _SCORES = "7Q11qd4i"
 _MEND = Struct("<4Q12q")
+_FUSED = Struct("<12Q41qd")
 _LAYOUTS = {
     "check_lengths": _LENGTHS,
     "check_blocks": _BLOCKS,
     "gather": _GATHER,
-    "attention_empty": _EMPTY,
+    "attention_fused": _FUSED,
     "mask_to_bias": _TRUTH,
     "attention_means": _MEANS,
     "attention_mend": _MEND,
@@ -95,7 +95,7 @@ class Sizes:
     @classmethod
     def of(cls, spec: AttentionSpec | AttentionGradSpec) -> Sizes:
         """Read them off a specification."""
-        query, key = headed(spec.query), headed(spec.key)
+        query, key = _headed(spec.query), _headed(spec.key)
         table = spec.block_table if isinstance(spec, AttentionSpec) else None
         columns, block = (key[-2], 0) if table is None else (key[-2] * table.shape[-1], key[-2])
         return cls(query[:-3], query[-3], key[-3], query[-2], columns, query[-1], spec.value.shape[-1], block)
@@ -116,7 +116,7 @@ class Sizes:
         return self.heads // self.served * self.rows if self.served else 0
 
 
-def headed(array: ArraySpec) -> tuple[int, ...]:
+def _headed(array: ArraySpec) -> tuple[int, ...]:
     """Return the shape with an axis for the heads."""
     return array.shape if array.ndim > 2 else (1, *array.shape)
 
@@ -328,7 +328,7 @@ class Attention:
     def gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> DeviceArray:
         """Copy rows without gaps, out of blocks if need be, with zeros behind their lengths."""
         call, n = self._call, self.sizes.sequences
-        source, heads, width = call.array(array), headed(array)[-3], array.shape[-1]
+        source, heads, width = call.array(array), _headed(array)[-3], array.shape[-1]
         if len(source.shape) != 4:
             source = DeviceArray.packed(call.packed(array), array.dtype, (n, heads, rows, width))
         made = call.workspace_array(array.dtype, (n, heads, rows, width))

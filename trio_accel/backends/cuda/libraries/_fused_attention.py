@@ -11,7 +11,7 @@ from ...base.device_array import DeviceArray, broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec
 from ..kit._library import KernelCall, LibraryDevice
-from ._attention import Attention, AttentionKernels, Lengths, Sizes, headed
+from ._attention import Attention, AttentionKernels, Lengths, Sizes
 from ._cudnn import Graph, Layout
 from ._dnn_base import FLOATS, aligned, aligned_result, is_aligned
 
@@ -25,6 +25,9 @@ _EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
 
+# As in dnn.cu.
+_ARRAYS = "query", "key", "value", "grad", "out", "mask", "grad_query", "grad_key", "grad_value"
+
 _Spec: TypeAlias = AttentionSpec | AttentionGradSpec
 
 
@@ -36,11 +39,13 @@ class _Plan:
         graph: cuDNN's graph; None for products of matrices.
         has_lengths: Whether the graph is told lengths.
         mask: Shape of what the graph adds to the scores; None for nothing.
+        numbers: Strides and extents, for the kernel that looks at what the graph has made.
     """
 
     graph: Graph | None = None
     has_lengths: bool = False
     mask: tuple[int, ...] | None = None
+    numbers: tuple[float, ...] = ()
 
 
 class AttentionLibrary(AttentionKernels):
@@ -90,7 +95,9 @@ class AttentionLibrary(AttentionKernels):
             return _describe(cudnn.front, spec, graph, tensors)
 
         graph = cudnn.build(layouts, outputs, describe, is_exact=False)
-        return None if graph is None else attrs.evolve(plan, graph=graph)
+        if graph is None:
+            return None
+        return attrs.evolve(plan, graph=graph, numbers=_numbers(spec, sizes, layouts))
 
     def _layouts(self, spec: _Spec, sizes: Sizes, plan: _Plan) -> dict[str, Layout]:
         """Return the layouts of all arrays of a graph, those that are written last."""
@@ -140,18 +147,9 @@ class AttentionLibrary(AttentionKernels):
             addresses |= self._told_lengths(call, of.sizes, lengths.query, lengths.key)
         if plan.mask is not None and spec.mask is not None:
             addresses["mask"] = self._bias(call, spec.mask, spec.query.dtype, plan.mask)
-        logs = 0 if spec.lse is None else call.result(spec.lse)
-        is_direct = _is_direct(spec.out)
-        with aligned_result(call, spec.out, is_direct=is_direct) as out:
-            self._run_graph(plan.graph, call, addresses | {"out": out, "lse": logs})
-            if of is not None:
-                sizes = of.sizes
-                strides = _strides(spec.out) if is_direct else _packed_strides(spec.out)
-                self.launch(
-                    *("attention_empty", call, sizes.batches * sizes.lines, out, logs, lengths.query),
-                    *(lengths.key, sizes.batches * sizes.lines, sizes.heads, sizes.rows, sizes.columns),
-                    *(sizes.f, spec.left, spec.right, *strides, spec.alignment == "lower_right"),
-                )
+        addresses["lse"] = 0 if spec.lse is None else call.result(spec.lse)
+        with aligned_result(call, spec.out, is_direct=_is_direct(spec.out)) as out:
+            self._run_plan(plan, plan.graph, call, addresses | {"out": out}, lengths)
 
     @kernel(AttentionGradSpec, backend="cuda", dtypes={"query": FLOATS}, plan=_plan_attention)
     def _attention_grad(self, spec: AttentionGradSpec, call: KernelCall) -> None:
@@ -168,7 +166,16 @@ class AttentionLibrary(AttentionKernels):
         # They are new, and so without gaps.
         for name in ("grad_query", "grad_key", "grad_value"):
             addresses[name] = call.at(getattr(spec, name))
-        self._run_graph(plan.graph, call, addresses)
+        self._run_plan(plan, plan.graph, call, addresses, Lengths())
+
+    def _run_plan(
+        self, plan: _Plan, graph: Graph, call: KernelCall, addresses: dict[str, int], lengths: Lengths
+    ) -> None:
+        """Enqueue a graph, and what makes rows anew in which it has multiplied what is hidden."""
+        self._run_graph(graph, call, addresses)
+        arrays = (addresses.get(name, 0) for name in (*_ARRAYS, "lse"))
+        numbers, count = plan.numbers, int(plan.numbers[3 * len(_ARRAYS)])
+        self.launch("attention_fused", call, count, *arrays, lengths.query, lengths.key, *numbers)
 
     def _told_lengths(self, call: KernelCall, sizes: Sizes, query: int, key: int) -> dict[str, int]:
         """Return addresses of lengths, and of the extents where none are given."""
@@ -212,6 +219,22 @@ def _mask_shape(spec: _Spec, sizes: Sizes) -> tuple[int, ...] | None:
     shape = (*(1,) * (len(sizes.stack) + 3 - spec.mask.ndim), *spec.mask.shape)
     above = 1 if all(extent == 1 for extent in shape[:-3]) else sizes.sequences
     return (above, shape[-3], sizes.rows, sizes.columns)
+
+
+def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, Layout]) -> tuple[float, ...]:
+    """Return strides and extents as `FusedArguments` has them in dnn.cu."""
+    steps: list[int] = []
+    for layout in map(layouts.get, _ARRAYS):
+        shape, strides = ((1, 1, 1), (0, 0, 0)) if layout is None else (layout.shape, layout.strides)
+        # An axis of one element is there for all: the mask's.
+        steps += [0 if extent == 1 else step for extent, step in zip(shape[:3], strides[:3], strict=True)]
+    queries, keys = sizes.batches * sizes.lines, sizes.batches * sizes.columns
+    is_grad = isinstance(spec, AttentionGradSpec)
+    return (
+        *(*steps, queries + 2 * keys if is_grad else queries, queries, keys, sizes.heads),
+        *(sizes.heads // sizes.served, sizes.rows, sizes.columns, sizes.e, sizes.f, spec.left, spec.right),
+        *(spec.alignment == "lower_right", is_grad, _INFINITE[spec.query.dtype], spec.scale),
+    )
 
 
 def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> list[Any]:
@@ -259,12 +282,6 @@ def _strides(array: ArraySpec) -> tuple[int, ...]:
     """Return the bytes between elements along four axes, of an array that is taken as it lies."""
     missing = 4 - array.ndim
     return (*(0,) * missing, *array.strides)
-
-
-def _packed_strides(array: ArraySpec) -> tuple[int, ...]:
-    heads, rows, width = headed(array)[-3:]
-    size = array.dtype.itemsize
-    return (heads * rows * width * size, rows * width * size, width * size, size)
 
 
 def _layout(array: ArraySpec, shape: tuple[int, ...]) -> Layout:

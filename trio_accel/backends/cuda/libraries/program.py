@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +154,8 @@ class _Arrays:
         self._device = device
         self._streams = streams
         self._call: KernelCall | None = None
+        # Arguments of the call.
+        self._lent: list[DeviceArray] = []
 
     @contextmanager
     def of(self, call: KernelCall) -> Generator[None, None, None]:
@@ -162,11 +165,15 @@ class _Arrays:
             yield
         finally:
             self._call = None
+            self._lent.clear()
 
     def view(self, array: ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device
         stream = None if self._call is None else self._call.stream
-        return ProgramArray(device.at(array), device.info, device.context, stream, is_read_only=not write)
+        at = device.at(array)
+        if self._call is not None:
+            self._lent.append(at)
+        return ProgramArray(at, device.info, device.context, stream, is_read_only=not write)
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
         if isinstance(value, np.ma.MaskedArray):
@@ -194,10 +201,15 @@ class _Arrays:
             view.mark(is_read_only=not write)
 
     def end(self, views: Sequence[object]) -> Sequence[Lent]:
-        for view in cast("Sequence[ProgramArray]", views):
+        given = cast("Sequence[ProgramArray]", views)
+        for view in given:
             view.end()
-        # What a method returns may stay until the stream is done with it, so nothing is told of the others.
-        return ()
+        # What libraries make of an array has the object.
+        return [ref(view) for view in given]
+
+    def when_done(self, look: Callable[[], None]) -> None:
+        # JAX has what it reads until it has computed, which is not waited for.
+        self._in_call().stream.after(look)
 
     def _in_call(self) -> KernelCall:
         assert self._call is not None
@@ -220,13 +232,16 @@ class _Arrays:
         if place is not None:
             # The work that computes it is on the stream already.
             address, strides = place
-            call.stream.after(partial(_let_go, value))
-            return DeviceArray(address, dtype, shape, strides)
+            return self._kept_until_done(DeviceArray(address, dtype, shape, strides), value)
         found = foreign_array(value, call.stream, index)
         if found is None:
             return self._uploaded(np.from_dlpack(value), call)
-        array, owner = found
-        call.stream.after(partial(_let_go, owner))
+        return self._kept_until_done(*found)
+
+    def _kept_until_done(self, array: DeviceArray, owner: object) -> DeviceArray:
+        """Keep what has an array's memory. That of an argument is there, and would look as if it was kept."""
+        if not any(_covers(one, array.address) for one in self._lent):
+            self._in_call().stream.after(partial(_let_go, owner))
         return array
 
     def _uploaded(self, host: npt.NDArray[Any], call: KernelCall) -> DeviceArray:
@@ -253,6 +268,13 @@ def _place_of(value: Any, index: int) -> tuple[int, tuple[int, ...]] | None:
     if cupy is not None and isinstance(value, cupy.ndarray) and value.data.device_id == index:
         return int(value.data.ptr), tuple(value.strides)
     return None
+
+
+def _covers(array: DeviceArray, address: int) -> bool:
+    """Tell whether an address is among those of an array's elements."""
+    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+    first = array.address + sum(step for step in steps if step < 0)
+    return array.size > 0 and first <= address <= first + sum(map(abs, steps))
 
 
 def _let_go(owner: object) -> None:
