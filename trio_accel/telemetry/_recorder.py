@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, System
+from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, Reading, System
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
@@ -121,10 +121,7 @@ class Recorder:
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
-            readings=(
-                *self._own.readings(),
-                *[reading for one in actors for reading in one.readings][:_MOST_READINGS],
-            ),
+            readings=self.readings(actors),
         )
 
     def look(self) -> None:
@@ -171,6 +168,12 @@ class Recorder:
             ValueError: As for `counter`; or the bounds do not rise.
         """
         return self._own.histogram(name, help, bounds)
+
+    def readings(self, actors: Iterable[ActorSnapshot] | None = None) -> tuple[Reading, ...]:
+        """Return the figures of the program's own, and then those that actors show, or those of all."""
+        shown = self.system.tree().walk() if actors is None else actors
+        of_actors = [reading for one in shown for reading in one.readings]
+        return (*self._own.readings(), *of_actors[:_MOST_READINGS])
 
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that those of the next snapshot are fresh.
