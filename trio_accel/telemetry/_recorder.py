@@ -35,8 +35,9 @@ __all__ = ["Recorder", "record"]
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
-# Messages in a point of the history.
+# Messages in a point of the history, and its points: two minutes of a dashboard's.
 _IN_HISTORY = 12
+_POINTS = 60
 # Of all actors, in a snapshot.
 _MOST_READINGS = 2000
 # Of one device, in a snapshot.
@@ -65,7 +66,11 @@ class Recorder:
         self._devices = _DeviceRows(system)
         self._own = OwnMetrics()
         # Time since the epoch, messages per second, and of the busiest messages the name, p50 and p99.
-        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque()
+        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque(
+            maxlen=_POINTS
+        )
+        # On Trio's clock: that of the day may be set back.
+        self.looked_at = float("-inf")
         self._users = 0
         self._ends = ExitStack()
 
@@ -126,10 +131,10 @@ class Recorder:
 
     def look(self) -> None:
         """Add a point to `history`, without a snapshot."""
-        now, busy = trio.current_time(), dict[str, float]()
+        self.looked_at, busy = trio.current_time(), dict[str, float]()
         for tally in self._tallies.by_key.values():
             tally.count()
-            busy[f"{tally.path} {tally.message_type}"] = tally.rate(now)
+            busy[f"{tally.path} {tally.message_type}"] = tally.rate(self.looked_at)
         chosen = sorted(busy, key=lambda name: -busy[name])[:_IN_HISTORY]
         tallies = {f"{one.path} {one.message_type}": one for one in self._tallies.by_key.values()}
         times = [(name, *_quantiles([tallies[name]])) for name in chosen]
