@@ -70,7 +70,7 @@ class Recorder:
             maxlen=_POINTS
         )
         # On Trio's clock: that of the day may be set back.
-        self.looked_at = float("-inf")
+        self.looked_at: float = float("-inf")
         self._users = 0
         self._ends = ExitStack()
 
