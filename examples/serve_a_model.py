@@ -100,24 +100,24 @@ async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: tri
             await stream.send_all(b"".join(map(http.send, sent)))
 
     try:
-        with trio.fail_after(5) as CONNECTIONS[stream]:
+        with trio.move_on_after(5) as CONNECTIONS[stream]:
             for oldest in list(CONNECTIONS.values())[:-512]:
                 oldest.cancel()  # nothing, if its request has come
             while http.their_state in {h11.IDLE, h11.SEND_BODY} and len(events) < 100:
-                if (event := http.next_event()) is h11.NEED_DATA:
+                while (event := http.next_event()) is h11.NEED_DATA:
                     http.receive_data(await stream.receive_some(1024))
-                else:
-                    events.append(event)
-        names = {name for name, _ in getattr(events[0], "headers", ())}
-        is_clear = not names >= {b"content-length", b"transfer-encoding"}  # else a proxy may see two requests
-        if is_clear and isinstance(events[-1], h11.EndOfMessage) and places.available_tokens > 0:
+                events.append(event)
+        names = {name for event in events[:1] for name, _ in getattr(event, "headers", ())}
+        twice = names >= {b"content-length", b"transfer-encoding"}  # a proxy may see two requests
+        status = 400 if twice else 413 if events[99:] else 408 if http.their_state is h11.SEND_BODY else 503
+        if events and not twice and isinstance(events[-1], h11.EndOfMessage) and places.available_tokens > 0:
             request = events.pop(0)
             path, _, query = request.target.decode().partition("?")
             asked = {"method": request.method.decode(), "path": path, "query_string": query}
             async with places:
                 await app({**scope, **asked, "headers": request.headers}, receive, send)
-        else:
-            await Response(None, 413 if len(events) > 99 else 503 if is_clear else 400)(scope, receive, send)
+        else:  # a client that has not said whole headers is told nothing
+            await (Response(None, status)(scope, receive, send) if events else stream.aclose())
     except* (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError) as ended:
         logger.debug("a connection ended: %r", ended.exceptions)
     except* Exception:

@@ -10,15 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_completed
 
 import trio_accel as ta
 from trio_accel.cli._top_draw import Status, draw_screen
 from trio_accel.cli._top_view import View
 from trio_accel.patterns import Batcher, Call, Deployment, FairCall, FairScheduler, HotSwap, Servant, Swap
-from trio_accel.telemetry import Recorder, SystemSnapshot, exposition, record
+from trio_accel.telemetry import (
+    Recorder,
+    SystemSnapshot,
+    add_histograms,
+    export_metrics,
+    exposition,
+    record,
+)
 
 
 def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -56,6 +71,122 @@ async def test_own_figures_are_in_metrics_and_in_snapshots(system: ta.System) ->
     assert found["lengths_count", ()] == len(values)
     assert found["lengths_sum", ()] == pytest.approx(values.sum())
     assert SystemSnapshot.from_json(snapshot.to_json()) == snapshot
+
+
+def exported(data: MetricsData | None) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:
+    """All points by name and labels, but for that of the system: numbers, and points of histograms."""
+    assert data is not None
+    return {
+        (metric.name, tuple(sorted((k, v) for k, v in (point.attributes or {}).items() if k != "system"))): (
+            point if isinstance(point, HistogramDataPoint) else point.value  # type: ignore[union-attr]
+        )
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+
+
+async def test_opentelemetry_has_figures_from_the_collection_behind_their_first(system: ta.System) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with record(system) as recorder:
+        recorder.counter("tokens").add(3, model="small")
+        spread = recorder.histogram("answer_seconds", bounds=[0.2, 3.0])
+        spread.observe(0.5)
+        spread.observe(-2.0)
+        with export_metrics(recorder, provider):
+            recorder.gauge("open_chats").set(7)
+            first = exported(await trio.to_thread.run_sync(reader.get_metrics_data))
+            await wait_all_tasks_blocked()
+            await wait_all_threads_completed()
+            recorder.gauge("open_chats").set(2)
+            recorder.counter("tokens").add(4.5, model="small")
+            found = exported(reader.get_metrics_data())
+    assert first["tokens", (("model", "small"),)] == 3
+    assert found["tokens", (("model", "small"),)] == 7.5
+    assert found["open_chats", ()] == 2
+    assert found["answer_seconds", ()] == -1.5
+    assert found["answer_seconds_count", ()] == 2
+    provider.shutdown()
+
+
+async def test_opentelemetry_has_what_patterns_show(system: ta.System, autojump_clock: MockClock) -> None:
+    async def model(items: list[int]) -> list[int]:
+        await trio.sleep(1.0)
+        return items
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with record(system) as recorder, export_metrics(recorder, provider):
+        batcher = await system.spawn(Batcher, model, max_size=2, name="batches")
+        fair = await system.spawn(
+            FairScheduler, batcher, weights={"gold": 2.0}, max_in_flight=2, max_queued=1, name="fair"
+        )
+
+        async def ask() -> None:
+            with contextlib.suppress(ta.MailboxFullError):
+                await fair.ask(FairCall(2, tenant="gold"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+                await wait_all_tasks_blocked()
+        reader.collect()
+        await wait_all_tasks_blocked()
+        await wait_all_threads_completed()
+        found = exported(reader.get_metrics_data())
+    batches, path = ("path", "test/batches"), ("path", "test/fair")
+    assert found["trio_accel.batch_size", (batches,)] == 3
+    assert found["trio_accel.batch_size_count", (batches,)] == 3
+    assert found["trio_accel.queue_wait_seconds", (path,)] == pytest.approx(1.0)
+    assert found["trio_accel.requests", (("outcome", "answered"), path)] == 3
+    assert found["trio_accel.refused_requests", (path, ("tenant", "gold"))] == 1
+    provider.shutdown()
+
+
+async def test_an_exporter_has_own_histograms_whole(system: ta.System) -> None:
+    kept: list[MetricsData] = []
+    inner = ConsoleMetricExporter(StringIO(), lambda data: kept.append(data) or "")
+    exporter = add_histograms(inner)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    values = np.array([0.1, 0.2, 3.0, 3.0, 50.0])
+    with record(system) as recorder, export_metrics(recorder, provider, histograms=exporter):
+        for value in values:
+            recorder.histogram("lengths", bounds=[0.2, 3.0]).observe(value, kind="text")
+        reader.collect()
+    point = exported(kept[-1])["lengths", (("kind", "text"),)]
+    expected, _ = np.histogram(values, [-math.inf, 0.2 + 1e-9, 3.0 + 1e-9, math.inf])
+    assert (tuple(point.bucket_counts), point.explicit_bounds) == (tuple(expected), (0.2, 3.0))
+    assert (point.count, point.sum) == (5, pytest.approx(values.sum()))
+    provider.shutdown()
+
+
+async def test_two_systems_and_a_second_time_are_exported_by_one_provider() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+
+    def names() -> set[str]:
+        data = reader.get_metrics_data()
+        return {
+            str((point.attributes or {})["system"])
+            for resource in (data.resource_metrics if data is not None else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+    async with ta.open_system("one") as one, ta.open_system("two") as two:
+        with record(one) as first, record(two) as second:
+            with export_metrics(first, provider):
+                with export_metrics(second, provider):
+                    assert names() == {"one", "two"}
+                assert names() == {"one"}
+            assert names() == set()
+            with export_metrics(second, provider):
+                assert names() == {"two"}
+    provider.shutdown()
 
 
 async def test_labels_have_a_bound(system: ta.System) -> None:
@@ -214,6 +345,9 @@ async def test_the_history_has_what_was_measured_before(system: ta.System, autoj
             await echo.ask(Call(number))
         recorder.look()
         first, second = recorder.history
+        for _ in range(100):
+            recorder.look()
+        assert len(recorder.history) == 60
     assert (first[1], first[2]) == (0.0, [])
     assert second[1] == pytest.approx(100 / 1.0)
     ((name, p50, p99),) = second[2]

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module, resources
-from time import perf_counter, time
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -46,8 +46,8 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
-# Seconds between points of the history, and how many are kept: as many as the page draws.
-_PACE, _KEPT = 2.0, 120.0
+# Seconds between points of the history.
+_PACE = 2.0
 # Messages that are sent to the page: those with the highest rates.
 _OPERATIONS = 40
 # Stands in the page for its first snapshot.
@@ -262,11 +262,8 @@ class _Feed:
         return f'{{"past":{json.dumps(list(self._recorder.history))},{newest[1:]}'
 
     def _note(self) -> None:
-        history, now = self._recorder.history, time()
-        if not history or now - history[-1][0] >= _PACE:
+        if trio.current_time() >= self._recorder.looked_at + _PACE:
             self._recorder.look()
-        while history and history[0][0] < now - _KEPT:
-            history.popleft()
 
     async def run(self) -> None:
         """Make snapshots."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, System
+from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, Reading, System
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
@@ -35,8 +35,9 @@ __all__ = ["Recorder", "record"]
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
-# Messages in a point of the history.
+# Messages in a point of the history, and its points: two minutes of a dashboard's.
 _IN_HISTORY = 12
+_POINTS = 60
 # Of all actors, in a snapshot.
 _MOST_READINGS = 2000
 # Of one device, in a snapshot.
@@ -65,7 +66,11 @@ class Recorder:
         self._devices = _DeviceRows(system)
         self._own = OwnMetrics()
         # Time since the epoch, messages per second, and of the busiest messages the name, p50 and p99.
-        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque()
+        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque(
+            maxlen=_POINTS
+        )
+        # On Trio's clock: that of the day may be set back.
+        self.looked_at: float = float("-inf")
         self._users = 0
         self._ends = ExitStack()
 
@@ -121,18 +126,15 @@ class Recorder:
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
-            readings=(
-                *self._own.readings(),
-                *[reading for one in actors for reading in one.readings][:_MOST_READINGS],
-            ),
+            readings=self.readings(actors),
         )
 
     def look(self) -> None:
         """Add a point to `history`, without a snapshot."""
-        now, busy = trio.current_time(), dict[str, float]()
+        self.looked_at, busy = trio.current_time(), dict[str, float]()
         for tally in self._tallies.by_key.values():
             tally.count()
-            busy[f"{tally.path} {tally.message_type}"] = tally.rate(now)
+            busy[f"{tally.path} {tally.message_type}"] = tally.rate(self.looked_at)
         chosen = sorted(busy, key=lambda name: -busy[name])[:_IN_HISTORY]
         tallies = {f"{one.path} {one.message_type}": one for one in self._tallies.by_key.values()}
         times = [(name, *_quantiles([tallies[name]])) for name in chosen]
@@ -171,6 +173,12 @@ class Recorder:
             ValueError: As for `counter`; or the bounds do not rise.
         """
         return self._own.histogram(name, help, bounds)
+
+    def readings(self, actors: Iterable[ActorSnapshot] | None = None) -> tuple[Reading, ...]:
+        """Return the figures of the program's own, and then those that actors show, or those of all."""
+        shown = self.system.tree().walk() if actors is None else actors
+        of_actors = [reading for one in shown for reading in one.readings]
+        return (*self._own.readings(), *of_actors[:_MOST_READINGS])
 
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that those of the next snapshot are fresh.

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,16 +25,19 @@ import trio_accel as ta
 
 OPTIONS = ta.DeviceOptions(isolation="process", backoff=ta.Backoff(initial=0.0, base=0.0), retry=3)
 BEFORE, TIMES = 3, 8
+# Bytes that count as one thing. Trio, CPython and the recorder keep less each time, up to a bound.
+_PIECE = 8192
 # Trio keeps scopes whose deadlines were dropped, up to a thousand, so these are not counted.
 _OTHERS = {"builtins.coroutine", "builtins.async_generator", "trio.Event", "trio.Lock", "trio.Nursery"}
 
 
 def kept() -> Counter[str]:
-    """Objects of the package, and those that tasks have, by their classes; and open descriptors."""
+    """Objects of the package, and those that tasks have, by their classes; descriptors; Python's memory."""
     gc.collect()
     names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     found = Counter(name for name in names if name.startswith("trio_accel.") or name in _OTHERS)
     found["descriptors"] = len(list(Path("/proc/self/fd").iterdir()))
+    found["memory"] = tracemalloc.get_traced_memory()[0] // _PIECE
     return found
 
 
@@ -78,6 +82,7 @@ async def of_devices(system: ta.System) -> dict[str, int]:
 async def main(what: str) -> None:
     """Print the growth."""
     logging.disable(logging.CRITICAL)
+    tracemalloc.start()
     async with ta.open_system("s") as system:
         with ta.telemetry.record(system):
             grown = await {"launchers": of_launchers, "devices": of_devices}[what](system)
