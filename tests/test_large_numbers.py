@@ -50,7 +50,7 @@ SAMPLES: dict[str, Any] = {
     "values": 1.0, "indices_or_sections": 2, "weight_size": (1, 2, 2, 2), "window_shape": 2,
     "window_size": (1, 1), "subscripts": "ij,ij->i", "operands": ["PLANE", "PLANE"], "high": 9, "low": 1,
     "index": 1, "sizes": [], "more": [], "d": 2, "bits": 30, "n_children": 2,
-    "alpha": 1.0, "beta": 0.5, "betas": (0.9, 0.99), "momentum": 0.5, "threshold": 0.5, "value": 0.0,
+    "alpha": 1.0, "beta": 0.5, "betas": (0.9, 0.99), "momentum": 0.5, "threshold": 0.5,
     "s": (3, 4), "condition": "TRUTHS", "conditions": ["PLANE", "PLANE"], "choices": ["PLANE", "PLANE"],
     "generator": "GENERATOR",
     **dict.fromkeys(("xp", "fp", "p", "running_mean", "running_var"), "VECTOR"), "activation": "relu",
@@ -85,6 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.glu_grad": {"grad": "HALF"},
     "nn.max_pool_grad": {"indices": "PLACES"},
     **{f"sparse.{name}": {"maxiter": 50} for name in ("bicgstab", "cg", "gmres", "minres")},
+    **{f"nn.{name}": {"value": 0.0} for name in ("threshold", "threshold_grad")},
     "sparse.bsr": {"matrix": scipy.sparse.csr_array(np.eye(4))},
     "sparse.eigsh": {"k": 1},
     "AccelRef.reshape": {"shape": (4, 4)},
@@ -227,6 +228,8 @@ async def test_numbers_that_no_device_has_are_refused(limited: ta.Device, name: 
     assert limited.generation == 1
 
 
+# A tolerance near the end of float64 is infinite times a value, as NumPy says.
+@pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(OF_REAL))
 async def test_numbers_that_no_float_holds_are_refused(limited: ta.Device, name: str) -> None:
     there = await _arrays(limited)
@@ -260,6 +263,38 @@ GROWING: dict[str, Callable[[ta.Device, ta.AccelRef, int], Awaitable[Any]]] = {
     "vander": lambda d, x, n: arrays.vander(x, n // 4),
     "zoom_fft": lambda d, x, n: fft.zoom_fft(x[:4], 0.5, n),
 }
+
+
+# Memory of the program is what `Device.host_empty` is asked for.
+@pytest.mark.parametrize("isolation", ["process"])
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"Device.host_empty"}))
+async def test_no_number_grows_in_the_memory_of_the_program(
+    limited: ta.Device, name: str, isolation: ta.Isolation
+) -> None:
+    there = await _arrays(limited)
+    samples = SAMPLES | OWN.get(name, {})
+    for parameter in _numbers_of(FUNCTIONS[name], _WHOLE):
+        with suppress(NotSupportedError):
+            # What is made once, such as code, is no part of it.
+            await _call(name, there, parameter, samples[parameter])
+        for value in _replaced(samples[parameter], MANY):
+            tracemalloc.start()
+            try:
+                with suppress(*REFUSALS):
+                    await _call(name, there, parameter, value)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert peak < MANY, (parameter, value)
+
+
+async def test_an_array_without_elements_has_no_endless_parts(limited: ta.Device) -> None:
+    nothing = await limited.zeros((0, 2))
+    assert len(arrays.split(nothing, 3)) == 3
+    with pytest.raises(ValueError, match=r"arrays.split: there must be at most 65536 parts"):
+        arrays.split(nothing, 2**62)
+    with pytest.raises(ValueError, match=r"arrays.unstack: there must be at most 65536 parts"):
+        arrays.unstack(await limited.zeros((2**40, 0)))
 
 
 async def _operand(device: ta.Device, name: str) -> ta.AccelRef:
