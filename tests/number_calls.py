@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -32,6 +32,11 @@ class Place:
     matrix: Any
     world: Any
     folder: Any
+
+
+def over(samples: Given, given: Given) -> Given:
+    """Put what is tried in place of samples."""
+    return samples | given
 
 
 async def model(item: Any) -> Any:
@@ -67,7 +72,9 @@ class Tick(ta.Message["Clock"]):
 
 @attrs.frozen
 class Wait(ta.Request["Clock", None]):
-    seconds: float
+    """Asks for one of the ways to wait."""
+
+    seconds: Any
     way: str
 
 
@@ -92,7 +99,7 @@ class Clock(ta.Actor):
 
 
 async def opened(at: Place, given: Given) -> None:
-    options = ta.DeviceOptions(**{"isolation": "process"} | given)
+    options = ta.DeviceOptions(**over({"isolation": "process"}, given))
     async with at.system.open_device(BACKEND, options=options) as device:
         await (await ta.arrays.add(await device.zeros(3), 1.0)).to_host()
 
@@ -139,7 +146,7 @@ def kernel(**given: Any) -> jit.Kernel:
     parameters = {"n": jit.scalar("int64"), "x": jit.updates("float64")}
     return jit.Kernel(
         "k", 'extern "C" __global__ void k(long long n, double* x) {}',
-        **{"parameters": parameters, "grid": 1, "block": 32, "cpu": "number_calls:nothing"} | given,
+        **over({"parameters": parameters, "grid": 1, "block": 32, "cpu": "number_calls:nothing"}, given),
     )  # fmt: skip
 
 
@@ -172,7 +179,7 @@ async def recorded(at: Place, use: Callable[[Any], Any]) -> None:
 
 
 async def failed_once(at: Place, given: Given) -> None:
-    fault = testing.inject_fault(at.device, "arrays.Add", **{"delay": 0.0} | given)
+    fault = testing.inject_fault(at.device, "arrays.Add", **over({"delay": 0.0}, given))
     try:
         await ta.arrays.add(at.vector, 1.0)
     finally:
@@ -200,7 +207,7 @@ async def circuit(at: Place, given: Given) -> Any:
 
 
 async def limited_rate(at: Place, given: Given, **cost: Any) -> Any:
-    limit = patterns.RateLimit(**{"rate": 1e9} | given)
+    limit = patterns.RateLimit(**over({"rate": 1e9}, given))
     for key in ("a", "b"):
         with trio.move_on_after(0.01):
             await limit.acquire(key, **cost)
@@ -217,7 +224,7 @@ async def attempted(at: Place, given: Given) -> Any:
 
 async def swapped(at: Place, given: Given) -> Any:
     @asynccontextmanager
-    async def opening() -> AsyncIterator[Any]:
+    async def opening() -> AsyncGenerator[Any, None]:
         yield model
 
     return await asked(at, patterns.HotSwap, 1, patterns.Deployment(opening), **given)
@@ -234,7 +241,7 @@ async def generated(at: Place, given: Given, **options: Any) -> Any:
         return await asked(
             at,
             patterns.SpeculativeDecoder,
-            patterns.Generate(**{"prompt": (0,)} | given),
+            patterns.Generate(**over({"prompt": (0,)}, given)),
             rows,
             rows,
             **options,
@@ -301,9 +308,9 @@ def matrix_of(at: Place, name: str, number: Any) -> Any:
 async def batched(at: Place, given: Given) -> Any:
     if "cost" in given:
         value = given["cost"]
-        given = {"cost": lambda item: value, "max_cost": 5.0}
+        given = {"cost": lambda _: value, "max_cost": 5.0}
     elif "max_cost" in given:
-        given = {"cost": lambda item: 1.0, **given}
+        given = {"cost": lambda _: 1.0, **given}
     elif "capacity" in given:
         given = {"overflow": ta.Overflow.REJECT, **given}
     return await asked(at, P.Batcher, 1, of_many, **given)
@@ -326,7 +333,7 @@ async def drawn_after(at: Place, kind: Any, words: Any) -> Any:
 async def measured(at: Place, given: Given) -> None:
     # As many copies as are asked for are made, until it is cancelled.
     with trio.move_on_after(0):
-        await ta.measure_bandwidth(at.device, at.device, **{"nbytes": 8} | given)
+        await ta.measure_bandwidth(at.device, at.device, **over({"nbytes": 8}, given))
 
 
 async def placed(at: Place, given: Given) -> None:
@@ -338,6 +345,11 @@ async def placed(at: Place, given: Given) -> None:
 Use: TypeAlias = Callable[[Place, Given], Any]
 _ROWS = expressions.Rowwise("y = x / sum(x)", ["x"], precision="float64", operation="rows")
 KEY = {"seed": 1, "row": 0, "shape": (3,)}
+
+
+def each(call: Callable[[str, Place, Given], Any], of: str, *names: str) -> dict[str, Use]:
+    """Make the same call of several names."""
+    return {f"{of}.{name}": partial(call, name) for name in names}
 
 
 def drawn(message: Any, **more: Any) -> Use:
@@ -354,7 +366,7 @@ CALLS: dict[str, Use] = {
     "devices.AdaptiveCompletion": lambda at, given: completing(at, ta.AdaptiveCompletion(**given)),
     "actors.Backoff": backed_off,
     "Backoff.delay": lambda at, given: ta.Backoff().delay(**given, source=random.Random(1)),
-    "Device.full": lambda at, given: at.device.full(**{"shape": 3, "value": 1.0} | given),
+    "Device.full": lambda at, given: at.device.full(**over({"shape": 3, "value": 1.0}, given)),
     "DeviceGroup.place": placed,
     "devices.DeviceOptions": opened,
     "actors.Intensity": lambda at, given: spawned(at, policy=ta.Policy(intensity=ta.Intensity(**given))),
@@ -373,18 +385,21 @@ CALLS: dict[str, Use] = {
     "devices.stream": lambda at, given: streamed(at, **given),
     "actors.Spread": lambda at, given: actors.Spread([given["bounds"]]),
     "Spread.add": lambda at, given: actors.Spread([1.0]).add(**given),
-    **{
-        f"World.{name}": partial(lambda name, at, given: getattr(at.world, name)([at.vector], **given), name)
-        for name in ("gather", "reduce")
-    },
+    **each(
+        lambda name, at, given: getattr(at.world, name)([at.vector], **given), "World", "gather", "reduce"
+    ),
     "World.broadcast": lambda at, given: at.world.broadcast(at.vector, **given),
     "World.scatter": lambda at, given: at.world.scatter(at.plane, **given),
-    "World.send": lambda at, given: at.world.send(at.vector, **{"to": 0} | given),
+    "World.send": lambda at, given: at.world.send(at.vector, **over({"to": 0}, given)),
     "World.all_to_all": lambda at, given: at.world.all_to_all([at.vector], splits=[[given["splits"]]]),
-    **{
-        f"Rank.{name}": partial(lambda name, at, given: ranked(at, name, at.vector, **given), name)
-        for name in ("broadcast", "gather", "reduce", "send")
-    },
+    **each(
+        lambda name, at, given: ranked(at, name, at.vector, **given),
+        "Rank",
+        "broadcast",
+        "gather",
+        "reduce",
+        "send",
+    ),
     "Rank.scatter": lambda at, given: ranked(at, "scatter", at.plane, **given),
     "Rank.recv": lambda at, given: ranked(at, "recv", **given),
     "Rank.all_to_all": lambda at, given: ranked(at, "all_to_all", at.vector, splits=[given["splits"]]),
@@ -404,19 +419,19 @@ CALLS: dict[str, Use] = {
             **({"diag_suppress": [given["diag_suppress"]]} if "diag_suppress" in given else given)
         ),
     ),
-    "jit.cdiv": lambda at, given: jit.cdiv(**{"a": 5, "b": 2} | given),
+    "jit.cdiv": lambda at, given: jit.cdiv(**over({"a": 5, "b": 2}, given)),
     "jit.Kernel": lambda at, given: launched(at, **given),
     "Kernel.launch": lambda at, given: launched(at, given.get("arguments", given.get("named"))),
     "Kernel.occupancy": lambda at, given: kernel().occupancy(at.device, **given),
-    **{
-        f"jit.{name}": partial(
-            lambda name, at, given: launched(
-                at, parameters={"n": jit.scalar("int64"), "x": getattr(jit, name)("float64", **given)}
-            ),
-            name,
-        )
-        for name in ("reads", "updates", "writes")
-    },
+    **each(
+        lambda name, at, given: launched(
+            at, parameters={"n": jit.scalar("int64"), "x": getattr(jit, name)("float64", **given)}
+        ),
+        "jit",
+        "reads",
+        "updates",
+        "writes",
+    ),
     "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
     "patterns.Batcher": batched,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
@@ -425,12 +440,12 @@ CALLS: dict[str, Use] = {
     "RateLimit.acquire": lambda at, given: limited_rate(at, {}, **given),
     "RateLimit.delay": lambda at, given: P.RateLimit(1.0).delay("a", **given),
     "RateLimit.try_acquire": lambda at, given: P.RateLimit(1.0).try_acquire("a", **given),
-    "RateLimit.wrap": lambda at, given: P.RateLimit(1e9).wrap(model, cost=lambda item: given["cost"])(1),
+    "RateLimit.wrap": lambda at, given: P.RateLimit(1e9).wrap(model, cost=lambda _: given["cost"])(1),
     "patterns.Stage": lambda at, given: asked(
         at,
         P.Cascade,
         1,
-        [P.Stage("a", model, **{"threshold": 0.5, "confidence": float} | given), P.Stage("b", model)],
+        [P.Stage("a", model, **over({"threshold": 0.5, "confidence": float}, given)), P.Stage("b", model)],
     ),
     "Deadline.after": lambda at, given: tried(at, P.Deadline.after(**given)),
     "Deadline.from_header": lambda at, given: tried(at, P.Deadline.from_header("5", **given)),
@@ -443,7 +458,7 @@ CALLS: dict[str, Use] = {
         **(
             {"weights": {"a": given["weights"]}}
             if "weights" in given
-            else {"cost_of": lambda item: given["cost_of"]}
+            else {"cost_of": lambda _: given["cost_of"]}
             if "cost_of" in given
             else given
         ),
@@ -457,7 +472,7 @@ CALLS: dict[str, Use] = {
     ),
     "patterns.PipelineStage": lambda at, given: asked(at, P.Pipeline, 1, [P.PipelineStage(model, **given)]),
     "patterns.Hedge": lambda at, given: asked(
-        at, P.ReplicaPool, 1, [model, model], hedge=P.Hedge(**{"after": 0.1} | given)
+        at, P.ReplicaPool, 1, [model, model], hedge=P.Hedge(**over({"after": 0.1}, given))
     ),
     "patterns.Pool": lambda at, given: pooled(at, **given),
     "patterns.ReplicaPool": lambda at, given: asked(at, P.ReplicaPool, 1, [model, model], **given),
@@ -476,15 +491,17 @@ CALLS: dict[str, Use] = {
     "Generator.advance of mrg32k3a": lambda at, given: drawn_after(at, "mrg32k3a", given["words"]),
     "Generator.advance of xorwow": lambda at, given: drawn_after(at, "xorwow", given["words"]),
     "Generator.integers": lambda at, given: R.Generator(at.device).integers(
-        **{"shape": 3, "low": 0, "high": 5} | given
+        **over({"shape": 3, "low": 0, "high": 5}, given)
     ),
-    **{
-        f"Generator.{name}": partial(
-            lambda name, at, given: getattr(R.Generator(at.device), name)(**{"shape": 3} | given), name
-        )
-        for name in ("uniform", "normal", "lognormal", "exponential")
-    },
-    "random.Sobol": lambda at, given: R.Sobol(at.device, **{"d": 2} | given).random(2),
+    **each(
+        lambda name, at, given: getattr(R.Generator(at.device), name)(**over({"shape": 3}, given)),
+        "Generator",
+        "uniform",
+        "normal",
+        "lognormal",
+        "exponential",
+    ),
+    "random.Sobol": lambda at, given: R.Sobol(at.device, **over({"d": 2}, given)).random(2),
     "random.Bits": drawn(R.Bits),
     "random.Exponential": drawn(R.Exponential),
     "random.Integers": drawn(R.Integers, low=0, high=5),
@@ -500,13 +517,15 @@ CALLS: dict[str, Use] = {
     ),
     "random.SobolPoints": lambda at, given: at.device.ask(
         R.SobolPoints(
-            **{
-                "first": 0,
-                "count": 3,
-                "directions": np.ones((2, 2), np.uint32),
-                "shift": np.ones(2, np.uint32),
-            }
-            | given
+            **over(
+                {
+                    "first": 0,
+                    "count": 3,
+                    "directions": np.ones((2, 2), np.uint32),
+                    "shift": np.ones(2, np.uint32),
+                },
+                given,
+            )
         )
     ),
     "sparse.CsrToBsr": lambda at, given: at.device.ask(
@@ -522,16 +541,17 @@ CALLS: dict[str, Use] = {
     "sparse.Spmm": lambda at, given: at.device.ask(ta.sparse.Spmm(at.matrix, at.plane, **given)),
     "sparse.LeastResidual": lambda at, given: at.device.ask(
         ta.sparse.LeastResidual(
-            **{"h": np.eye(3), "sizes": np.ones(3), "size": 2, "made": 1, "wanted": 1} | given
+            **over({"h": np.eye(3), "sizes": np.ones(3), "size": 2, "made": 1, "wanted": 1}, given)
         )
     ),
-    **{
-        f"sparse.{name}": partial(
-            lambda name, at, given: at.device.ask(ta.sparse.ToDense(matrix_of(at, name, given["shape"]))),
-            name,
-        )
-        for name in ("BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix")
-    },
+    **each(
+        lambda name, at, given: at.device.ask(ta.sparse.ToDense(matrix_of(at, name, given["shape"]))),
+        "sparse",
+        "BsrMatrix",
+        "CooMatrix",
+        "CscMatrix",
+        "CsrMatrix",
+    ),
     "OwnCounter.add": lambda at, given: recorded(
         at, lambda recorder: recorder.counter("a", "b").add(**given)
     ),
