@@ -103,7 +103,7 @@ async def test_states_that_are_none(device: ta.Device) -> None:
         with pytest.raises(ValueError, match=match):
             generator.state = wrong  # type: ignore[assignment]
     assert generator.state == good
-    with pytest.raises(ValueError, match="n_children must be from 0 to 100000, got -1"):
+    with pytest.raises(ValueError, match="n_children must be from 0 to 1000, got -1"):
         generator.spawn(-1)
     with pytest.raises(TypeError):
         generator.advance(1.5)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import Context, copy_context
@@ -21,6 +21,7 @@ from ._events import ActorRestarted
 from ._handlers import ActorBase, HandlerTable, collect_handlers
 from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState, Message
+from ._options import is_number
 from ._outcomes import DeferredReply
 from ._readings import Reading
 from ._ref import Ref, cell_behind
@@ -122,7 +123,7 @@ def check_seconds(verb: str, seconds: float, *, is_period: bool) -> None:
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{verb}: seconds must be a number, got {safe_repr(seconds)}")
-    if not (math.isfinite(seconds) and seconds >= 0 and (seconds > 0 or not is_period)):
+    if not (is_number(seconds, 0.0, sys.float_info.max) and (seconds > 0 or not is_period)):
         least = "above 0" if is_period else "of at least 0"
         raise ValueError(f"{verb}: seconds must be a finite number {least}, got {seconds!r}")
 

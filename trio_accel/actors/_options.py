@@ -8,9 +8,10 @@ import functools
 import inspect
 import math
 import random
+import sys
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 import attrs
 
@@ -28,6 +29,7 @@ __all__ = [
     "SystemOptions",
     "arguments_of",
     "bind_arguments",
+    "is_number",
     "named_arguments",
     "named_options",
     "nearest",
@@ -195,13 +197,23 @@ class Strategy(enum.Enum):
     """That child and those started after it, ended and started in the same orders."""
 
 
+def is_number(value: object, minimum: float = -math.inf, maximum: float = math.inf) -> TypeGuard[float]:
+    """Tell whether a value is a number in a range: no truth value, and no whole number beyond all floats.
+
+    Such a one passes every comparison, and the first sum with a float raises `OverflowError`.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
 def _number(
     minimum: float = 0.0, maximum: float = math.inf
 ) -> Callable[[object, attrs.Attribute[float], float], None]:
     allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
 
     def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        if not is_number(value, minimum, maximum):
             raise ValueError(
                 f"{type(instance).__name__}: {attribute.name} must be a number {allowed}, got {value!r}"
             )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from ._options import is_number
+
 __all__ = ["Reading", "Spread"]
 
 
@@ -43,14 +45,23 @@ class Spread:
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
+        if not all(map(is_number, bounds)):
+            raise ValueError(f"Spread: bounds must be numbers, got {bounds!r}")
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
+        """Count a value.
+
+        Raises:
+            ValueError: A whole number that no float can hold.
+        """
+        try:
+            self._total += value
+        except OverflowError:
+            raise ValueError("Spread.add: value is too large for a float") from None
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
 
     def reading(self, name: str, help: str, labels: tuple[tuple[str, str], ...] = ()) -> Reading:  # noqa: A002  # as in metrics
         """Return what was counted."""

@@ -24,6 +24,9 @@ __all__ = [
     "unstack",
 ]  # fmt: skip
 
+# Each is an object that is made at once.
+_MOST_PARTS = 1 << 16
+
 
 def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
     """Return a view with the axes in another order.
@@ -207,10 +210,11 @@ def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
     """Return views of the parts of an array along an axis, one for each index.
 
     Raises:
-        ValueError: An axis that there is not.
+        ValueError: An axis that there is not, or more than 65 536 parts.
     """
     place = axis_of("arrays.unstack", x, axis)
     moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
+    _check_parts("unstack", len(moved))
     return tuple([moved[index] for index in range(len(moved))])
 
 
@@ -223,7 +227,8 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         axis: The axis.
 
     Raises:
-        ValueError: An axis that there is not, or it cannot be divided into parts of one length.
+        ValueError: An axis that there is not, or it cannot be divided into parts of one length; or there are
+            more than 65 536 parts.
     """
     place = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))
@@ -232,9 +237,16 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         [parts] = bounds
         if parts < 1 or len(moved) % parts:
             raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {parts} parts")
+        _check_parts("split", parts)
         bounds = tuple([len(moved) // parts * number for number in range(1, parts)])
     pairs = itertools.pairwise((0, *bounds, None))
     return [moveaxis(moved[start:end], 0, place) for start, end in pairs]
+
+
+def _check_parts(name: str, count: int) -> None:
+    """Refuse more views than are made at once: an array without elements can have any number of parts."""
+    if count > _MOST_PARTS:
+        raise ValueError(f"arrays.{name}: there must be at most {_MOST_PARTS} parts, got {count}")
 
 
 async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None = None) -> AccelRef:

@@ -495,10 +495,10 @@ class World:
             return {root: None, to: await ask(arrays[root], **options, out=own[to])}
         root = options.get("root", 0)
         if function in ("reduce", "gather"):
-            made = await ask(in_order[0], **options, out=own[root])
+            made = await ask(in_order[0], **options, out=own.get(root))
             return {rank: made if rank == root else None for rank in given}
         if function in ("broadcast", "scatter"):
-            return await ask(arrays[root], **options, out=in_order[1])
+            return await ask(arrays.get(root), **options, out=in_order[1])
         if function == "all_to_all":
             splits, outs = zip(*in_order[1], strict=True)
             return await ask(in_order[0], splits=splits if options["has_splits"] else None, out=outs)

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 import attrs
 
-from ..actors import Backoff, Intensity, named_options
+from ..actors import Backoff, Intensity, is_number, named_options
 from ..backends.base import Isolation
 from .base._checks import above_zero, is_above_zero, must, one_of, whole
 from .base._streams import PerActorStreams, StreamStrategy
@@ -19,7 +19,7 @@ __all__ = ["DeviceOptions", "Preload"]
 _MOST_SPARES = 16
 
 
-_seconds = must("be seconds of at least 0", lambda value: isinstance(value, (int, float)) and value >= 0)
+_seconds = must("be seconds of at least 0", lambda value: is_number(value, 0.0))
 _switch = one_of("be True or False", bool)
 
 

@@ -10,6 +10,7 @@ import attrs
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
+from ..backends.base.values import element
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ._arguments import (
     ARRAYS,
@@ -185,6 +186,8 @@ class Reduction:
             raise refusal(
                 operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
             ) from None
+        if self._reduction.identity is not None:
+            element(operation, "identity", self._reduction.identity, specialized.typed.accumulator)
         given = None if out is None else out.dtype
         specialized = attrs.evolve(
             specialized, result=result_dtype(operation, "the result", found, None, given)

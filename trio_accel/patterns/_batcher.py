@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -257,7 +258,7 @@ class Batcher(Servant[ItemT, ResultT]):
 
     def _cost_of(self, item: ItemT, function: Callable[[ItemT], float]) -> float:
         cost = function(item)
-        if not 0 <= cost < math.inf:
+        if not 0 <= cost <= sys.float_info.max:
             raise ValueError(
                 f"{self.context.path}: the cost of an item must be a number from 0, got {cost!r}"
             )

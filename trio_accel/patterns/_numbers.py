@@ -52,17 +52,18 @@ def must_be_share(what: str, value: object, *, allows_zero: bool = False) -> flo
     return number
 
 
-def must_be_count(what: str, value: object, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`.
+def must_be_count(what: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
+    """Return a whole number of at least `least`, and at most `most`.
 
     Raises:
-        ValueError: It is below that.
+        ValueError: It is out of range.
         TypeError: It is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{what} must be at least {least}, got {value!r}")
+    if not least <= value <= most:
+        above = f" and at most {most}" if most < math.inf else ""
+        raise ValueError(f"{what} must be at least {least}{above}, got {value!r}")
     return value
 
 

@@ -17,6 +17,9 @@ from ._servants import ItemT, Model, ResultT, Servant, as_callable, outcome_of
 
 __all__ = ["Hedge", "Pool", "ReplicaPool", "ReplicaPoolStatistics"]
 
+# All are started before the pool serves.
+_MOST_MEMBERS = 10_000
+
 
 class Pool(Router[Any, Any]):
     """Starts actors of one class as its children, and sends each request to one of them.
@@ -32,7 +35,7 @@ class Pool(Router[Any, Any]):
 
     Args:
         actor_class: Class of the members.
-        size: How many there are.
+        size: How many there are, 10 000 at most.
         args: Arguments of each member.
         by: How requests are spread, as for `Router`: by load unless it is given.
         member_policy: Policy of each member.
@@ -40,7 +43,7 @@ class Pool(Router[Any, Any]):
         kwargs: Arguments of the members by name.
 
     Raises:
-        ValueError: `size` is below 1.
+        ValueError: `size` is out of range.
         TypeError: `actor_class` is no class of actors, or cannot be made with the arguments.
     """
 
@@ -55,7 +58,7 @@ class Pool(Router[Any, Any]):
         member_mailbox: MailboxOptions | None = None,
         **kwargs: object,
     ) -> None:
-        must_be_count("size", size)
+        must_be_count("size", size, most=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
         self._actor_class = actor_class
         self._args = args

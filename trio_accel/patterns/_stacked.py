@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..backends.base import DType
+from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Stack
 from ._batches import BatchResults
 
@@ -113,7 +115,7 @@ async def _stack(device: Device, items: list[Operand], pad: complex | None) -> A
     place = tuple(max(extents) for extents in zip(*shapes, strict=True))
     host = device.host_empty((len(items), *place), items[0].dtype)
     if not is_even:
-        host[...] = pad
+        host[...] = element("padded", "pad", pad, DType.of(items[0].dtype))
     for index, item in enumerate(items):
         its_place: tuple[Any, ...] = (index, *map(slice, item.shape))
         host[its_place] = item

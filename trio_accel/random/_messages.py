@@ -61,11 +61,19 @@ def _draws(
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
         """Plan by hand: no line of shapes says a shape and a dtype that are arguments."""
         dtype, low, width = check(message, planner)
+        _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
         spec = PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec)
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
+
+
+def _check_place(planner: Planner, bits: int = 64, **numbers: int) -> None:
+    """Refuse what is no word of so many bits."""
+    for name, number in numbers.items():
+        if not 0 <= operator.index(number) < 1 << bits:
+            raise ValueError(f"{planner.name}: {name} must be from 0 to 2**{bits} - 1, got {number!r}")
 
 
 def _check_integers(message: Any, planner: Planner) -> _Checked:
@@ -177,6 +185,7 @@ async def _exponential(
 
 def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
     out = planner.output(message.shape, DType.uint32, message.out)
+    _check_place(planner, 32, **{f"state[{place}]": word for place, word in enumerate(message.state)})
     size = math.prod(message.shape)
     # Pieces are as long as there are of them, up to a length at which a jump costs less than the draws.
     level = min(_LONGEST_PIECE, size.bit_length() // 2)
@@ -200,6 +209,7 @@ def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
     out = planner.output(message.shape, message.dtype, message.out)
     a = planner.read("a", message.a)
     b = None if message.b is None else planner.read("b", message.b)
+    _check_place(planner, seed=message.seed, row=message.row)
     place = PLACE.pack(message.seed, message.row)
     return Planned(RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
 
@@ -220,6 +230,7 @@ async def _rejected(
 
 
 def _plan_sobol(message: Any, planner: Planner) -> Planned[AccelRef]:
+    _check_place(planner, first=message.first, count=message.count)
     directions, shift = planner.read("directions", message.directions), planner.read("shift", message.shift)
     out = planner.output((message.count, directions.shape[1]), DType.uint32)
     return Planned(SobolSpec(FIRST.pack(message.first), directions, shift, out.spec), out)

@@ -33,7 +33,7 @@ _LENGTH: Mapping[str, int] = {
     "philox4x32_10": _ROW << 64, "mrg32k3a": 1 << PERIOD_BITS, "xorwow": 1 << PERIOD_BITS,
 }  # fmt: skip
 # Each is an object that is made at once.
-_MOST_CHILDREN = 100_000
+_MOST_CHILDREN = 1000
 _FIELDS = ("kind", "seed", "position", "spawned")
 
 
@@ -141,7 +141,7 @@ class Stream:
             n_children: How many.
 
         Raises:
-            ValueError: A negative number, or more than 100 000.
+            ValueError: A negative number, or more than 1000: each is an object that is made at once.
             TypeError: No whole number.
         """
         if isinstance(n_children, bool) or not 0 <= operator.index(n_children) <= _MOST_CHILDREN:

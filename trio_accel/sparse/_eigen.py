@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from ..backends.base import LinAlgError, NotSupportedError
 from ..backends.base.checks import NATIVE
@@ -74,7 +75,6 @@ class _Lanczos:
         n = len(problem.b)
         self._problem, self._steps, self._k, self._which = problem, steps, k, which
         self._kept, self._most_kept = 0, min(k + (steps - k) // 2, steps - 1)
-        self._projected: npt.NDArray[Any] = np.zeros((steps, steps), problem.dtype.dtype)
         self._generator = np.random.default_rng(0)
         # What is left of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
@@ -87,6 +87,8 @@ class _Lanczos:
         self._spare = await problem.device.zeros((self._steps, len(v0)), problem.dtype)
         self._h = await problem.device.zeros((2, rows, rows), problem.dtype)
         self._sizes = await problem.device.zeros(rows, real_of(problem.dtype))
+        # The program's memory has as much when the device has, and not before.
+        self._projected: npt.NDArray[Any] = np.zeros((self._steps, self._steps), problem.dtype.dtype)
         await self._put(self._k, v0)
 
     async def _put(self, place: int, vector: AccelRef | None) -> None:
@@ -118,7 +120,9 @@ class _Lanczos:
         ends = np.flatnonzero(found[kept:] <= self._least * np.linalg.norm(columns[kept:], axis=1))
         count = kept + int(ends[0]) + 1 if ends.size else end - begin
         self._projected[:count, kept:count] = columns[kept:count, begin : begin + count].T
-        values, vectors = np.linalg.eigh(self._projected[:count, :count], UPLO="U")
+        # It grows with the cube of `ncv`.
+        solve = functools.partial(np.linalg.eigh, UPLO="U")
+        values, vectors = await trio.to_thread.run_sync(solve, self._projected[:count, :count])
         # Where the basis spans everything, nothing is left.
         left = 0.0 if ends.size or count == left_of_n else float(found[count - 1])
         return values, vectors, left, count

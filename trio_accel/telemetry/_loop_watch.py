@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 import attrs
 import trio
 
-from ..actors import actor_path_of
+from ..actors import actor_path_of, is_number
 
 __all__ = ["LoopWatch", "SlowStep", "watch_loop"]
 
@@ -205,11 +205,7 @@ def watch_loop(bound: float = 0.1) -> Generator[LoopWatch, None, None]:
         ValueError: The bound is no such number.
         RuntimeError: This is no Trio run.
     """
-    if (
-        isinstance(bound, bool)
-        or not isinstance(bound, (int, float))
-        or not _SHORTEST <= bound < float("inf")
-    ):
+    if not is_number(bound, _SHORTEST, sys.float_info.max):
         raise ValueError(f"watch_loop: bound must be seconds of at least {_SHORTEST:g}, got {bound!r}")
     watch = LoopWatch(bound)
     watch.begin()

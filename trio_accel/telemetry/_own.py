@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from ..actors import Reading, Spread
+from ..actors import Reading, Spread, is_number
 from ._tally import BOUNDS
 
 __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "OwnMetrics"]
@@ -52,7 +52,7 @@ class _Own:
     def _number(self, value: float) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{self!r}: a value is a number, not {value!r}")
-        if not math.isfinite(value):
+        if not is_number(value, -sys.float_info.max, sys.float_info.max):
             raise ValueError(f"{self!r}: a value is finite, not {value!r}")
         return float(value)
 

@@ -28,6 +28,7 @@ from typing import cast
 import attrs
 import trio
 
+from ..actors import is_number
 from ..backends.base import AccelError
 
 __all__ = [
@@ -92,13 +93,12 @@ def check_interval(interval: object) -> float:
     Raises:
         ValueError: They are no number from 0.1 to 60.
     """
-    is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
-    if not is_number or not SHORTEST_SECONDS <= cast("float", interval) <= _LONGEST_SECONDS:
+    if not is_number(interval, SHORTEST_SECONDS, _LONGEST_SECONDS):
         raise ValueError(
             f"interval must be a number of seconds from {SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    return float(cast("float", interval))
+    return float(interval)
 
 
 def encode(content: dict[str, object]) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import attrs
 import trio
 
+from ..actors import is_number
 from ..backends.base import AccelEvent, AccelStream
 from ..devices import (
     CompletionPort,
@@ -149,7 +151,7 @@ def inject_fault(
     if fail is not None:
         _check_copies(fail)
     seconds = 0.0 if delay is None else delay
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+    if not is_number(seconds, 0.0, sys.float_info.max):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
     plan = FaultPlan(name, fault, count, again=again)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from math import inf
 from typing import Any, TypeAlias
 
 import attrs
+
+from ...actors import is_number
 
 __all__ = ["above_zero", "is_above_zero", "must", "one_of", "whole"]
 
@@ -44,7 +46,7 @@ def one_of(said: str, *kinds: type[object]) -> Validator:
 
 def is_above_zero(value: object) -> bool:
     """Tell whether a value is a finite number above 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
+    return is_number(value, 0.0, sys.float_info.max) and value > 0
 
 
 above_zero = must("be seconds above 0", is_above_zero)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from math import inf
 
 import attrs
 
+from ...actors import is_number
 from ...backends.base import DeviceInfo
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
@@ -29,10 +29,7 @@ __all__ = [
 _ROOMY = 4
 
 
-_seconds = must(
-    "be seconds from 0",
-    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf,
-)
+_seconds = must("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ from typing import cast
 import attrs
 import trio
 
-from ...actors import DirectReply
+from ...actors import DirectReply, is_number
 from ...backends.base import Refused
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
 from ..arrays._blocks import Block, bare
@@ -140,7 +140,7 @@ def cancel_grace(seconds: float) -> Generator[None, None, None]:
     Raises:
         ValueError: No number of seconds.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+    if not is_number(seconds, 0.0):
         raise ValueError(f"cancel_grace: seconds must be a number of at least 0, got {seconds!r}")
     token = _GRACE.set(seconds)
     try:

@@ -304,7 +304,7 @@ def _halved(reduction: TypedReduction, values: npt.NDArray[Any]) -> npt.NDArray[
     """Combine along the first axis, pair by pair."""
     assert reduction.combine is not None
     if not len(values):
-        return np.full(values.shape[1:], reduction.reduction.identity, values.dtype)
+        return np.full(values.shape[1:], np.asarray(reduction.reduction.identity).astype(values.dtype))
     names = reduction.reduction.combine.inputs if reduction.reduction.combine else ()
     while len(values) > 1:
         half = len(values) // 2

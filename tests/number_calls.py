@@ -1,0 +1,649 @@
+"""How tests call what takes numbers and is no function of arrays: options, patterns, telemetry, messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import trio
+from chosen import BACKEND
+
+import trio_accel as ta
+from trio_accel import actors, devices, expressions, graphs, jit, patterns, telemetry, testing
+
+R, P, T = ta.random, patterns, telemetry
+Given: TypeAlias = dict[str, Any]
+"""The argument that is tried, by its name."""
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """What calls need: a system with a device, and arrays there."""
+
+    system: ta.System
+    device: ta.Device
+    vector: ta.AccelRef
+    plane: ta.AccelRef
+    matrix: Any
+    world: Any
+    folder: Any
+
+
+def over(samples: Given, given: Given) -> Given:
+    """Put what is tried in place of samples."""
+    return samples | given
+
+
+async def model(item: Any) -> Any:
+    """Serve every pattern."""
+    await trio.lowlevel.checkpoint()
+    return item
+
+
+async def of_many(items: list[Any]) -> list[Any]:
+    """Serve batches."""
+    await trio.lowlevel.checkpoint()
+    return items
+
+
+async def rows(score: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return np.full((score.count, 4), 0.25)
+
+
+async def gate(tokens: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return np.ones((len(tokens), 2)) / 2
+
+
+class Still(ta.Actor):
+    """Does nothing."""
+
+
+@attrs.frozen
+class Tick(ta.Message["Clock"]):
+    """Comes later."""
+
+
+@attrs.frozen
+class Wait(ta.Request["Clock", None]):
+    """Asks for one of the ways to wait."""
+
+    seconds: Any
+    way: str
+
+
+class Clock(ta.Actor):
+    """Sends to itself."""
+
+    @ta.handles(Tick)
+    async def tick(self, message: Tick) -> None:
+        """Take it."""
+
+    @ta.handles(Wait)
+    async def wait(self, message: Wait) -> None:
+        if message.way == "part":
+            with self.context.part("part", queue_time=message.seconds):
+                return
+        if message.way == "pid":
+            self.context.show_process(message.seconds)
+            return
+        # This task is the one that asks.
+        with suppress(ValueError):
+            getattr(self.context, message.way)(message.seconds, Tick()).cancel()
+
+
+async def opened(at: Place, given: Given) -> None:
+    options = ta.DeviceOptions(**over({"isolation": "process"}, given))
+    async with at.system.open_device(BACKEND, options=options) as device:
+        await (await ta.arrays.add(await device.zeros(3), 1.0)).to_host()
+
+
+async def streams(at: Place, strategy: Any) -> None:
+    options = ta.DeviceOptions(isolation="inline", streams=strategy)
+    async with at.system.open_device(BACKEND, options=options) as device:
+        await ta.linalg.matmul(np.eye(3), await device.zeros((3, 3)))
+
+
+async def completing(at: Place, completion: Any) -> None:
+    options = ta.DeviceOptions(isolation="inline", completion=completion)
+    async with at.system.open_device(BACKEND, options=options) as device:
+        await ta.linalg.matmul(np.eye(3), await device.zeros((3, 3)))
+
+
+async def asked(at: Place, pattern: Any, item: Any, *args: Any, **given: Any) -> Any:
+    ref = await at.system.spawn(pattern, *args, **given)
+    try:
+        return await ref.ask(patterns.Call(item))
+    finally:
+        await ref.stop()
+
+
+async def backed_off(at: Place, given: Given) -> Any:
+    backoff = ta.Backoff(**given)
+    return [backoff.delay(attempt, random.Random(1)) for attempt in range(4)]
+
+
+async def clocked(at: Place, way: str, seconds: Any) -> None:
+    ref = await at.system.spawn(Clock)
+    try:
+        await ref.ask(Wait(seconds, way))
+    finally:
+        await ref.stop()
+
+
+async def spawned(at: Place, **options: Any) -> None:
+    ref = await at.system.spawn(Still, **options)
+    await ref.stop()
+
+
+def kernel(**given: Any) -> jit.Kernel:
+    parameters = {"n": jit.scalar("int64"), "x": jit.updates("float64")}
+    return jit.Kernel(
+        "k", 'extern "C" __global__ void k(long long n, double* x) {}',
+        **over({"parameters": parameters, "grid": 1, "block": 32, "cpu": "number_calls:nothing"}, given),
+    )  # fmt: skip
+
+
+def nothing(*_: Any) -> None:
+    """Stand for a kernel on the CPU."""
+
+
+async def launched(at: Place, n: Any = 3, **given: Any) -> Any:
+    return await kernel(**given)(n, at.vector)
+
+
+async def while_(at: Place, limit: Any) -> None:
+    go = await at.device.put(np.array(False))
+    x = await at.device.zeros(3)
+
+    async def step() -> Any:
+        async def body(x: Any) -> Any:
+            await x.fill(1.0)
+
+        return await graphs.while_(go, body, x, limit=limit)
+
+    graph = await graphs.capture(at.device, step)
+    await graph.replay()
+
+
+async def recorded(at: Place, use: Callable[[Any], Any]) -> None:
+    with telemetry.record(at.system) as recorder:
+        use(recorder)
+        str(recorder.system)
+
+
+async def failed_once(at: Place, given: Given) -> None:
+    fault = testing.inject_fault(at.device, "arrays.Add", **over({"delay": 0.0}, given))
+    try:
+        await ta.arrays.add(at.vector, 1.0)
+    finally:
+        fault.remove()
+
+
+async def entered(manager: Any) -> None:
+    async with manager:
+        await trio.lowlevel.checkpoint()
+
+
+async def entered_now(manager: Any) -> None:
+    with manager:
+        await trio.lowlevel.checkpoint()
+
+
+async def cancel_graced(at: Place, seconds: Any) -> None:
+    with ta.cancel_grace(seconds), trio.move_on_after(0):
+        await ta.arrays.add(at.vector, 1.0)
+
+
+async def circuit(at: Place, given: Given) -> Any:
+    breaker = patterns.CircuitBreaker(**given)
+    return await breaker.wrap(model)(1)
+
+
+async def limited_rate(at: Place, given: Given, **cost: Any) -> Any:
+    limit = patterns.RateLimit(**over({"rate": 1e9}, given))
+    for key in ("a", "b"):
+        with trio.move_on_after(0.01):
+            await limit.acquire(key, **cost)
+
+
+async def retried(at: Place, given: Given) -> Any:
+    budget = patterns.RetryBudget(**given)
+    return await patterns.retry(model, budget=budget)(1)
+
+
+async def attempted(at: Place, given: Given) -> Any:
+    await patterns.retry(model, budget=patterns.RetryBudget(), **given)(1)
+
+
+async def swapped(at: Place, given: Given) -> Any:
+    @asynccontextmanager
+    async def opening() -> AsyncGenerator[Any, None]:
+        yield model
+
+    return await asked(at, patterns.HotSwap, 1, patterns.Deployment(opening), **given)
+
+
+async def results(at: Place, limit: Any) -> Any:
+    async with patterns.open_results(model, [1, 2, 3], limit=limit) as stream:
+        return [each async for each in stream]
+
+
+async def generated(at: Place, given: Given, **options: Any) -> Any:
+    given = {"max_tokens": 3, "seed": 1, **given}
+    with trio.move_on_after(0.2):
+        return await asked(
+            at,
+            patterns.SpeculativeDecoder,
+            patterns.Generate(**over({"prompt": (0,)}, given)),
+            rows,
+            rows,
+            **options,
+        )
+
+
+async def pooled(at: Place, size: Any) -> None:
+    ref = await at.system.spawn(patterns.Pool, Still, size)
+    await ref.stop()
+
+
+async def padded(at: Place, pad: Any) -> Any:
+    async def function(x: Any, lengths: Any) -> Any:
+        return x
+
+    return await patterns.padded(function, at.device, pad=pad)([np.ones(2), np.ones(3)])
+
+
+async def tried(at: Place, deadline: Any) -> None:
+    with deadline.scope() if hasattr(deadline, "scope") else trio.CancelScope():
+        await trio.lowlevel.checkpoint()
+    str(deadline)
+
+
+async def world_opened(at: Place, given: Given) -> None:
+    async with ta.open_world([at.device], **given) as world:
+        await world.all_reduce([at.vector])
+
+
+async def ranked(at: Place, method: str, *args: Any, **given: Any) -> Any:
+    rank = at.world.ranks[0]
+    return await getattr(rank, method)(*args, **given)
+
+
+async def observed(at: Place, given: Given) -> None:
+    async with telemetry.open_observation(at.folder / "s", **given):
+        await trio.lowlevel.checkpoint()
+
+
+async def held(at: Place, way: str, count: Any) -> None:
+    manual = testing.ManualCompletion()
+    with trio.move_on_after(0.01):
+        found = getattr(manual, way)(count)
+        if way == "wait_held":
+            await found
+
+
+async def streamed(at: Place, depth: Any) -> Any:
+    async with ta.stream(at.device, [np.ones(2)] * 3, depth=depth) as arrays:
+        return [each async for each in arrays]
+
+
+def matrix_of(at: Place, name: str, number: Any) -> Any:
+    m = at.matrix
+    fields = {"indptr": m.indptr, "indices": m.indices, "data": m.data}
+    if name == "CooMatrix":
+        fields = {"row": m.indices, "col": m.indices, "data": m.data}
+    if name == "BsrMatrix":
+        fields["data"] = m.data.reshape(-1, 1, 1)
+    cls = getattr(ta.sparse, name)
+    return cls((number, 4), *fields.values())
+
+
+async def batched(at: Place, given: Given) -> Any:
+    if "cost" in given:
+        value = given["cost"]
+        given = {"cost": lambda _: value, "max_cost": 5.0}
+    elif "max_cost" in given:
+        given = {"cost": lambda _: 1.0, **given}
+    elif "capacity" in given:
+        given = {"overflow": ta.Overflow.REJECT, **given}
+    return await asked(at, P.Batcher, 1, of_many, **given)
+
+
+async def asked_fair(at: Place, given: Given) -> Any:
+    ref = await at.system.spawn(P.FairScheduler, model)
+    try:
+        return await ref.ask(P.FairCall(1, tenant="a", **given))
+    finally:
+        await ref.stop()
+
+
+async def drawn_after(at: Place, kind: Any, words: Any) -> Any:
+    generator = R.Generator(at.device, kind, seed=1)
+    generator.advance(words)
+    return await generator.bits(3)
+
+
+async def measured(at: Place, given: Given) -> None:
+    # As many copies as are asked for are made, until it is cancelled.
+    with trio.move_on_after(0):
+        await ta.measure_bandwidth(at.device, at.device, **over({"nbytes": 8}, given))
+
+
+async def placed(at: Place, given: Given) -> None:
+    async with at.system.open_devices([BACKEND]) as group:
+        with suppress(ta.PlacementError, ValueError, TypeError):
+            group.place(**given)
+
+
+Use: TypeAlias = Callable[[Place, Given], Any]
+_ROWS = expressions.Rowwise("y = x / sum(x)", ["x"], precision="float64", operation="rows")
+KEY = {"seed": 1, "row": 0, "shape": (3,)}
+
+
+def each(call: Callable[[str, Place, Given], Any], of: str, *names: str) -> dict[str, Use]:
+    """Make the same call of several names."""
+    return {f"{of}.{name}": partial(call, name) for name in names}
+
+
+def drawn(message: Any, **more: Any) -> Use:
+    return lambda at, given: at.device.ask(message(**KEY | more | given))
+
+
+CALLS: dict[str, Use] = {
+    "AccelRef.assign": lambda at, given: at.vector.assign(**given),
+    "AccelRef.fill": lambda at, given: at.vector.fill(**given),
+    "ActorContext.after": lambda at, given: clocked(at, "after", given["seconds"]),
+    "ActorContext.every": lambda at, given: clocked(at, "every", given["seconds"]),
+    "ActorContext.part": lambda at, given: clocked(at, "part", given["queue_time"]),
+    "ActorContext.show_process": lambda at, given: clocked(at, "pid", given["pid"]),
+    "devices.AdaptiveCompletion": lambda at, given: completing(at, ta.AdaptiveCompletion(**given)),
+    "actors.Backoff": backed_off,
+    "Backoff.delay": lambda at, given: ta.Backoff().delay(**given, source=random.Random(1)),
+    "Device.full": lambda at, given: at.device.full(**over({"shape": 3, "value": 1.0}, given)),
+    "DeviceGroup.place": placed,
+    "devices.DeviceOptions": opened,
+    "actors.Intensity": lambda at, given: spawned(at, policy=ta.Policy(intensity=ta.Intensity(**given))),
+    "actors.MailboxOptions": lambda at, given: spawned(at, mailbox=ta.MailboxOptions(**given)),
+    "devices.PerActorStreams": lambda at, given: streams(
+        at, ta.PerActorStreams(priorities={"linalg": given["priorities"]})
+    ),
+    "actors.Policy": lambda at, given: spawned(at, policy=ta.Policy(**given)),
+    "devices.PolledCompletion": lambda at, given: completing(at, ta.PolledCompletion(**given)),
+    "devices.StreamPool": lambda at, given: streams(at, ta.StreamPool(**given)),
+    "devices.cancel_grace": lambda at, given: cancel_graced(at, **given),
+    "actors.handles": lambda at, given: ta.handles(Wait, group="a", **given),
+    "devices.measure_bandwidth": measured,
+    "telemetry.open_dashboard": lambda at, given: entered(ta.open_dashboard(at.system, **given)),
+    "collectives.open_world": world_opened,
+    "devices.stream": lambda at, given: streamed(at, **given),
+    "actors.Spread": lambda at, given: actors.Spread([given["bounds"]]),
+    "Spread.add": lambda at, given: actors.Spread([1.0]).add(**given),
+    **each(
+        lambda name, at, given: getattr(at.world, name)([at.vector], **given), "World", "gather", "reduce"
+    ),
+    "World.broadcast": lambda at, given: at.world.broadcast(at.vector, **given),
+    "World.scatter": lambda at, given: at.world.scatter(at.plane, **given),
+    "World.send": lambda at, given: at.world.send(at.vector, **over({"to": 0}, given)),
+    "World.all_to_all": lambda at, given: at.world.all_to_all([at.vector], splits=[[given["splits"]]]),
+    **each(
+        lambda name, at, given: ranked(at, name, at.vector, **given),
+        "Rank",
+        "broadcast",
+        "gather",
+        "reduce",
+        "send",
+    ),
+    "Rank.scatter": lambda at, given: ranked(at, "scatter", at.plane, **given),
+    "Rank.recv": lambda at, given: ranked(at, "recv", **given),
+    "Rank.all_to_all": lambda at, given: ranked(at, "all_to_all", at.vector, splits=[given["splits"]]),
+    "devices.Assign": lambda at, given: at.device.ask(devices.Assign(at.vector, **given)),
+    "devices.Empty": lambda at, given: at.device.ask(
+        devices.Empty(
+            **{"shape": (3,), "dtype": ta.DType.float64}
+            | ({"shape": (given["shape"],)} if "shape" in given else given)
+        )
+    ),
+    "devices.Fill": lambda at, given: at.device.ask(devices.Fill(at.vector, **given)),
+    "devices.Stack": lambda at, given: at.device.ask(devices.Stack([np.ones(2), np.ones(3)], **given)),
+    "graphs.while_": lambda at, given: while_(at, **given),
+    "jit.CompileOptions": lambda at, given: launched(
+        at,
+        options=jit.CompileOptions(
+            **({"diag_suppress": [given["diag_suppress"]]} if "diag_suppress" in given else given)
+        ),
+    ),
+    "jit.cdiv": lambda at, given: jit.cdiv(**over({"a": 5, "b": 2}, given)),
+    "jit.Kernel": lambda at, given: launched(at, **given),
+    "Kernel.launch": lambda at, given: launched(at, given.get("arguments", given.get("named"))),
+    "Kernel.occupancy": lambda at, given: kernel().occupancy(at.device, **given),
+    **each(
+        lambda name, at, given: launched(
+            at, parameters={"n": jit.scalar("int64"), "x": getattr(jit, name)("float64", **given)}
+        ),
+        "jit",
+        "reads",
+        "updates",
+        "writes",
+    ),
+    "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
+    "patterns.Batcher": batched,
+    "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
+    "patterns.CircuitBreaker": circuit,
+    "patterns.RateLimit": limited_rate,
+    "RateLimit.acquire": lambda at, given: limited_rate(at, {}, **given),
+    "RateLimit.delay": lambda at, given: P.RateLimit(1.0).delay("a", **given),
+    "RateLimit.try_acquire": lambda at, given: P.RateLimit(1.0).try_acquire("a", **given),
+    "RateLimit.wrap": lambda at, given: P.RateLimit(1e9).wrap(model, cost=lambda _: given["cost"])(1),
+    "patterns.Stage": lambda at, given: asked(
+        at,
+        P.Cascade,
+        1,
+        [P.Stage("a", model, **over({"threshold": 0.5, "confidence": float}, given)), P.Stage("b", model)],
+    ),
+    "Deadline.after": lambda at, given: tried(at, P.Deadline.after(**given)),
+    "Deadline.from_header": lambda at, given: tried(at, P.Deadline.from_header("5", **given)),
+    "patterns.FairCall": asked_fair,
+    "patterns.FairScheduler": lambda at, given: asked(
+        at,
+        P.FairScheduler,
+        1,
+        model,
+        **(
+            {"weights": {"a": given["weights"]}}
+            if "weights" in given
+            else {"cost_of": lambda _: given["cost_of"]}
+            if "cost_of" in given
+            else given
+        ),
+    ),
+    "patterns.Weights": lambda at, given: (
+        P.Weights({"a": given["weights"]}) if "weights" in given else P.Weights(**given)
+    ),
+    "patterns.HotSwap": swapped,
+    "patterns.MoeRouter": lambda at, given: asked(
+        at, P.MoeRouter, np.ones((4, 2)), gate, [model, model], **given
+    ),
+    "patterns.PipelineStage": lambda at, given: asked(at, P.Pipeline, 1, [P.PipelineStage(model, **given)]),
+    "patterns.Hedge": lambda at, given: asked(
+        at, P.ReplicaPool, 1, [model, model], hedge=P.Hedge(**over({"after": 0.1}, given))
+    ),
+    "patterns.Pool": lambda at, given: pooled(at, **given),
+    "patterns.ReplicaPool": lambda at, given: asked(at, P.ReplicaPool, 1, [model, model], **given),
+    "patterns.open_results": lambda at, given: results(at, **given),
+    "patterns.RetryBudget": retried,
+    "patterns.RetryPolicy": lambda at, given: P.RetryPolicy(budget=P.RetryBudget(), **given),
+    "patterns.retry": attempted,
+    "patterns.Generate": lambda at, given: generated(
+        at, {name: (value,) if name in ("prompt", "stop") else value for name, value in given.items()}
+    ),
+    "patterns.SpeculativeDecoder": lambda at, given: generated(at, {}, **given),
+    "patterns.padded": lambda at, given: padded(at, **given),
+    "random.Generator": lambda at, given: R.Generator(at.device, **given).uniform(3),
+    "Generator.advance": lambda at, given: R.Generator(at.device, seed=1).advance(**given),
+    "Generator.jumped": lambda at, given: R.Generator(at.device, seed=1).jumped(**given).uniform(3),
+    "Generator.advance of mrg32k3a": lambda at, given: drawn_after(at, "mrg32k3a", given["words"]),
+    "Generator.advance of xorwow": lambda at, given: drawn_after(at, "xorwow", given["words"]),
+    "Generator.integers": lambda at, given: R.Generator(at.device).integers(
+        **over({"shape": 3, "low": 0, "high": 5}, given)
+    ),
+    **each(
+        lambda name, at, given: getattr(R.Generator(at.device), name)(**over({"shape": 3}, given)),
+        "Generator",
+        "uniform",
+        "normal",
+        "lognormal",
+        "exponential",
+    ),
+    "random.Sobol": lambda at, given: R.Sobol(at.device, **over({"d": 2}, given)).random(2),
+    "random.Bits": drawn(R.Bits),
+    "random.Exponential": drawn(R.Exponential),
+    "random.Integers": drawn(R.Integers, low=0, high=5),
+    "random.Lognormal": drawn(R.Lognormal),
+    "random.Normal": drawn(R.Normal),
+    "random.Uniform": drawn(R.Uniform),
+    "random.Rejected": drawn(R.Rejected, distribution="gamma", dtype=ta.DType.float64, a=np.array(2.0)),
+    "random.SequenceBits": lambda at, given: at.device.ask(
+        R.SequenceBits(
+            **{"sequence": "xorwow", "state": (1, 2, 3, 4, 5, 6), "shape": (3,)}
+            | ({"state": (given["state"],) * 6} if "state" in given else given)
+        )
+    ),
+    "random.SobolPoints": lambda at, given: at.device.ask(
+        R.SobolPoints(
+            **over(
+                {
+                    "first": 0,
+                    "count": 3,
+                    "directions": np.ones((2, 2), np.uint32),
+                    "shift": np.ones(2, np.uint32),
+                },
+                given,
+            )
+        )
+    ),
+    "sparse.CsrToBsr": lambda at, given: at.device.ask(
+        ta.sparse.CsrToBsr(
+            **{"matrix": at.matrix, "blocksize": (2, 2)}
+            | ({"blocksize": (given["blocksize"], 2)} if "blocksize" in given else given)
+        )
+    ),
+    "sparse.TakeRows": lambda at, given: at.device.ask(
+        ta.sparse.TakeRows(at.matrix, np.array([0, 1]), **given)
+    ),
+    "sparse.Spgemm": lambda at, given: at.device.ask(ta.sparse.Spgemm(at.matrix, at.matrix, **given)),
+    "sparse.Spmm": lambda at, given: at.device.ask(ta.sparse.Spmm(at.matrix, at.plane, **given)),
+    "sparse.LeastResidual": lambda at, given: at.device.ask(
+        ta.sparse.LeastResidual(
+            **over({"h": np.eye(3), "sizes": np.ones(3), "size": 2, "made": 1, "wanted": 1}, given)
+        )
+    ),
+    **each(
+        lambda name, at, given: at.device.ask(ta.sparse.ToDense(matrix_of(at, name, given["shape"]))),
+        "sparse",
+        "BsrMatrix",
+        "CooMatrix",
+        "CscMatrix",
+        "CsrMatrix",
+    ),
+    "OwnCounter.add": lambda at, given: recorded(
+        at, lambda recorder: recorder.counter("a", "b").add(**given)
+    ),
+    "OwnGauge.set": lambda at, given: recorded(at, lambda recorder: recorder.gauge("a", "b").set(**given)),
+    "OwnHistogram.observe": lambda at, given: recorded(
+        at, lambda recorder: recorder.histogram("a", "b").observe(**given)
+    ),
+    "Recorder.histogram": lambda at, given: recorded(
+        at, lambda recorder: recorder.histogram("a", "b", bounds=[given["bounds"]])
+    ),
+    "telemetry.record": lambda at, given: entered_now(T.record(at.system, **given)),
+    "telemetry.watch_gpus": lambda at, given: entered(T.watch_gpus(**given)),
+    "telemetry.watch_loop": lambda at, given: entered_now(T.watch_loop(**given)),
+    "telemetry.open_observation": observed,
+    "Histogram.quantile": lambda at, given: T.Histogram(bounds=(1.0,), counts=(1, 2)).quantile(**given),
+    "testing.inject_fault": failed_once,
+    "ManualCompletion.release": lambda at, given: held(at, "release", **given),
+    "ManualCompletion.wait_held": lambda at, given: held(at, "wait_held", **given),
+    "testing.FixedRandom": lambda at, given: testing.FixedRandom(**given).random(),
+    "Elementwise.compute": lambda at, given: jit.elementwise("x + i(0)")(at.vector, **given),
+    "Elementwise of numbers": lambda at, given: jit.elementwise("x + n")(at.vector, given["n"]),
+    "Elementwise of indices": lambda at, given: jit.elementwise("i(0) + i(1) * 1.0")(
+        device=at.device, shape=(3, given["shape"])
+    ),
+    "Rowwise.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
+    "Reduction.compute": lambda at, given: jit.reduction("x * x")(at.vector, **given),
+}
+
+# Numbers of what has no annotation with a number: messages, and arguments behind an alias.
+UNSAID: dict[str, tuple[str, ...]] = {
+    "random.Bits": ("seed", "row"),
+    "random.Exponential": ("seed", "row", "scale"),
+    "random.Integers": ("seed", "row", "low", "high"),
+    "random.Lognormal": ("seed", "row", "mean", "sigma"),
+    "random.Normal": ("seed", "row", "loc", "scale"),
+    "random.Uniform": ("seed", "row", "low", "high"),
+    "random.Rejected": ("seed", "row"),
+    "random.SequenceBits": ("state",),
+    "random.SobolPoints": ("first", "count"),
+    "sparse.CsrToBsr": ("blocksize", "size"),
+    "sparse.TakeRows": ("size",),
+    "sparse.Spgemm": ("size",),
+    "sparse.Spmm": ("alpha", "beta"),
+    "sparse.LeastResidual": ("made", "wanted"),
+    "jit.Kernel": ("grid", "block", "shared", "cluster"),
+    "Elementwise of numbers": ("n",),
+    "Elementwise of indices": ("shape",),
+    "Generator.advance of mrg32k3a": ("words",),
+    "Generator.advance of xorwow": ("words",),
+}
+
+_REASONS: dict[str, str] = {
+    "the package makes it, of what it has seen": (
+        "actors.ActorEvent actors.ActorRestarted actors.ActorSnapshot actors.ActorStarted "
+        "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
+        "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
+        "actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
+        "collectives.World devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
+        "devices.LibraryStatistics devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
+        "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
+        "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
+        "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
+        "patterns.HotSwapStatistics patterns.MoeStatistics patterns.Passed "
+        "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
+        "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
+        "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "
+        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult tensor.ContractionPath "
+        "telemetry.ActorMemoryRow telemetry.ActorRow "
+        "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
+        "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "
+        "telemetry.LoopWatch telemetry.MemoryRow telemetry.ObservedProgram telemetry.OperationRow "
+        "telemetry.OwnHistogram telemetry.Recorder telemetry.SlowStep telemetry.SystemSnapshot "
+        "telemetry.XidEvent weights.TensorInfo"
+    ),
+    "plans of operations call it, with shapes of arrays": (
+        "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan PartPlanner.moved PartPlanner.output "
+        "PartPlanner.status Planner.output Planner.status devices.PartPlanner devices.in_range "
+        "expressions.axes_of expressions.contraction_path expressions.permuted expressions.reduced"
+    ),
+    "a method or a function that is tried makes it": (
+        "expressions.ComputeElementwise expressions.ComputeReduction expressions.ComputeRows "
+        "expressions.ComputeScatter expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "
+        "jit.ComputeElementwise jit.ComputeReduction jit.LaunchKernel jit.Parameter jit.QueryOccupancy "
+        "jit.Reduction tensor.Contract"
+    ),
+    "what it takes is no number": (
+        "devices.Copy devices.Operation devices.Put devices.ToHost graphs.If graphs.Replay graphs.Switch "
+        "linalg.CheckDiagonal linalg.LuSolve linalg.SolveBanded linalg.SolveToeplitz linalg.SolveTriangular "
+        "sparse.BsrToCsr sparse.CheckStructure sparse.CooToCsr sparse.CsrToCsc sparse.FindRows sparse.Ic0 "
+        "sparse.Ilu0 sparse.SumOfTwo"
+    ),
+    "it sends what `check_interval` has checked, as `open_observation` does": "Observation.set_interval",
+}
+MADE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""What is not tried, with the reason."""
