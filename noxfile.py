@@ -135,8 +135,7 @@ def tests_full(session: nox.Session, backend: str) -> None:
             _array_api(session, os.environ["ARRAY_API_TESTS"])
         folders = (*ON_STAND_IN, "interop", "nn", "programs", "testing")
         _test_on_stand_in(session, *_files(*folders, without=["no_device"]))
-        files = _files(*CONFORMANCE, *MORE_CONFORMANCE, "nn")
-        _test_third(session, *files, *_files("devices", having=["conformance"]))
+        _test_third(session, *CONFORMANCE, *MORE_CONFORMANCE, "nn")
 
 
 def _test(session: nox.Session, backend: str, *sample: str) -> None:
@@ -187,13 +186,13 @@ def _test_on_stand_in(session: nox.Session, *chosen: str) -> None:
 @in_env
 def third(session: nox.Session) -> None:
     """Run a sample of the conformance tests on `tests/third_backend.py`, which has no workers."""
-    sample = [*SAMPLE, *_files(*CONFORMANCE), *_files(having=["conformance"])]
-    _test_third(session, *(session.posargs or sample))
+    _test_third(session, *CONFORMANCE, sample=SAMPLE)
 
 
-def _test_third(session: nox.Session, *chosen: str) -> None:
-    ignored = [f"--ignore=tests/{path}" for path in ("backends/cpu", "backends/cuda", "jit/test_faults.py")]
-    _python(session, "-m", "pytest", *TWO_AT_A_TIME, *ignored, *chosen, env={"TRIO_ACCEL_BACKEND": "third"})
+def _test_third(session: nox.Session, *folders: str, sample: Sequence[str] = ()) -> None:
+    chosen = [*_files(*folders, without=["no_device", "one_backend"]), *_files(having=["conformance"])]
+    arguments = session.posargs or [*sample, *dict.fromkeys(chosen)]
+    _python(session, "-m", "pytest", *TWO_AT_A_TIME, *arguments, env={"TRIO_ACCEL_BACKEND": "third"})
 
 
 @in_env
