@@ -34,6 +34,7 @@ def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
     app.connect("source-read", _fill_reference)
     app.connect("source-read", _add_table_of_contents)
+    app.connect("source-read", _offer_results_as_files)
 
 
 def _fill_reference(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -41,6 +42,13 @@ def _fill_reference(app: Sphinx, docname: str, source: list[str]) -> None:
     path = Path(app.srcdir) / f"{docname}.md"
     if path.parent == make_reference.PAGES:
         source[0] = make_reference.generated()[path]
+
+
+def _offer_results_as_files(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Results of measurements are beside these pages, not among them: MyST takes ``path:`` for a file."""
+    source[0] = re.sub(
+        r"\]\(((?:\.\./)+benchmarks/results/\w+\.md)(?:#[\w-]+)?\)", r"](<path:\1>)", source[0]
+    )
 
 
 def _add_table_of_contents(app: Sphinx, docname: str, source: list[str]) -> None:

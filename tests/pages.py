@@ -14,6 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "changes/README.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})(.*)$")

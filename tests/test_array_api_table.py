@@ -10,6 +10,8 @@ import array_api_table as table
 import pytest
 from pages import REFERENCE, read
 
+pytestmark = pytest.mark.docs
+
 PAGE = REFERENCE / "interop.md"
 SUITE = list(table.records(table.SUITE).items())
 CALLERS = list(table.records(table.CALLERS).items())

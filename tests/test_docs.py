@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, REFERENCE, ROOT, anchors, lines, name_of, prose
 
+pytestmark = pytest.mark.docs
+
 COLUMNS = 120
 LONGEST_SENTENCE = 30
 # The reference has the sentences of the docstrings.

@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, REFERENCE, ROOT, Block, blocks, name_of
 
+pytestmark = pytest.mark.docs
+
 # The reference has signatures in place of programs.
 PAGES_WITH_PROGRAMS = [page for page in PAGES if page.parent != REFERENCE]
 MARKS = ("", "not run", "run by pytest")

@@ -19,6 +19,8 @@ import pytest
 from http_2 import HTTP_2, check_http_2
 from scipy.io import wavfile
 
+pytestmark = pytest.mark.examples
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 

@@ -18,6 +18,8 @@ from pages import REFERENCE, ROOT, read
 from trio_accel import DType
 from trio_accel.devices import DECLARED
 
+pytestmark = pytest.mark.docs
+
 PAGE = REFERENCE / "operations.md"
 TABLE = r"^### (.+) on (\w+)\n\n((?:\|.*\n?)+)"
 DTYPES = {str(dtype) for dtype in DType}

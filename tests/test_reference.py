@@ -15,6 +15,8 @@ from pages import REFERENCE, ROOT, read
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.docs
+
 
 def text() -> str:
     return "\n".join(read(path) for path in sorted(REFERENCE.glob("*.md")))

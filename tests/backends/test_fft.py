@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
 from trio_accel.backends.base.ops import FftSpec, FillSpec
 
+pytestmark = pytest.mark.machine
+
 REFERENCES = {
     ("c2c", "forward"): np.fft.fft,
     ("c2c", "inverse"): np.fft.ifft,

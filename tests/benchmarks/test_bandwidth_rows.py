@@ -10,6 +10,8 @@ from chosen import BACKEND
 from benchmarks import Plan, cuda_bandwidth
 from benchmarks._processors import Processors
 
+pytestmark = pytest.mark.stand_in
+
 
 @pytest.mark.skipif(BACKEND != "cuda", reason="it is measured on CUDA devices")
 @pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors")

@@ -27,6 +27,8 @@ from benchmarks import BENCHMARKS, Benchmark, Figure, Goal, Plan, Result, Summar
 from benchmarks._board import print_results
 from trio_accel.backends.cpu import CpuBackend
 
+pytestmark = pytest.mark.machine
+
 
 async def slow(plan: Plan) -> tuple[Result, ...]:
     """Miss a goal."""

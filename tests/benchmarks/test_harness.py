@@ -37,6 +37,8 @@ from benchmarks.loop_lag import lags
 from benchmarks.rivals import MIXED, RivalMissingError, banded
 from trio_accel.backends.cpu import CpuBackend
 
+pytestmark = pytest.mark.machine
+
 IS_ISOLATED = "process" in ta.list_devices()[0].isolations
 ISOLATIONS = [
     "inline",

@@ -19,7 +19,10 @@ from benchmarks._processors import Processors, process_tree
 from benchmarks._statistics import Pairs
 from benchmarks._table import cells
 
-pytestmark = pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors")
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors"),
+]
 
 _SLEEPER = """
 import subprocess, sys

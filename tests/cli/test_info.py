@@ -17,6 +17,8 @@ from trio_accel.cli import _info
 if TYPE_CHECKING:
     from command import Cli
 
+pytestmark = pytest.mark.machine
+
 NAMES = [machine.processor for machine in MACHINES.values()]
 
 

@@ -22,6 +22,8 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices.engine._in_flight import MemoryInUse
 
+pytestmark = pytest.mark.conformance
+
 LENGTH = 8
 ARRAYS = 3
 MATRIX: Any = scipy.sparse.random_array((LENGTH, LENGTH), density=0.4, rng=np.random.default_rng(1)).astype(

@@ -24,6 +24,8 @@ from trio_accel.devices.host._host_pool import HostPool, HostRegistrar, Slab
 from trio_accel.devices.worker.back import _memory
 from trio_accel.devices.worker.back._memory import WorkerSlabs
 
+pytestmark = pytest.mark.machine
+
 MIB = 1 << 20
 
 

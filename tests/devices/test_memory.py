@@ -25,6 +25,8 @@ from trio_accel.devices.engine import _context_state
 from trio_accel.devices.inline._dispatch import InlineDispatch
 from trio_accel.devices.worker import WorkerDispatch
 
+pytestmark = pytest.mark.conformance
+
 DTYPES = tuple(ta.DType)
 
 

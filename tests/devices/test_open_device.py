@@ -20,6 +20,8 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices import OpenDevice, describe_workers
 
+pytestmark = pytest.mark.any_backend
+
 
 def stream_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("cpu:")]

@@ -16,6 +16,8 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 import trio_accel as ta
 from trio_accel.devices.base._views import overlaps_itself
 
+pytestmark = pytest.mark.conformance
+
 Host = npt.NDArray[Any]
 
 

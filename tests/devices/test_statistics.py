@@ -15,6 +15,8 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices import CacheStatistics, LibraryStatistics, QueueStatistics
 
+pytestmark = pytest.mark.any_backend
+
 BLAS = "trio_accel.linalg:BlasActor"
 FFT = "trio_accel.fft:FftActor"
 NONE = QueueStatistics(waiting=0, in_flight=0)

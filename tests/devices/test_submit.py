@@ -20,6 +20,8 @@ from trio_accel.backends.base import Isolation
 from trio_accel.devices import Copy, Fill, Put, ToHost
 from trio_accel.devices.base._waits import SubmissionOrder
 
+pytestmark = pytest.mark.any_backend
+
 
 async def test_values_are_used_before_anything_has_run(manual: ta.Device, backend: ManualBackend) -> None:
     host = np.arange(9.0).reshape(3, 3)

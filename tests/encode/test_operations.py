@@ -26,6 +26,8 @@ from tiny_model import SHAPE, random_weights, write_model, write_weights
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.examples
+
 # Of embeddings, which have length 1; the weights are rounded, too.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}
 

@@ -19,6 +19,8 @@ from scipy._lib.uarray import BackendNotImplementedError
 import trio_accel as ta
 from trio_accel.interop import ScipyFftBackend, scipy_fft
 
+pytestmark = pytest.mark.machine
+
 FUNCTIONS = [
     f"{kind}{count}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for count in ("", "2", "n")
 ]

@@ -10,6 +10,8 @@ import pytest
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.conformance
+
 RNG = np.random.default_rng(5)
 
 

@@ -11,6 +11,8 @@ from own_kernels import combine, one, saxpy
 import trio_accel as ta
 from trio_accel.testing import inject_fault
 
+pytestmark = pytest.mark.one_backend
+
 isolated = pytest.mark.parametrize("isolation", ["process"])
 
 

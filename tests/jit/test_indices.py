@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.conformance
+
 Array = npt.NDArray[Any]
 INLINE = ta.DeviceOptions(isolation="inline")
 DTYPES = ("bool", "int8", "uint64", "int64", "float16", "bfloat16", "float32", "float64", "complex128")

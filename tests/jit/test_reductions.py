@@ -9,6 +9,8 @@ import pytest
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.conformance
+
 RNG = np.random.default_rng(6)
 AXES = [None, 0, -1, (0, 2), (1, 2), ()]
 

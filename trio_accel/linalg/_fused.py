@@ -1,4 +1,4 @@
-"""Products with what comes before and behind them in the same launch, as cuBLASLt has them."""
+"""Products with what comes before and behind them in the same launch, as cuBLASLt has them (D163)."""
 
 from __future__ import annotations
 

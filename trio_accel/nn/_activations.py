@@ -1,4 +1,4 @@
-"""Activations, and their gradients: one expression each, so one launch.
+"""Activations, and their gradients: one expression each, so one launch (D155).
 
 All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
 lose nothing on the way. Whole numbers become float64, but for `relu` and `relu6`. No exponential overflows,

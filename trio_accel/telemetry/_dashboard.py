@@ -1,4 +1,4 @@
-"""A page that shows a running system, served by the program itself."""
+"""A page that shows a running system, served by the program itself (D128)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The observer socket: shows a running program to others of its user, and takes no orders from them.
+"""The observer socket: shows a running program to others of its user, and takes no orders from them (D127).
 
 `open_socket` is the program's end, and `open_observation` that of another program.
 """

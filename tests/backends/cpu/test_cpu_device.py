@@ -24,6 +24,8 @@ from trio_accel.backends.base.ops import (
 )
 from trio_accel.backends.cpu import CpuBackend
 
+pytestmark = [pytest.mark.no_device, pytest.mark.machine]
+
 PATIENCE = 30
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.no_device
+
 PROGRAM = """
 import ctypes
 from functools import partial

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_device
+
 PROGRAM = """
 import os
 from pathlib import Path

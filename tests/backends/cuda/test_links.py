@@ -11,6 +11,8 @@ from surroundings import Machine, compile_library
 
 import trio_accel as ta
 
+pytestmark = pytest.mark.no_device
+
 # What is called of `pynvml`; the GPUs in it are those of the file beside it.
 NVML = """
 import json

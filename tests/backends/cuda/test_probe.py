@@ -16,6 +16,8 @@ from trio_accel.backends import describe, list_devices, resolve
 from trio_accel.backends.base import NotSupportedError
 from trio_accel.backends.cuda import CudaBackend, _installed, _probe, manifest
 
+pytestmark = pytest.mark.no_device
+
 EVERYTHING = tuple(sorted(name for name, entry in manifest.LIBRARIES.items() if entry.has_package))
 CUDA13 = "pip install '.[cuda13]' in a checkout"
 CUDA12 = "pip install '.[cuda12]' in a checkout"

@@ -13,6 +13,8 @@ from surroundings import Machine
 
 from trio_accel.backends.cuda import _probe
 
+pytestmark = pytest.mark.no_device
+
 
 class TestChild:
     def program(self, tmp_path: Path, text: str) -> Any:

@@ -17,6 +17,8 @@ from trio_accel.devices import Operation
 from trio_accel.patterns import Batcher, Call, Replica, ReplicaPool
 from trio_accel.testing import inject_fault
 
+pytestmark = pytest.mark.any_backend
+
 # One of a library of its own, and one of the good ones' library.
 BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
     "fft.Fft": ta.fft.Fft,

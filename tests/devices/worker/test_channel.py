@@ -32,6 +32,8 @@ from trio_accel.devices.worker.transport._frames import (
 )
 from trio_accel.devices.worker.transport._protocol import Message
 
+pytestmark = pytest.mark.no_device
+
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
 
 

@@ -20,7 +20,7 @@ from trio_accel.backends.base.modules import search_path
 from trio_accel.devices.worker.launcher import _link as _launcher_link
 from trio_accel.devices.worker.launcher._launcher import open_launcher
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 
 KINDS = ("fork", "c", "system", "daemon", "tree")
 

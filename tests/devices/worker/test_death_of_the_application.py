@@ -18,6 +18,8 @@ import trio
 from chosen import SEARCHED
 from processes import descriptors, launcher, until, wait_dead, workers
 
+pytestmark = pytest.mark.any_backend
+
 APPLICATION = Path(__file__).with_name("device_application.py")
 PAGE = 4096
 # What the program has set, and what it is to be over within besides.

@@ -29,7 +29,7 @@ from trio_accel.backends.cuda import _probe_process
 from trio_accel.devices.worker.launcher import _launcher_trial
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 
 BASE = ("colorsys",)
 # Whose import it was, and how often there was one.

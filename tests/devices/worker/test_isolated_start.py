@@ -21,7 +21,7 @@ from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices.worker.launcher._launcher import open_launcher
 from trio_accel.devices.worker.launcher._link import interpreter_options
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 
 # What an interpreter or a worker imports early, and what it looks for and usually does not find.
 HOSTILE = [

@@ -24,7 +24,7 @@ from trio_accel.devices.worker.launcher import _launcher
 from trio_accel.devices.worker.launcher import _link as _launcher_link
 from trio_accel.devices.worker.launcher._launcher import Launcher, LauncherError, StartWorker, open_launcher
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 

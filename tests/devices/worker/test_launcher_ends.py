@@ -31,7 +31,7 @@ from trio_accel.devices.worker.launcher._launcher import (
     open_launcher,
 )
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 STUBBORN = ("-I", "-S", "-c", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()")

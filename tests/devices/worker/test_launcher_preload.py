@@ -24,7 +24,7 @@ import trio_accel as ta
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 from trio_accel.devices.worker.launcher._link import LauncherLink
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 # Each worker writes JSON to its first descriptor.
 SAY = (

@@ -20,7 +20,7 @@ from trio_accel.actors import ActorRestarted, SystemOptions
 from trio_accel.devices.worker.launcher import _link as _launcher_link
 from trio_accel.devices.worker.launcher._launcher import LauncherError, open_launcher
 
-pytestmark = pytest.mark.own_launcher
+pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 SLEEP = ("-c", "import signal; signal.pause()")
 

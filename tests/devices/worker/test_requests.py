@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trio_accel.devices.worker.front._request import RemoteRequest
 from trio_accel.devices.worker.front._requests import RequestTable
+
+pytestmark = pytest.mark.any_backend
 
 LIBRARIES = ("a", "b", "c", "")
 LIMIT = 2

@@ -29,6 +29,8 @@ from trio_accel.devices import Operation, Planned, Planner, Put, ToHost
 from trio_accel.devices.host import _host_pool
 from trio_accel.devices.worker.front._dispatch import Generations
 
+pytestmark = pytest.mark.any_backend
+
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)
 

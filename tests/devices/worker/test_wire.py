@@ -25,6 +25,8 @@ from trio_accel.backends.base.ops import ArraySpec, OperationSpec, reads, writes
 from trio_accel.devices.worker.back._launch_decoding import decode_array, decode_spec
 from trio_accel.devices.worker.front._launch_encoding import encode_array, encode_spec
 
+pytestmark = pytest.mark.no_device
+
 SPECS = sorted(
     (value for value in vars(ops).values() if isinstance(value, type) and issubclass(value, OperationSpec)),
     key=lambda cls: cls.__name__,

@@ -30,6 +30,8 @@ from trio_accel.backends.base import (
 )
 from trio_accel.devices.worker.transport._wire_values import decode_error, encode_error
 
+pytestmark = pytest.mark.no_device
+
 ACCEL = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, AccelError)
 ]

@@ -14,6 +14,8 @@ from own_modules import Every, Moved, install
 from trio_accel.backends.base import KernelCall, LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.kernels import kernel
 
+pytestmark = [pytest.mark.no_device, pytest.mark.machine]
+
 
 @pytest.fixture(autouse=True)
 def _only_cpu(backend: Any) -> None:

@@ -27,7 +27,7 @@ from trio_accel.backends.base.ops import (
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.no_device, pytest.mark.machine, pytest.mark.alone]
 
 LONGEST_STALL = 0.010
 TRIES = 4

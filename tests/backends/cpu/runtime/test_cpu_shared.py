@@ -20,6 +20,8 @@ from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu.runtime import _memory
 
+pytestmark = [pytest.mark.no_device, pytest.mark.machine]
+
 PATIENCE = 30
 MIB = 1 << 20
 

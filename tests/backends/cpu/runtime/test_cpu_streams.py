@@ -14,6 +14,8 @@ import pytest
 
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
+pytestmark = [pytest.mark.no_device, pytest.mark.machine]
+
 PATIENCE = 30
 
 

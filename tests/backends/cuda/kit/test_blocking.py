@@ -18,7 +18,7 @@ from trio_accel.backends.base import ContextPoisonedError, InThread
 from trio_accel.backends.base.kernels import kernel, kernels_of
 from trio_accel.backends.cuda.kit._library import KernelCall
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 @attrs.define(eq=False)

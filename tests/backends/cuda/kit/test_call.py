@@ -26,7 +26,7 @@ from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cuda.kit._library import KernelCall
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Any, KernelCall], object]

@@ -19,6 +19,8 @@ from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.library import PlanCache
 from trio_accel.backends.cuda.kit._library import CudaLibrary, KernelCall, LibraryDevice, ModuleLibrary
 
+pytestmark = pytest.mark.one_backend
+
 only_cuda = pytest.mark.usefixtures("only_cuda")
 
 

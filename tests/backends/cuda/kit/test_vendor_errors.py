@@ -10,7 +10,7 @@ import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.backends.base import kernel
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 def library(rig: Any, error: Exception) -> Any:

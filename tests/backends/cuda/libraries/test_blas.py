@@ -13,7 +13,7 @@ from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import MatmulSpec
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 def product(rig: Any, n: int = 4, dtype: str = "float64") -> MatmulSpec:

@@ -15,6 +15,8 @@ from chosen import BACKEND, IS_STAND_IN
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import PHILOX_ROW, PhiloxSpec
 
+pytestmark = pytest.mark.one_backend
+
 BLOCK = 4 * PHILOX_ROW
 CASES = [
     (0, 0, 1),

@@ -33,7 +33,7 @@ from trio_accel.testing import stand_in
 
 STAND_IN = Path(stand_in.__file__).parent
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")
+pytestmark = [pytest.mark.one_backend, pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")]
 
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "complex64": 1e-5}
 

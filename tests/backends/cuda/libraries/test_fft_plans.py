@@ -11,7 +11,7 @@ import pytest
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import FftSpec
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 cufft = pytest.importorskip("nvmath.bindings.cufft")
 

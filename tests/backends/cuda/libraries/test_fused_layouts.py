@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import ArraySpec, FusedMatmulSpec, contiguous_strides
 
+pytestmark = pytest.mark.one_backend
+
 _cublaslt = pytest.importorskip("trio_accel.backends.cuda.libraries._cublaslt")
 
 

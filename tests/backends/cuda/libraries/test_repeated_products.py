@@ -9,7 +9,7 @@ import pytest
 
 from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 @pytest.fixture

@@ -18,9 +18,12 @@ from trio_accel.backends.base import DType, LinAlgError
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, real_of
 from trio_accel.devices import DECLARED
 
-pytestmark = pytest.mark.skipif(
-    BACKEND != "cuda" or not IS_STAND_IN, reason="bindings that the stand-in can stand for"
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(
+        BACKEND != "cuda" or not IS_STAND_IN, reason="bindings that the stand-in can stand for"
+    ),
+]
 
 Array = npt.NDArray[Any]
 

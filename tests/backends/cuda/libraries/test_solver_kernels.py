@@ -9,7 +9,10 @@ import numpy.typing as npt
 import pytest
 from chosen import BACKEND
 
-pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="kernels of the CUDA backend")
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(BACKEND != "cuda", reason="kernels of the CUDA backend"),
+]
 DTYPES = ["float32", "float64", "complex64", "complex128"]
 
 

@@ -14,7 +14,7 @@ from trio_accel.backends.base import LibraryError, NotSupportedError
 from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec
 from trio_accel.sparse import spmv
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 cusparse = pytest.importorskip("nvmath.bindings.cusparse")
 

@@ -14,6 +14,8 @@ from cuda.core import Program, ProgramOptions
 from trio_accel.backends.base.code_cache import CodeCache
 from trio_accel.backends.cuda.runtime import _compiler
 
+pytestmark = pytest.mark.no_device
+
 SOURCE = '#include "scale.h"\ntemplate<class T> __global__ void scale(T* x) { *x *= SCALE; }\n'
 
 

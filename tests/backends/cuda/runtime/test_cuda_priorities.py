@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.no_device
+
 PROGRAM = """
 import trio
 from cuda.bindings import driver

@@ -9,7 +9,7 @@ import pytest
 
 from trio_accel.backends.base import LibraryError
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.no_device, pytest.mark.usefixtures("only_cuda")]
 
 
 class Held:

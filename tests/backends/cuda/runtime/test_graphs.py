@@ -16,7 +16,7 @@ from trio_accel import linalg
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
 
-pytestmark = pytest.mark.usefixtures("only_cuda")
+pytestmark = [pytest.mark.no_device, pytest.mark.usefixtures("only_cuda")]
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.no_device
+
 PROGRAM = """
 from cuda.bindings import driver
 from trio_accel.backends import resolve

@@ -1,4 +1,4 @@
-"""Expressions that every backend computes: parsed, typed by NumPy's rules, evaluated by NumPy."""
+"""Expressions that every backend computes: parsed, typed by NumPy's rules, evaluated by NumPy (D118)."""
 
 from . import _checked, _evaluate, _expression, _functions, _reduction, _rows, _specialized, _typing
 from ._checked import *

@@ -1,4 +1,4 @@
-"""Expressions of rows: reductions along axes, whose results later statements read at each element."""
+"""Expressions of rows: reductions along axes, whose results later statements read at each element (D145)."""
 
 from __future__ import annotations
 
