@@ -22,7 +22,7 @@ _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
 _ROLES = {"exact", "number", "peers", "reads", "scalar", "status", "updates", "writes"}
 # Decorators whose first argument is a function with the same signature.
-_LIKE = {"arguments_of", "asks", "operation_like"}
+_LIKE = {"arguments_of", "asks", "like", "operation_like"}
 _WIDTH = 88
 
 

@@ -9,7 +9,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import attrs
@@ -31,6 +31,7 @@ __all__ = [
     "named_arguments",
     "named_options",
     "nearest",
+    "signed_like",
     "unknown_option",
 ]
 
@@ -102,6 +103,27 @@ def arguments_of(
         return cast("FunctionT", made)
 
     return make
+
+
+def signed_like(other: Callable[..., Any], own: Callable[[], None]) -> FunctionType:
+    """Make a function with the signature and the body of another one, and its own name and docstring.
+
+    Args:
+        other: The other one, which may have decorators.
+        own: Has no parameters, and an empty body.
+    """
+    signature = cast("FunctionType", inspect.unwrap(other))
+    name, code = own.__name__, own.__code__
+    code = signature.__code__.replace(
+        co_name=name,
+        co_qualname=own.__qualname__,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+    made = FunctionType(code, signature.__globals__, name, signature.__defaults__)
+    made.__kwdefaults__, made.__annotations__ = signature.__kwdefaults__, signature.__annotations__
+    made.__doc__, made.__module__, made.__qualname__ = own.__doc__, own.__module__, own.__qualname__
+    return made
 
 
 def nearest(name: str, names: Collection[str]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
-from ..actors import bind_arguments
+from ..actors import bind_arguments, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Operation, device_of
 from ._arguments import ARRAYS
@@ -17,8 +17,9 @@ from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
 from ._rows import ComputeRows, Rowwise
 
-__all__ = ["DeclaredExpression", "DeclaredReduction", "binder", "expression", "reduction", "rows"]
+__all__ = ["DeclaredExpression", "DeclaredReduction", "binder", "expression", "like", "reduction", "rows"]
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
 
 _OPTIONS = ("out", "shape")
@@ -93,6 +94,9 @@ def expression(
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
     """
+    again = functools.partial(
+        expression, library=library, promoted=promoted, truths=truths, precision=precision
+    )
 
     def declare(function: Any) -> Any:
         code = function.__code__
@@ -135,6 +139,7 @@ def expression(
         bound = binder(made.operation, function)
         declared: Any = functools.wraps(function)(ask if is_plain else ask_completed)
         declared.elementwise, declared.message = made, made.compute if is_plain else message
+        declared.again = again
         return declared
 
     return declare
@@ -177,7 +182,8 @@ def reduction(
             sent = message(*arguments, **named)
             return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
 
-        return _declared(function, ask, message, f"{reduce}({text})", None, None)
+        again = functools.partial(reduction, library=library)
+        return _declared(function, ask, message, f"{reduce}({text})", None, None, again)
 
     return declare
 
@@ -215,7 +221,26 @@ def rows(
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             return await made.ask(message(*arguments, **named))
 
-        return _declared(function, ask, message, text, wide, precision)
+        again = functools.partial(rows, precision=precision, library=library)
+        return _declared(function, ask, message, text, wide, precision, again)
+
+    return declare
+
+
+def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[[], None]], FunctionT]:
+    """Declare a function with the signature of another one, by the decorator that has declared that.
+
+    The name and the docstring are those of a function without parameters. Its body is empty.
+
+    Args:
+        other: The other one.
+        texts: As of its decorator.
+        options: Options of its decorator that are others than there; `wide` of `rows` is always its own.
+    """
+    declared: Any = other
+
+    def declare(own: Callable[[], None]) -> FunctionT:
+        return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
 
     return declare
 
@@ -246,10 +271,10 @@ def binder(
 
 
 def _declared(
-    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None
+    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None, again: Any
 ) -> Any:
     declared: Any = functools.wraps(function)(ask)
-    declared.message, declared.precision = message, precision
+    declared.message, declared.precision, declared.again = message, precision, again
     declared.text, declared.wide = text, wide
     return declared
 
