@@ -65,7 +65,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
-        "arguments_of bind_arguments check_name describe idle_actor message_target named_arguments "
+        "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
         "named_options nearest note_end quick signed_like unknown_option ActorFigures ItemRequest Serves"
     ),
     "trio_accel.devices": _names(

@@ -9,15 +9,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
-from ..actors import bind_arguments, signed_like
+from ..actors import binder, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Operation, device_of
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
-from ._rows import ComputeRows, Rowwise
+from ._rows import Rowwise
 
-__all__ = ["DeclaredExpression", "DeclaredReduction", "binder", "expression", "like", "reduction", "rows"]
+__all__ = ["DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
@@ -211,7 +211,7 @@ def rows(
         made = Rowwise(text, names, precision=precision, wide=wide, **named)
         bound = binder(_operation(function), function)
 
-        def message(*arguments: Any, **options: Any) -> ComputeRows:
+        def message(*arguments: Any, **options: Any) -> ComputeReduction:
             given = bound(arguments, options)
             for name in numbers:
                 if isinstance(given[name], np.generic):
@@ -227,10 +227,11 @@ def rows(
     return declare
 
 
-def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[[], None]], FunctionT]:
+def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[..., None]], FunctionT]:
     """Declare a function with the signature of another one, by the decorator that has declared that.
 
-    The name and the docstring are those of a function without parameters. Its body is empty.
+    The name and the docstring are those of a function without parameters but ``self`` in a class. Its body is
+    empty.
 
     Args:
         other: The other one.
@@ -239,35 +240,10 @@ def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Call
     """
     declared: Any = other
 
-    def declare(own: Callable[[], None]) -> FunctionT:
+    def declare(own: Callable[..., None]) -> FunctionT:
         return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
 
     return declare
-
-
-def binder(
-    operation: str, function: Callable[..., Any]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Make a function that returns the arguments of a call by their names, with defaults.
-
-    Args:
-        operation: Name of the operation, for the error.
-        function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
-    """
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
-
-    def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
-        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
-        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
-        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
-            bind_arguments(operation, signature, arguments, named)
-        return given
-
-    return bound
 
 
 def _declared(
