@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 from ..backends.base import DType
@@ -66,23 +64,23 @@ _STEPS: dict[str, tuple[str, str]] = {
 
 async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: float) -> AccelRef:
     """Take a step of the table: one launch, with those of the numbers that it reads."""
-    made, taken = _made(step)
+    made, names = _made(step)
     arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
     _check(made.operation, grad, param=param, **arrays)
-    given = dict(zip(numbers, map(float, numbers.values()), strict=True))
-    await made(*taken({"param": param, "grad": grad, **arrays, **given}), out=(param, *states))
+    given: dict[str, Any] = dict(zip(numbers, map(float, numbers.values()), strict=True))
+    given |= {"param": param, "grad": grad, **arrays}
+    await made(*map(given.__getitem__, names), out=(param, *states))
     return param
 
 
 @functools.cache
-def _made(step: str) -> tuple[Elementwise[Any], Callable[[Any], tuple[Any, ...]]]:
-    """Make the expression of a step, and what takes its arguments of all that are given."""
+def _made(step: str) -> tuple[Elementwise[Any], tuple[str, ...]]:
+    """Make the expression of a step; its arguments are found by these names."""
     states, text = _STEPS[step]
     outputs = ("p", "a", "b")[: 1 + len(states.split())]
     operation = f"nn.{step.removesuffix('_momentum')}"
     made = Elementwise[Any](text, outputs=outputs, operation=operation, precision="float32")
-    taken: Callable[[Any], tuple[Any, ...]] = itemgetter(*made.inputs)
-    return made, taken
+    return made, made.inputs
 
 
 async def sgd(
