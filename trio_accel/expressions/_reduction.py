@@ -132,13 +132,13 @@ class Reduction(AlongAxes):
         self._reduction = base.Reduction.parse(
             text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
         )
-        self.inputs = self._reduction.map.inputs
+        self.inputs: tuple[str, ...] = self._reduction.map.inputs
         reserved = [name for name in self.inputs if name in _RESERVED]
         if reserved:
             raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
         self._dtype = None if dtype is None else DType.of(dtype)
         self._message = served_by(ComputeReduction, library)
-        self.operation = operation
+        self.operation: str = operation
         # By the types of the arguments, and of a result that is given.
         self._known: dict[tuple[object, ...], _Known] = {}
 

@@ -120,7 +120,8 @@ class Rowwise(AlongAxes):
         self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self._library = library
         self._message = served_by(ComputeRows, library)
-        self.operation, self.inputs = operation, self._rows.inputs
+        self.operation: str = operation
+        self.inputs: tuple[str, ...] = self._rows.inputs
         # By the types of the arguments, and of a result that is given.
         self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
