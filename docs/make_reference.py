@@ -65,8 +65,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
-        "arguments_of bind_arguments check_name describe idle_actor message_target named_arguments "
-        "is_number named_options nearest note_end quick unknown_option ActorFigures ItemRequest Serves"
+        "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
+        "is_number named_options nearest note_end quick signed_like unknown_option ActorFigures ItemRequest "
+        "Serves"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "

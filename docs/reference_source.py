@@ -22,7 +22,7 @@ _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
 _ROLES = {"exact", "number", "peers", "reads", "scalar", "status", "updates", "writes"}
 # Decorators whose first argument is a function with the same signature.
-_LIKE = {"arguments_of", "asks", "operation_like"}
+_LIKE = {"arguments_of", "asks", "like", "operation_like"}
 _WIDTH = 88
 
 
@@ -140,13 +140,24 @@ def _message_of(module: str, node: ast.stmt) -> Definition | None:
 
 def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | Function:
     """A function with the signature that its decorator names, as in ``@operation_like(other)``."""
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in _LIKE:
-            other = find(module, ast.unparse(decorator.args[0]))
-            assert other is not None
-            assert isinstance(other.node, ast.AsyncFunctionDef)
-            return ast.AsyncFunctionDef(node.name, other.node.args, node.body, [], other.node.returns)
-    return node
+    if isinstance(node, ast.ClassDef) or not (other := _like(node)):
+        return node
+    found = find(module, other)
+    assert found is not None
+    assert isinstance(found.node, ast.AsyncFunctionDef)
+    return _with_signature(node, found.node)
+
+
+def _like(node: Function) -> str:
+    """The name of the function whose signature a decorator takes; empty if none does."""
+    taken = [
+        one for one in node.decorator_list if isinstance(one, ast.Call) and ast.unparse(one.func) in _LIKE
+    ]
+    return ast.unparse(taken[0].args[0]) if taken else ""
+
+
+def _with_signature(node: Function, other: Function) -> Function:
+    return ast.AsyncFunctionDef(node.name, other.args, node.body, [], other.returns)
 
 
 def _assigned(node: ast.stmt) -> str:
@@ -261,11 +272,12 @@ class Class:
 
     def methods(self) -> list[Function]:
         """Methods and properties with a docstring and a public name."""
+        every = [one for one in self.node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        named = {one.name: one for one in every}
         return [
-            node
-            for node in self.node.body
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            and not node.name.startswith("_")
+            _with_signature(node, named[_like(node)]) if _like(node) else node
+            for node in every
+            if not node.name.startswith("_")
             and ast.get_docstring(node)
             and not any(name == "overload" or name.endswith(".setter") for name in decorators(node))
         ]

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", "hypothesis")
-# Times what NumPy and Trio take. Single runs had 1.1 to 1.9, with other programs beside. With the 119
-# functions of D168 the least of five had 2.05, and without `linalg`, which comes at its first use, 1.3 to 1.8.
+# Times what NumPy and Trio take. The least of five had 2.05 with the 119 functions of D168, and 1.3 to 1.8
+# since `linalg` comes at its first use.
 LIMIT = 2.0
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")

@@ -161,8 +161,8 @@ def test_a_wrong_spectrum_is_found(cli: Cli, tmp_path: Path, monkeypatch: pytest
     [
         (None, "cannot read {path}: no such file or directory"),
         (b"", "{path} is empty"),
-        (b"hello", "{path} is not a WAV file: it does not begin with RIFF ... WAVE"),
-        (b"RIFF\x24\0\0\0WAVEfmt ", "{path} is truncated: it ends before its samples begin"),
+        (b"hello", "{path} is not a WAV file: it begins with b'hello'"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "{path} is not a valid WAV file: its parts do not fit together"),
     ],
 )
 def test_recordings_that_cannot_be_read(

@@ -28,6 +28,7 @@ from trio_accel.devices import (
     operation,
     operation_like,
 )
+from trio_accel.expressions import expression, like
 
 _SIZES = {"c": 2, "k": 2, "m": 4, "n": 3}
 
@@ -140,16 +141,37 @@ def test_the_dtypes_of_an_actor_are_those_of_its_operations() -> None:
     def like_one() -> None:
         """Has another dtype."""
 
-    like: Any = like_one
+    second: Any = like_one
     try:
         assert first.declaration.dtypes == (DType.float32,)
-        assert like.declaration.dtypes == (DType.float64,)
-        assert like.declaration.library == first.declaration.library
-        assert inspect.signature(like) == inspect.signature(first)
-        assert like.__doc__ == "Has another dtype."
+        assert second.declaration.dtypes == (DType.float64,)
+        assert second.declaration.library == first.declaration.library
+        assert inspect.signature(second) == inspect.signature(first)
+        assert second.__doc__ == "Has another dtype."
     finally:
-        for name in (first.declaration.name, like.declaration.name):
+        for name in (first.declaration.name, second.declaration.name):
             del DECLARED[name], kernels.ALLOWED[name]
+
+
+def test_an_expression_like_another_one() -> None:
+    @expression("y = x * factor", precision="float32")
+    async def first(x: Any, factor: float = 2.0) -> AccelRef:
+        """Multiply."""
+
+    @like(first, "y = x + factor")
+    def second() -> None:
+        """Add."""
+
+    @like(first, "x - factor", precision=None)
+    def third() -> None:
+        """Subtract."""
+
+    declared: list[tuple[Any, str, str | None]] = [(second, "second", "float32"), (third, "third", None)]
+    for made, name, precision in declared:
+        assert (made.__name__, made.elementwise.precision) == (name, precision)
+        assert inspect.signature(made) == inspect.signature(first)
+        assert made.elementwise.operation.endswith(f".{name}")
+    assert (second.__doc__, second.elementwise.text) == ("Add.", "y = x + factor")
 
 
 def test_a_kernel_for_several_operations() -> None:

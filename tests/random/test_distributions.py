@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,18 @@ async def test_multivariate_normal(device: ta.Device, kind: Any) -> None:
     singular = await generator.multivariate_normal([0, 0], [[1, 1], [1, 1]], 50)
     host = await singular.to_host()
     np.testing.assert_allclose(host[:, 0], host[:, 1], atol=1e-5)
+
+
+async def test_a_draw_that_is_declared_like_another_one(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=1)
+    gumbel: Any = generator.gumbel
+    assert inspect.signature(gumbel) == inspect.signature(generator.cauchy)
+    assert (gumbel.__name__, gumbel.__doc__.partition("\n")[0]) == (
+        "gumbel",
+        "Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.",
+    )
+    with pytest.raises(TypeError, match=r"random\.gumbel: there is no option 'skale'; did you mean 'scale'"):
+        await gumbel(3, skale=2)
 
 
 async def test_wrong_parameters(device: ta.Device) -> None:

@@ -10,7 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 import attrs
@@ -29,10 +29,12 @@ __all__ = [
     "SystemOptions",
     "arguments_of",
     "bind_arguments",
+    "binder",
     "is_number",
     "named_arguments",
     "named_options",
     "nearest",
+    "signed_like",
     "unknown_option",
 ]
 
@@ -91,19 +93,39 @@ def arguments_of(
         run: Is called with `first`, and then all arguments by their names.
         first: What distinguishes the function from the other one.
     """
-    signature = inspect.signature(other)
 
     def make(own: Callable[[], None]) -> FunctionT:
+        bound = binder(own.__name__, other)
+
         async def call(*values: Any, **options: Any) -> Any:
-            bound = bind_arguments(own.__name__, signature, values, options)
-            bound.apply_defaults()
-            return await run(*first, **bound.arguments)
+            return await run(*first, **bound(values, options))
 
         made: Any = functools.update_wrapper(call, own)
         made.__wrapped__, made.__annotations__ = other, other.__annotations__
         return cast("FunctionT", made)
 
     return make
+
+
+def signed_like(other: Callable[..., Any], own: Callable[..., None]) -> FunctionType:
+    """Make a function with the signature and the body of another one, and its own name and docstring.
+
+    Args:
+        other: The other one, which may have decorators.
+        own: Has no parameters, but for ``self`` in a class, and an empty body.
+    """
+    signature = cast("FunctionType", inspect.unwrap(other))
+    name, code = own.__name__, own.__code__
+    code = signature.__code__.replace(
+        co_name=name,
+        co_qualname=own.__qualname__,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+    made = FunctionType(code, signature.__globals__, name, signature.__defaults__)
+    made.__kwdefaults__, made.__annotations__ = signature.__kwdefaults__, signature.__annotations__
+    made.__doc__, made.__module__, made.__qualname__ = own.__doc__, own.__module__, own.__qualname__
+    return made
 
 
 def nearest(name: str, names: Collection[str]) -> str:
@@ -147,6 +169,31 @@ def bind_arguments(
         plain = [one.replace(annotation=one.empty) for one in parameters]
         # The reason comes first: a signature may be long.
         raise TypeError(f"{where}: {error}; it takes {inspect.Signature(plain)}") from None
+
+
+def binder(
+    operation: str, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Make a function that returns the arguments of a call by their names, with defaults.
+
+    Args:
+        operation: Name of the operation, for the error.
+        function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+
+    def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
+        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
+        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
+            bind_arguments(operation, signature, arguments, named)
+        return given
+
+    return bound
 
 
 class Restart(enum.Enum):

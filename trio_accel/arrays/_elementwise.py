@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..backends.base import DType
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument, Out, expression
+from ..expressions import Elementwise, ExpressionArgument, Out, expression, like
 
 __all__ = [
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
@@ -30,22 +30,20 @@ async def abs(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@expression("arccos(x)")
-async def acos(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arccos(x)")
+def acos() -> None:
     """Compute the inverse cosine, from 0 to pi: NaN outside of -1 to 1.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
     """
-    ...
 
 
-@expression("arccosh(x)")
-async def acosh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arccosh(x)")
+def acosh() -> None:
     """Compute the inverse hyperbolic cosine, at least 0: NaN below 1.
 
     Complex ones have a branch cut on the real axis below 1.
     """
-    ...
 
 
 @expression("x1 + x2")
@@ -54,88 +52,76 @@ async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None
     ...
 
 
-@expression("arcsin(x)")
-async def asin(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arcsin(x)")
+def asin() -> None:
     """Compute the inverse sine, from -pi/2 to pi/2: NaN outside of -1 to 1.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
     """
-    ...
 
 
-@expression("arcsinh(x)")
-async def asinh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arcsinh(x)")
+def asinh() -> None:
     """Compute the inverse hyperbolic sine.
 
     Complex ones have branch cuts on the imaginary axis outside of -1j to 1j.
     """
-    ...
 
 
-@expression("arctan(x)")
-async def atan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arctan(x)")
+def atan() -> None:
     """Compute the inverse tangent, from -pi/2 to pi/2.
 
     Complex ones have branch cuts on the imaginary axis outside of -1j to 1j.
     """
-    ...
 
 
-@expression("arctan2(x1, x2)")
-async def atan2(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "arctan2(x1, x2)")
+def atan2() -> None:
     """Compute the angle of the points (x2, x1), from -pi to pi; signs of zeros count."""
-    ...
 
 
-@expression("arctanh(x)")
-async def atanh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "arctanh(x)")
+def atanh() -> None:
     """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN beyond.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
     """
-    ...
 
 
-@expression("x1 & x2")
-async def bitwise_and(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 & x2")
+def bitwise_and() -> None:
     """Compute the bits that both arrays have, of whole numbers or truth values."""
-    ...
 
 
-@expression("~x")
-async def bitwise_invert(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "~x")
+def bitwise_invert() -> None:
     """Invert all bits of whole numbers, or truth values."""
-    ...
 
 
-@expression("x1 << x2")
-async def bitwise_left_shift(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 << x2")
+def bitwise_left_shift() -> None:
     """Move the bits of whole numbers to the left; by the width of the dtype or more they are all gone."""
-    ...
 
 
-@expression("x1 | x2")
-async def bitwise_or(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 | x2")
+def bitwise_or() -> None:
     """Compute the bits that one of the arrays has, of whole numbers or truth values."""
-    ...
 
 
-@expression("x1 >> x2")
-async def bitwise_right_shift(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 >> x2")
+def bitwise_right_shift() -> None:
     """Move the bits of whole numbers to the right, keeping the sign."""
-    ...
 
 
-@expression("x1 ^ x2")
-async def bitwise_xor(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 ^ x2")
+def bitwise_xor() -> None:
     """Compute the bits that just one of the arrays has, of whole numbers or truth values."""
-    ...
 
 
-@expression("ceil(x)")
-async def ceil(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "ceil(x)")
+def ceil() -> None:
     """Round up to whole numbers, of the same dtype."""
-    ...
 
 
 async def clip(
@@ -180,324 +166,274 @@ clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
 }
 
 
-@expression("conj(x)")
-async def conj(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "conj(x)")
+def conj() -> None:
     """Compute the complex conjugate; real numbers stay."""
-    ...
 
 
-@expression("copysign(x1, x2)")
-async def copysign(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "copysign(x1, x2)")
+def copysign() -> None:
     """Give the elements of the first array the signs of the second; a zero has one, too."""
-    ...
 
 
-@expression("cos(x)")
-async def cos(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "cos(x)")
+def cos() -> None:
     """Compute the cosine of angles in radians."""
-    ...
 
 
-@expression("cosh(x)")
-async def cosh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "cosh(x)")
+def cosh() -> None:
     """Compute the hyperbolic cosine."""
-    ...
 
 
-@expression("x1 / x2")
-async def divide(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 / x2")
+def divide() -> None:
     """Divide two arrays; whole numbers are divided as floating ones."""
-    ...
 
 
-@expression("x1 == x2")
-async def equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 == x2")
+def equal() -> None:
     """Tell where two arrays are equal; NaN equals nothing."""
-    ...
 
 
-@expression("exp(x)")
-async def exp(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "exp(x)")
+def exp() -> None:
     """Compute the exponential function."""
-    ...
 
 
-@expression("expm1(x)")
-async def expm1(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "expm1(x)")
+def expm1() -> None:
     """Compute the exponential function minus 1, exact for small elements.
 
     Of a complex element whose result is nearly imaginary, the real part has fewer digits.
     """
-    ...
 
 
-@expression("floor(x)")
-async def floor(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "floor(x)")
+def floor() -> None:
     """Round down to whole numbers, of the same dtype."""
-    ...
 
 
-@expression("x1 // x2")
-async def floor_divide(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 // x2")
+def floor_divide() -> None:
     """Divide two arrays, and round down.
 
     A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
     prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
     """
-    ...
 
 
-@expression("x1 > x2")
-async def greater(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 > x2")
+def greater() -> None:
     """Tell where the first of two real arrays is greater."""
-    ...
 
 
-@expression("x1 >= x2")
-async def greater_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 >= x2")
+def greater_equal() -> None:
     """Tell where the first of two real arrays is greater, or both are equal."""
-    ...
 
 
-@expression("hypot(x1, x2)")
-async def hypot(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "hypot(x1, x2)")
+def hypot() -> None:
     """Compute the root of the sum of both squares, which may be too large themselves."""
-    ...
 
 
-@expression("imag(x)")
-async def imag(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "imag(x)")
+def imag() -> None:
     """Compute the imaginary part; of real numbers it is 0."""
-    ...
 
 
-@expression("isfinite(x)")
-async def isfinite(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "isfinite(x)")
+def isfinite() -> None:
     """Tell where elements are neither infinite nor NaN; whole numbers always are finite."""
-    ...
 
 
-@expression("isinf(x)")
-async def isinf(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "isinf(x)")
+def isinf() -> None:
     """Tell where elements, or a part of a complex one, are infinite."""
-    ...
 
 
-@expression("isnan(x)")
-async def isnan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "isnan(x)")
+def isnan() -> None:
     """Tell where elements, or a part of a complex one, are NaN."""
-    ...
 
 
-@expression("x1 < x2")
-async def less(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 < x2")
+def less() -> None:
     """Tell where the first of two real arrays is less."""
-    ...
 
 
-@expression("x1 <= x2")
-async def less_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 <= x2")
+def less_equal() -> None:
     """Tell where the first of two real arrays is less, or both are equal."""
-    ...
 
 
-@expression("log(x)")
-async def log(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "log(x)")
+def log() -> None:
     """Compute the natural logarithm: minus infinity of 0, NaN below.
 
     Complex ones have a branch cut on the negative real axis, as those with other bases have.
     """
-    ...
 
 
-@expression("log1p(x)")
-async def log1p(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "log1p(x)")
+def log1p() -> None:
     """Compute the natural logarithm of 1 + x, exact for small elements.
 
     Complex ones have a branch cut on the real axis below -1.
     """
-    ...
 
 
-@expression("log2(x)")
-async def log2(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "log2(x)")
+def log2() -> None:
     """Compute the logarithm with base 2."""
-    ...
 
 
-@expression("log10(x)")
-async def log10(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "log10(x)")
+def log10() -> None:
     """Compute the logarithm with base 10."""
-    ...
 
 
-@expression("logaddexp(x1, x2)")
-async def logaddexp(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "logaddexp(x1, x2)")
+def logaddexp() -> None:
     """Compute log(exp(x1) + exp(x2)), where the exponentials may be too large themselves."""
-    ...
 
 
-@expression("logical_and(x1, x2)")
-async def logical_and(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "logical_and(x1, x2)")
+def logical_and() -> None:
     """Tell where both arrays are true; numbers are where they are not zero."""
-    ...
 
 
-@expression("logical_not(x)")
-async def logical_not(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "logical_not(x)")
+def logical_not() -> None:
     """Tell where an array is not true."""
-    ...
 
 
-@expression("logical_or(x1, x2)")
-async def logical_or(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "logical_or(x1, x2)")
+def logical_or() -> None:
     """Tell where one of the arrays is true."""
-    ...
 
 
-@expression("logical_xor(x1, x2)")
-async def logical_xor(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "logical_xor(x1, x2)")
+def logical_xor() -> None:
     """Tell where just one of the arrays is true."""
-    ...
 
 
-@expression("maximum(x1, x2)")
-async def maximum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "maximum(x1, x2)")
+def maximum() -> None:
     """Compute the larger of two real arrays' elements; NaN if one is."""
-    ...
 
 
-@expression("minimum(x1, x2)")
-async def minimum(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "minimum(x1, x2)")
+def minimum() -> None:
     """Compute the smaller of two real arrays' elements; NaN if one is."""
-    ...
 
 
-@expression("x1 * x2")
-async def multiply(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 * x2")
+def multiply() -> None:
     """Multiply two arrays, element by element; whole numbers that are too large wrap around."""
-    ...
 
 
-@expression("-x")
-async def negative(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "-x")
+def negative() -> None:
     """Negate each element; unsigned numbers wrap around."""
-    ...
 
 
-@expression("nextafter(x1, x2)")
-async def nextafter(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "nextafter(x1, x2)")
+def nextafter() -> None:
     """Compute the next number of the dtype from the first array's elements towards the second's."""
-    ...
 
 
-@expression("x1 != x2")
-async def not_equal(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 != x2")
+def not_equal() -> None:
     """Tell where two arrays differ; NaN differs from everything."""
-    ...
 
 
-@expression("+x")
-async def positive(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "+x")
+def positive() -> None:
     """Copy an array of numbers."""
-    ...
 
 
-@expression("x1 ** x2")
-async def pow(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 ** x2")
+def pow() -> None:
     """Raise the elements of the first array to powers of the second.
 
     Of whole numbers, what is too large wraps around. A negative exponent in an array rounds the power towards
     zero, and as a Python number it is a `ValueError`.
     """
-    ...
 
 
-@expression("real(x)")
-async def real(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "real(x)")
+def real() -> None:
     """Compute the real part."""
-    ...
 
 
-@expression("reciprocal(x)")
-async def reciprocal(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "reciprocal(x)")
+def reciprocal() -> None:
     """Compute 1 / x of floating and complex numbers."""
-    ...
 
 
-@expression("x1 % x2")
-async def remainder(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 % x2")
+def remainder() -> None:
     """Compute the rest of `floor_divide`, with the sign of the divisor."""
-    ...
 
 
-@expression("round(x)")
-async def round(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "round(x)")
+def round() -> None:
     """Round to the nearest whole number, of two the even one; of complex numbers both parts."""
-    ...
 
 
-@expression("sign(x)")
-async def sign(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "sign(x)")
+def sign() -> None:
     """Compute -1, 0 or 1; of complex numbers x / abs(x), or 0."""
-    ...
 
 
-@expression("signbit(x)")
-async def signbit(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "signbit(x)")
+def signbit() -> None:
     """Tell where the sign bit of floating numbers is set; a zero and NaN have one, too."""
-    ...
 
 
-@expression("sin(x)")
-async def sin(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "sin(x)")
+def sin() -> None:
     """Compute the sine of angles in radians."""
-    ...
 
 
-@expression("sinh(x)")
-async def sinh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "sinh(x)")
+def sinh() -> None:
     """Compute the hyperbolic sine."""
-    ...
 
 
-@expression("sqrt(x)")
-async def sqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "sqrt(x)")
+def sqrt() -> None:
     """Compute the square root: NaN for negative elements.
 
     Complex ones have a branch cut on the negative real axis.
     """
-    ...
 
 
-@expression("square(x)")
-async def square(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "square(x)")
+def square() -> None:
     """Multiply each element by itself."""
-    ...
 
 
-@expression("x1 - x2")
-async def subtract(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(add, "x1 - x2")
+def subtract() -> None:
     """Subtract the second array from the first; whole numbers that are too large wrap around."""
-    ...
 
 
-@expression("tan(x)")
-async def tan(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "tan(x)")
+def tan() -> None:
     """Compute the tangent of angles in radians."""
-    ...
 
 
-@expression("tanh(x)")
-async def tanh(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "tanh(x)")
+def tanh() -> None:
     """Compute the hyperbolic tangent."""
-    ...
 
 
-@expression("trunc(x)")
-async def trunc(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(abs, "trunc(x)")
+def trunc() -> None:
     """Round towards zero to whole numbers, of the same dtype."""
-    ...
 
 
 @expression("where(condition, x1, x2)", promoted=("x1", "x2"), truths=("condition",))

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from ..actors import binder
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
 from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
@@ -32,7 +33,6 @@ from ..expressions import (
     Reduction,
     Rowwise,
     argument_of,
-    binder,
     reduced,
 )
 from . import _elementwise, _normalizations, _numeric, _reductions, _special, _statistics  # pyright: ignore[reportPrivateUsage]  # beside it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, ExpressionArgument, Out, rows, scaled, squares
+from ..expressions import Axis, ExpressionArgument, Out, like, rows, scaled, squares
 
 __all__ = ["cosine_similarity", "layer_norm", "log_softmax", "rms_norm", "softmax"]
 
@@ -111,8 +111,8 @@ async def rms_norm(
     ...
 
 
-@rows("e = exp(x - max(x)); y = e / sum(e)")
-async def softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+@like(log_softmax, "e = exp(x - max(x)); y = e / sum(e)")
+def softmax() -> None:
     """Compute exponentials, divided by their sum along axes, as `scipy.special.softmax` does.
 
     It is one launch: a row is read three times, of which the device's memory sees one as long as the row is
@@ -144,4 +144,3 @@ async def softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef
             the same array.
         NotSupportedError: float8.
     """
-    ...

@@ -6,7 +6,7 @@ The page of the reference has what they have in common: promotion, `out`, errors
 from __future__ import annotations
 
 from ..devices import AccelRef
-from ..expressions import ExpressionArgument, Out, expression
+from ..expressions import ExpressionArgument, Out, expression, like
 
 __all__ = [
     "angle", "cbrt", "degrees", "exp2", "fmax", "fmin", "fmod", "frac", "gcd", "heaviside", "isclose", "lcm",
@@ -27,22 +27,19 @@ async def angle(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@expression("cbrt(x)")
-async def cbrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(angle, "cbrt(x)")
+def cbrt() -> None:
     """Compute the cube root of real numbers."""
-    ...
 
 
-@expression("x * 57.29577951308232")
-async def degrees(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(angle, "x * 57.29577951308232")
+def degrees() -> None:
     """Convert angles from radians to degrees."""
-    ...
 
 
-@expression("exp2(x)")
-async def exp2(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(angle, "exp2(x)")
+def exp2() -> None:
     """Compute powers of 2."""
-    ...
 
 
 @expression("fmax(x1, x2)")
@@ -51,28 +48,24 @@ async def fmax(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = Non
     ...
 
 
-@expression("fmin(x1, x2)")
-async def fmin(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(fmax, "fmin(x1, x2)")
+def fmin() -> None:
     """Compute the smaller of two real arrays' elements; NaN only if both are."""
-    ...
 
 
-@expression("fmod(x1, x2)")
-async def fmod(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(fmax, "fmod(x1, x2)")
+def fmod() -> None:
     """Compute the rest of a division that is rounded towards zero; it has the sign of the dividend."""
-    ...
 
 
-@expression("x - trunc(x)")
-async def frac(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(angle, "x - trunc(x)")
+def frac() -> None:
     """Compute what is behind the point, with the sign of `x`."""
-    ...
 
 
-@expression("gcd(x1, x2)")
-async def gcd(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(fmax, "gcd(x1, x2)")
+def gcd() -> None:
     """Compute the greatest common divisor of whole numbers; of 0 and a number its size."""
-    ...
 
 
 @expression("y = where(x1 == 0, x2, where(x1 == x1, x1 > 0, x1))", precision="float32")
@@ -107,10 +100,9 @@ async def isclose(
     ...
 
 
-@expression("lcm(x1, x2)")
-async def lcm(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(fmax, "lcm(x1, x2)")
+def lcm() -> None:
     """Compute the least common multiple of whole numbers, which wraps around; of 0 and a number it is 0."""
-    ...
 
 
 @expression(
@@ -126,19 +118,17 @@ async def lerp(
     ...
 
 
-@expression(
+@like(
+    heaviside,
     "y = where(x1 == x2, x1 + 1, maximum(x1, x2) + log1p(exp2(-abs(x1 - x2))) * 1.4426950408889634)",
-    precision="float32",
 )
-async def logaddexp2(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+def logaddexp2() -> None:
     """Compute log2(2**x1 + 2**x2), where the powers may be too large themselves."""
-    ...
 
 
-@expression("x * 0.017453292519943295")
-async def radians(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(angle, "x * 0.017453292519943295")
+def radians() -> None:
     """Convert angles from degrees to radians."""
-    ...
 
 
 @expression("y = 1 / sqrt(x)", precision="float32")
@@ -147,7 +137,6 @@ async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@expression("p = pi * where(x == 0, 1e-20, x); y = sin(p) / p", precision="float32")
-async def sinc(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(rsqrt, "p = pi * where(x == 0, 1e-20, x); y = sin(p) / p")
+def sinc() -> None:
     """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
-    ...

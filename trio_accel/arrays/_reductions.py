@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, Out, reduction, rows, scaled
+from ..expressions import Axis, Out, like, reduction, rows, scaled
 
 __all__ = [
     "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std",
@@ -62,13 +62,12 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@reduction("any")
-async def any(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(all, "any")
+def any() -> None:
     """Tell whether any element along axes is true: NaN is, and of no elements none is.
 
     Arguments and errors are those of `all`.
     """
-    ...
 
 
 @reduction("argmax")
@@ -94,24 +93,20 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
     ...
 
 
-@reduction("argmin")
-async def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(argmax, "argmin")
+def argmin() -> None:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
     Arguments and errors are those of `argmax`.
     """
-    ...
 
 
-@reduction("sum", "x != 0")
-async def count_nonzero(
-    x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(all, "sum", "x != 0")
+def count_nonzero() -> None:
     """Count the elements along axes that are not zero, as int64: NaN is not zero.
 
     Arguments and errors are those of `all`.
     """
-    ...
 
 
 @rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
@@ -139,8 +134,8 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
     ...
 
 
-@reduction("max")
-async def max(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(all, "max")
+def max() -> None:
     """Find the largest element along axes; NaN if there is one.
 
     Args:
@@ -158,26 +153,23 @@ async def max(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
             with `x`.
         NotSupportedError: float8.
     """
-    ...
 
 
-@reduction("mean")
-async def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(all, "mean")
+def mean() -> None:
     """Compute the mean of the elements along axes; NaN of no elements.
 
     It has the dtype of `x`, and float64 for whole numbers and truth values, which are converted before they
     are added. Arguments and errors are those of `all`.
     """
-    ...
 
 
-@reduction("min")
-async def min(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(all, "min")
+def min() -> None:
     """Find the smallest element along axes; NaN if there is one.
 
     Arguments and errors are those of `max`.
     """
-    ...
 
 
 @reduction("prod")
@@ -202,10 +194,8 @@ async def std(
     ...
 
 
-@reduction("sum")
-async def sum(
-    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(prod, "sum")
+def sum() -> None:
     """Add the elements of an array along axes; 0 of no elements.
 
     >>> import trio, numpy as np, trio_accel as ta
@@ -233,13 +223,10 @@ async def sum(
         ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
-    ...
 
 
-@rows(VARIANCE, precision="float64")
-async def var(
-    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(std, VARIANCE)
+def var() -> None:
     """Compute the variance of the elements along axes: the mean square of what they differ from the mean.
 
     It is computed in float64, in two passes over the elements and one launch; see `softmax` for few long
@@ -260,4 +247,3 @@ async def var(
         ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
-    ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..devices import AccelRef
-from ..expressions import ExpressionArgument, Out, expression
+from ..expressions import ExpressionArgument, Out, expression, like
 
 __all__ = [
     "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma", "gammaln", "i0", "i1",
@@ -47,98 +47,83 @@ async def entr(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression("y = erf(x)")
-async def erf(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erf(x)")
+def erf() -> None:
     """Compute the error function, from -1 to 1."""
-    ...
 
 
-@_expression("y = erfc(x)")
-async def erfc(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erfc(x)")
+def erfc() -> None:
     """Compute ``1 - erf(x)``, exact for large elements, whose results are small."""
-    ...
 
 
-@_expression("y = erfcinv(x)")
-async def erfcinv(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erfcinv(x)")
+def erfcinv() -> None:
     """Compute the inverse of `erfc`: infinite at 0 and 2, NaN outside of them."""
-    ...
 
 
-@_expression("y = erfcx(x)")
-async def erfcx(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erfcx(x)")
+def erfcx() -> None:
     """Compute ``exp(x**2) * erfc(x)``, where one factor may be too large and the other too small."""
-    ...
 
 
-@_expression("y = erfinv(x)")
-async def erfinv(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erfinv(x)")
+def erfinv() -> None:
     """Compute the inverse of `erf`: infinite at -1 and 1, NaN beyond."""
-    ...
 
 
-@_expression("e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)")
-async def expit(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)")
+def expit() -> None:
     """Compute ``1 / (1 + exp(-x))``, the logistic function: `ta.nn.sigmoid` is the same."""
-    ...
 
 
-@_expression("y = tgamma(x)")
-async def gamma(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = tgamma(x)")
+def gamma() -> None:
     """Compute the gamma function, ``(x - 1)!`` of whole numbers: NaN at negative ones."""
-    ...
 
 
 # CUDA's is plus infinity at minus infinity.
-@_expression("y = where(x == -inf, x, lgamma(x))")
-async def gammaln(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = where(x == -inf, x, lgamma(x))")
+def gammaln() -> None:
     """Compute the logarithm of the size of the gamma function: `torch.lgamma`."""
-    ...
 
 
-@_expression("y = where(abs(x) == inf, abs(x), bessel_i0(x))")
-async def i0(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = where(abs(x) == inf, abs(x), bessel_i0(x))")
+def i0() -> None:
     """Compute the modified Bessel function of the first kind of order 0: infinite at infinities."""
-    ...
 
 
-@_expression("y = where(abs(x) == inf, x, bessel_i1(x))")
-async def i1(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = where(abs(x) == inf, x, bessel_i1(x))")
+def i1() -> None:
     """Compute the modified Bessel function of the first kind of order 1: infinite at infinities."""
-    ...
 
 
-@_expression("y = minimum(x, 0) - log1p(exp(-abs(x)))")
-async def log_expit(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = minimum(x, 0) - log1p(exp(-abs(x)))")
+def log_expit() -> None:
     """Compute the logarithm of `expit`, where that is too small for its dtype as well."""
-    ...
 
 
-@_expression(
+@like(
+    digamma,
     f"{_TO_ERF} y = where(x < -1, log(erfcx(maximum(t, 0)) / 2) - t * t, log1p(erfc(-t) / -2))",
-    precision="float64",
 )
-async def log_ndtr(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+def log_ndtr() -> None:
     """Compute the logarithm of `ndtr`, where that is too small for its dtype as well."""
-    ...
 
 
-@_expression("s = 2 * x - 1; y = where(abs(s) < 0.5, log1p(s) - log1p(-s), log(x / (1 - x)))")
-async def logit(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "s = 2 * x - 1; y = where(abs(s) < 0.5, log1p(s) - log1p(-s), log(x / (1 - x)))")
+def logit() -> None:
     """Compute ``log(x / (1 - x))``, the inverse of `expit`: infinite at 0 and 1, NaN outside of them."""
-    ...
 
 
-@_expression(f"{_TO_ERF} y = 0.5 * erfc(t)", precision="float64")
-async def ndtr(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(digamma, f"{_TO_ERF} y = 0.5 * erfc(t)")
+def ndtr() -> None:
     """Compute the distribution function of the normal distribution: the share of numbers up to `x`."""
-    ...
 
 
-@_expression("y = erfcinv(2 * x) * -1.4142135623730951")
-async def ndtri(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(entr, "y = erfcinv(2 * x) * -1.4142135623730951")
+def ndtri() -> None:
     """Compute the inverse of `ndtr`: infinite at 0 and 1, NaN outside of them."""
-    ...
 
 
 # A quotient near 1 has lost digits of its logarithm, and one that is very large or small may be none.
@@ -156,13 +141,11 @@ async def rel_entr(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out =
     ...
 
 
-@_expression("y = where((x1 == 0) and (x2 == x2), 0, x1 * log1p(x2))")
-async def xlog1py(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log1p(x2))")
+def xlog1py() -> None:
     """Compute ``x1 * log1p(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""
-    ...
 
 
-@_expression("y = where((x1 == 0) and (x2 == x2), 0, x1 * log(x2))")
-async def xlogy(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log(x2))")
+def xlogy() -> None:
     """Compute ``x1 * log(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""
-    ...

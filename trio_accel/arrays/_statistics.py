@@ -6,7 +6,7 @@ A function whose name begins with ``nan`` leaves NaN out.
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, Out, reduction, rows, scaled
+from ..expressions import Axis, Out, like, reduction, rows, scaled
 from ._reductions import VARIANCE, Dtype, of_scaled
 
 __all__ = [
@@ -53,15 +53,12 @@ async def nanargmax(
     ...
 
 
-@rows("argmax(x == nanmin(x))", precision=None)
-async def nanargmin(
-    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(nanargmax, "argmax(x == nanmin(x))")
+def nanargmin() -> None:
     """Find the place of the smallest element along an axis that is not NaN; the first place where all are.
 
     Arguments and errors are those of `argmax`.
     """
-    ...
 
 
 @reduction("nanmax")
@@ -82,13 +79,12 @@ async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out:
     ...
 
 
-@reduction("nanmin")
-async def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(nanmax, "nanmin")
+def nanmin() -> None:
     """Find the smallest element along axes that is not NaN; NaN where all are.
 
     Arguments and errors are those of `max`.
     """
-    ...
 
 
 @reduction("prod", "where(x == x, x, 1)")
@@ -117,26 +113,20 @@ async def nanstd(
     ...
 
 
-@reduction("sum", "where(x == x, x, 0)")
-async def nansum(
-    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(nanprod, "sum", "where(x == x, x, 0)")
+def nansum() -> None:
     """Add the elements along axes that are not NaN; 0 where all are.
 
     Arguments and errors are those of `sum`.
     """
-    ...
 
 
-@rows(f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v", precision="float64")
-async def nanvar(
-    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
-) -> AccelRef:
+@like(nanstd, f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v")
+def nanvar() -> None:
     """Compute the variance of the elements along axes that are not NaN.
 
     It is NaN where there are no more of them than `correction`. Arguments and errors are those of `var`.
     """
-    ...
 
 
 @rows("max(x) - min(x)", precision=None)
@@ -148,14 +138,13 @@ async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@rows(_SKEW, wide=of_scaled(_WIDE_SKEW), precision="float64")
-async def skew(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+@like(kurtosis, _SKEW, wide=of_scaled(_WIDE_SKEW))
+def skew() -> None:
     """Compute the skewness along axes, as `scipy.stats.skew` does.
 
     It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
     of their mean. Arguments and errors are those of `var`; complex numbers are refused.
     """
-    ...
 
 
 @rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")

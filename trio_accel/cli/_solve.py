@@ -18,13 +18,12 @@ from rich.style import Style
 
 import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
-from trio_accel.cli._matrix_market import Matrix, read_matrix
-from trio_accel.cli._run import InputError, in_thread
+from trio_accel.cli._run import InputError, in_thread, read_apart
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["ResidualChart", "SolveData", "SolveStep"]
+__all__ = ["Matrix", "ResidualChart", "SolveData", "SolveStep"]
 
 _SYMMETRY_TOLERANCE = 1e-12
 # The recursive residual of CG drifts from b - Ax by rounding; more than this much is a wrong answer.
@@ -92,6 +91,38 @@ class SolveData:
 
 
 @attrs.frozen(kw_only=True)
+class Matrix:
+    """A real sparse matrix from a file.
+
+    Attributes:
+        name: The file's name.
+        kind: Layout, field and storage as the file names them, e.g. ``"coordinate real symmetric"``.
+        title: Its title in the comments at the head of the file, or an empty string.
+        csr: float64, duplicates summed, column indices sorted.
+    """
+
+    name: str
+    kind: str
+    title: str
+    csr: csr_array[np.float64] = attrs.field(eq=False, repr=False)
+
+    @classmethod
+    async def read(cls, path: Path | None) -> Matrix:
+        """Read the user's matrix, or the carried one for ``None``.
+
+        Raises:
+            InputError: See `read_apart`.
+        """
+        from scipy.sparse import csr_array
+
+        beginnings = b"%%matrixmarket", b"\x1f\x8b"
+        name, found = await read_apart("Matrix Market", path, "bcsstk16.mtx.gz", beginnings)
+        parts = found["data"], found["indices"], found["indptr"]
+        csr = csr_array(parts, shape=tuple(found["shape"].tolist()))
+        return cls(name=name, kind=str(found["kind"]), title=str(found["title"]), csr=csr)
+
+
+@attrs.frozen(kw_only=True)
 class _Outcome:
     """The outcome of CG.
 
@@ -126,7 +157,7 @@ class SolveStep(Step):
 
     async def prepare(self) -> None:
         """Read the matrix; refuse what CG cannot solve as far as the entries alone show it."""
-        self._input = await in_thread(read_matrix, self.matrix)
+        self._input = await Matrix.read(self.matrix)
         await in_thread(_require_solvable, self._input)
 
     async def run(self, bench: Bench) -> StepResult:

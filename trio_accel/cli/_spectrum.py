@@ -22,10 +22,14 @@ from rich.console import RenderableType
 
 import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
-from trio_accel.cli._run import InputError, check_output, describe_os_error, in_thread
-from trio_accel.cli._wav import Recording, Stft, read_recording
+from trio_accel.cli._run import InputError, check_output, describe_os_error, in_thread, read_apart
 
-__all__ = ["SpectrumData", "SpectrumStep"]
+__all__ = ["Recording", "SpectrumData", "SpectrumStep", "Stft"]
+
+_WINDOW_SECONDS = 0.032
+_LARGEST_COLUMNS = 2000
+# The largest bounds the picture: 2000 columns of 4097 levels.
+_SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 8192
 
 # Of all frames that are transformed at once: 512 of the usual 512 samples.
 _BATCH_SAMPLES = 1 << 18
@@ -82,6 +86,69 @@ class SpectrumData:
             yield "loudest", f"{self.peak_frequency:.0f} Hz at {self.peak_time:.2f} s, {level}"
         if self.picture is not None:
             yield "picture", self.picture
+
+
+@attrs.frozen(kw_only=True)
+class Recording:
+    """Samples of one channel, full scale at 1.0.
+
+    Attributes:
+        name: The file's name.
+        rate: Samples per second.
+        channels: Channels in the file; more than one were mixed down to their mean.
+        encoding: Type of the file's samples, e.g. ``"16-bit PCM"``.
+        samples: ``(n,)`` float32.
+    """
+
+    name: str
+    rate: int
+    channels: int
+    encoding: str
+    samples: NDArray[np.float32] = attrs.field(eq=False, repr=False)
+
+    @classmethod
+    async def read(cls, path: Path | None) -> Recording:
+        """Read the user's recording, or the carried one for ``None``.
+
+        Raises:
+            InputError: See `read_apart`.
+        """
+        carried = "sense_and_sensibility_01.wav"
+        name, found = await read_apart("WAV", path, carried, (b"riff", b"rifx", b"rf64"))
+        rate, channels, samples = int(found["rate"]), int(found["channels"]), found["samples"]
+        encoding = str(found["encoding"])
+        return cls(name=name, rate=rate, channels=channels, encoding=encoding, samples=samples)
+
+    @property
+    def seconds(self) -> float:
+        """Its length in seconds."""
+        return self.samples.size / self.rate
+
+
+@attrs.frozen(kw_only=True)
+class Stft:
+    """How a recording is cut into frames: a Hann window that is a power of two long, three quarters overlap.
+
+    Attributes:
+        window: Samples of one frame.
+        hop: Samples from one frame to the next.
+        frames: Number of frames; the last ones are padded with silence.
+        mean_of: Neighbouring frames whose power is averaged into one column of the picture.
+    """
+
+    window: int
+    hop: int
+    frames: int
+    mean_of: int
+
+    @classmethod
+    def for_recording(cls, recording: Recording) -> Stft:
+        """Frames of about 32 ms; any rate may be in a file, so their number of samples has bounds."""
+        window = 2 ** round(math.log2(recording.rate * _WINDOW_SECONDS))
+        window = min(max(window, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+        hop = window // 4
+        frames = 1 + math.ceil(max(0, recording.samples.size - window) / hop)
+        return cls(window=window, hop=hop, frames=frames, mean_of=math.ceil(frames / _LARGEST_COLUMNS))
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -158,7 +225,7 @@ class SpectrumStep(Step):
             if self.is_picture_required:
                 raise
             self._no_picture = str(error)
-        self._recording = await in_thread(read_recording, self.audio)
+        self._recording = await Recording.read(self.audio)
 
     async def run(self, bench: Bench) -> StepResult:
         """Frames to the device in batches, spectra back, compared with SciPy in float64."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
-from ..actors import bind_arguments
+from ..actors import binder, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Operation, device_of
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
-from ._rows import ComputeRows, Rowwise
+from ._rows import Rowwise
 
-__all__ = ["DeclaredExpression", "DeclaredReduction", "binder", "expression", "reduction", "rows"]
+__all__ = ["DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
 
 _OPTIONS = ("out", "shape")
@@ -93,6 +94,9 @@ def expression(
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
     """
+    again = functools.partial(
+        expression, library=library, promoted=promoted, truths=truths, precision=precision
+    )
 
     def declare(function: Any) -> Any:
         code = function.__code__
@@ -135,6 +139,7 @@ def expression(
         bound = binder(made.operation, function)
         declared: Any = functools.wraps(function)(ask if is_plain else ask_completed)
         declared.elementwise, declared.message = made, made.compute if is_plain else message
+        declared.again = again
         return declared
 
     return declare
@@ -177,7 +182,8 @@ def reduction(
             sent = message(*arguments, **named)
             return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
 
-        return _declared(function, ask, message, f"{reduce}({text})", None, None)
+        again = functools.partial(reduction, library=library)
+        return _declared(function, ask, message, f"{reduce}({text})", None, None, again)
 
     return declare
 
@@ -205,7 +211,7 @@ def rows(
         made = Rowwise(text, names, precision=precision, wide=wide, **named)
         bound = binder(_operation(function), function)
 
-        def message(*arguments: Any, **options: Any) -> ComputeRows:
+        def message(*arguments: Any, **options: Any) -> ComputeReduction:
             given = bound(arguments, options)
             for name in numbers:
                 if isinstance(given[name], np.generic):
@@ -215,41 +221,36 @@ def rows(
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             return await made.ask(message(*arguments, **named))
 
-        return _declared(function, ask, message, text, wide, precision)
+        again = functools.partial(rows, precision=precision, library=library)
+        return _declared(function, ask, message, text, wide, precision, again)
 
     return declare
 
 
-def binder(
-    operation: str, function: Callable[..., Any]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Make a function that returns the arguments of a call by their names, with defaults.
+def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[..., None]], FunctionT]:
+    """Declare a function with the signature of another one, by the decorator that has declared that.
+
+    The name and the docstring are those of a function without parameters but ``self`` in a class. Its body is
+    empty.
 
     Args:
-        operation: Name of the operation, for the error.
-        function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
+        other: The other one.
+        texts: As of its decorator.
+        options: Options of its decorator that are others than there; `wide` of `rows` is always its own.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    declared: Any = other
 
-    def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
-        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
-        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
-        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
-            bind_arguments(operation, signature, arguments, named)
-        return given
+    def declare(own: Callable[..., None]) -> FunctionT:
+        return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
 
-    return bound
+    return declare
 
 
 def _declared(
-    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None
+    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None, again: Any
 ) -> Any:
     declared: Any = functools.wraps(function)(ask)
-    declared.message, declared.precision = message, precision
+    declared.message, declared.precision, declared.again = message, precision, again
     declared.text, declared.wide = text, wide
     return declared
 

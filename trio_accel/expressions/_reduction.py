@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from ._arguments import (
     take,
 )
 
-__all__ = ["ComputeReduction", "Reduction"]
+__all__ = ["AlongAxes", "ComputeReduction", "Reduction"]
 
 _MOST_KNOWN = 256
 _RESERVED = ("axis", "keepdims", "out")
@@ -47,7 +48,50 @@ class _Known:
     mapped: base.TypedExpression
 
 
-class Reduction:
+class AlongAxes(ABC):
+    """What reductions and expressions of rows have in common: they make messages, and plan them.
+
+    Attributes:
+        operation: Name of the operation.
+        inputs: Names of the arguments, in order.
+    """
+
+    __slots__ = ("_message", "inputs", "operation")
+
+    inputs: tuple[str, ...]
+    operation: str
+    _message: type[ComputeReduction]
+
+    @abstractmethod
+    def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeReduction:
+        """Make the message that computes it, in one launch: ``await device.ask(reduction.compute(...))``.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of the inputs; arrays broadcast against each other.
+            axis: Axis or axes to reduce; None for all.
+            keepdims: Whether reduced axes stay, with one element, in a result of the reduced shape.
+            out: Array to write to.
+            **named: Arguments by their names.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        check_reduced(self.operation, keepdims, out)
+        return self._message(self, given, axis, keepdims, out)
+
+
+class Reduction(AlongAxes):
     """A reduction of an expression over arrays: ``Reduction("x * y", "sum", ...)``.
 
     On CUDA it is compiled at its first call with certain dtypes and layouts; on the CPU, NumPy computes it.
@@ -69,9 +113,10 @@ class Reduction:
 
     Attributes:
         operation: Name of the operation.
+        inputs: Names of its arguments, in order.
     """
 
-    __slots__ = ("_dtype", "_known", "_message", "_reduction", "operation")
+    __slots__ = ("_dtype", "_known", "_reduction")
 
     def __init__(
         self,
@@ -88,6 +133,7 @@ class Reduction:
         self._reduction = base.Reduction.parse(
             text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
         )
+        self.inputs: tuple[str, ...] = self._reduction.map.inputs
         reserved = [name for name in self.inputs if name in _RESERVED]
         if reserved:
             raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
@@ -100,28 +146,6 @@ class Reduction:
     def __repr__(self) -> str:
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
         return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {self._reduction.map.text}>"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of its arguments, in order."""
-        return self._reduction.map.inputs
-
-    def compute(
-        self,
-        *arguments: ExpressionArgument,
-        axis: int | Sequence[int] | None = None,
-        keepdims: bool = False,
-        out: AccelRef | None = None,
-        **named: ExpressionArgument,
-    ) -> ComputeReduction:
-        """Make the message that computes it: ``await device.ask(reduction.compute(...))``.
-
-        Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
-        """
-        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
-        check_reduced(self.operation, keepdims, out)
-        return self._message(self, given, axis, keepdims, out)
 
     async def __call__(
         self,
@@ -207,7 +231,7 @@ class ComputeReduction(Operation[Any, AccelRef]):
         out: Array to write to; None for a new one.
     """
 
-    reduction: Reduction
+    reduction: AlongAxes
     arguments: tuple[ExpressionArgument, ...]
     axis: int | Sequence[int] | None
     keepdims: bool

@@ -23,16 +23,13 @@ from ..backends.base.expressions import (
     typed_rows,
 )
 from ..backends.base.ops import RowsSpec
-from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
-    ExpressionArgument,
     argument_of,
     axes_of,
-    bind,
     broadcast,
-    check_reduced,
     common,
     reduced,
     refusal,
@@ -41,7 +38,7 @@ from ._arguments import (
     take,
 )
 from ._elementwise import Elementwise
-from ._reduction import Reduction
+from ._reduction import AlongAxes, ComputeReduction, Reduction
 
 __all__ = ["ComputeRows", "Rowwise", "scaled", "squares"]
 
@@ -77,7 +74,7 @@ def squares(name: str) -> str:
     return f"real({name}) * real({name}) + imag({name}) * imag({name})"
 
 
-class Rowwise:
+class Rowwise(AlongAxes):
     """An expression of rows: ``Rowwise("e = exp(x - max(x)); y = e / sum(e)", ["x"], ...)``.
 
     ``sum(...)`` and the other `REDUCTIONS` are along the axes of the call, and what they find broadcasts
@@ -124,6 +121,7 @@ class Rowwise:
         self._library = library
         self._message = served_by(ComputeRows, library)
         self.operation: str = operation
+        self.inputs: tuple[str, ...] = self._rows.inputs
         # By the types of the arguments, and of a result that is given.
         self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
@@ -135,31 +133,7 @@ class Rowwise:
         text = self._wide_text
         return self._rows if text is None else RowExpression.parse(text, self._rows.inputs)
 
-    def compute(
-        self,
-        *arguments: ExpressionArgument,
-        axis: int | Sequence[int] | None = None,
-        keepdims: bool = False,
-        out: AccelRef | None = None,
-        **named: ExpressionArgument,
-    ) -> ComputeRows:
-        """Make the message that computes it, in one launch.
-
-        Args:
-            *arguments: Arrays and numbers, in the order of the inputs; arrays broadcast against each other.
-            axis: Axis or axes to reduce; None for all.
-            keepdims: Whether reduced axes stay, with one element, in a result of the reduced shape.
-            out: Array to write to.
-            **named: Arguments by their names.
-
-        Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
-        """
-        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
-        check_reduced(self.operation, keepdims, out)
-        return self._message(self, given, axis, keepdims, out)
-
-    async def ask(self, message: ComputeRows) -> AccelRef:
+    async def ask(self, message: ComputeReduction) -> AccelRef:
         """Compute a message of `compute` on the device of its arrays, in steps where these pay.
 
         Raises:
@@ -178,7 +152,7 @@ class Rowwise:
         return await self._in_steps(message, shape, axes)
 
     async def _in_steps(
-        self, message: ComputeRows, shape: tuple[int, ...], axes: tuple[int, ...]
+        self, message: ComputeReduction, shape: tuple[int, ...], axes: tuple[int, ...]
     ) -> AccelRef:
         """Compute it by a launch for each reduction, and one for the result."""
         given, out = [broadcast(each, shape) for each in message.arguments], message.out
@@ -200,7 +174,7 @@ class Rowwise:
         result = await steps.last(*taken)
         return result if made == kept else result.reshape(made)
 
-    def plan(self, planner: Planner, message: ComputeRows) -> Planned[AccelRef]:
+    def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name, out = planner.name, message.out
         taken = take(planner, self._rows, message.arguments)
@@ -283,29 +257,7 @@ class _Steps:
     is_whole: bool
 
 
-@attrs.frozen(eq=False)
-class ComputeRows(Operation[Any, AccelRef]):
-    """One computation of an expression of rows; see `Rowwise.compute`, which makes one.
+class ComputeRows(ComputeReduction):
+    """One computation of an expression of rows, which is its `reduction`; see `Rowwise.compute`."""
 
-    Attributes:
-        rows: The expression.
-        arguments: One for each of its inputs.
-        axis: Axis or axes to reduce; None for all.
-        keepdims: Whether reduced axes stay, in a result of the reduced shape.
-        out: Array to write to; None for a new one.
-    """
-
-    rows: Rowwise
-    arguments: tuple[ExpressionArgument, ...]
-    axis: int | Sequence[int] | None
-    keepdims: bool
-    out: AccelRef | None
-
-    @property
-    def operation(self) -> str:
-        """Name of the operation."""
-        return self.rows.operation
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Find types and axes, and name the result."""
-        return self.rows.plan(planner, self)
+    __slots__ = ()

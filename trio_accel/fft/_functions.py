@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeAlias
 
 import attrs
 
+from ..actors import signed_like
 from ..backends.base import DType, ops
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
@@ -261,21 +262,15 @@ def asks(
     default_axes = default.get("axis", default.get("axes"))
 
     def declare(own: Callable[[], None]) -> Declared[ParametersP, AccelRef]:
-        name, line = own.__name__, own.__code__.co_firstlineno
-        transform = Transform(name, kind, direction, default_axes)
-        code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
-        function: Any = FunctionType(code, globals(), name, signature.__defaults__)
-        function.__kwdefaults__, function.__annotations__ = (
-            signature.__kwdefaults__,
-            signature.__annotations__,
-        )
-        function.__doc__ = own.__doc__
+        transform = Transform(own.__name__, kind, direction, default_axes)
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
             """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
             return transform.plan(message, planner)
 
-        declared: Declared[ParametersP, AccelRef] = operation(actor=FftActor, plan=plan)(function)
+        declared: Declared[ParametersP, AccelRef] = operation(actor=FftActor, plan=plan)(
+            signed_like(signature, own)
+        )
         vars(declared)["transform"] = transform
         return declared
 

@@ -28,7 +28,7 @@ from ._array_api_dtypes import (
     isdtype,
     result_type,
 )  # fmt: skip
-from ._array_api_functions import FftFunctions, Functions, adapted, run
+from ._array_api_functions import Functions, adapted, run
 from ._blocking import Blocking
 
 __all__ = ["ArrayApi", "array_api"]
@@ -155,7 +155,7 @@ class ArrayApi(_Part):
         functions = Functions(device)
         super().__init__("trio_accel.interop.array_api", device, self.call, functions, (arrays, linalg))
         self.linalg: _Part = _Part("linalg", device, self.call, None, (linalg, arrays))
-        self.fft: _Part = _Part("fft", device, self.call, FftFunctions(device), (fft,))
+        self.fft: _Part = _Part("fft", device, self.call, None, (fft,))
 
     def __getattr__(self, name: str) -> Any:
         """Return a dtype, or a function that blocks.

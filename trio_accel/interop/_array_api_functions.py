@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device
 from ._array_api_dtypes import result_type
 
-__all__ = ["FftFunctions", "Functions", "adapted", "run"]
+__all__ = ["Functions", "adapted", "run"]
 
 # Names are looked up when they are called: what is not there is not there by that name.
 _arrays: Any = arrays
@@ -65,8 +65,8 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
     return promote
 
 
-class _Of:
-    """Functions on a device.
+class Functions:
+    """Functions on a device: those of the namespace itself.
 
     Args:
         device: Where arrays are made, unless another one is given.
@@ -74,10 +74,6 @@ class _Of:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-
-
-class Functions(_Of):
-    """Those of the namespace itself."""
 
     async def astype(
         self, x: AccelRef, dtype: DTypeLike, /, *, copy: bool = True, device: Device | None = None
@@ -95,22 +91,6 @@ class Functions(_Of):
         length = flat.shape[axis or 0]
         places = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
         return await arrays.take(flat, places, axis=axis or 0)
-
-    async def diff(
-        self,
-        x: AccelRef,
-        /,
-        n: int = 1,
-        *,
-        axis: int = -1,
-        prepend: AccelRef | None = None,
-        append: AccelRef | None = None,
-    ) -> AccelRef:
-        """Subtract from each element the one before, `n` times; `prepend` and `append` are joined first."""
-        parts = [part for part in (prepend, x, append) if part is not None]
-        joined = x if len(parts) == 1 else await arrays.concat(parts, axis=axis)
-        made: AccelRef = await _arrays.diff(joined, axis=axis, n=n)
-        return made
 
     async def searchsorted(
         self,
@@ -135,45 +115,3 @@ class Functions(_Of):
         text, reduce = ("x != among", "all") if invert else ("x == among", "any")
         compare = jit.reduction(text, reduce, inputs=("x", "among"))
         return await compare(x[..., None], await arrays.reshape(among, (-1,)), axis=-1)
-
-
-class FftFunctions(_Of):
-    """Those of the extension for Fourier transforms."""
-
-    async def fftfreq(
-        self, n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Return the frequencies of the results of `fft`."""
-        chosen = _floating("fftfreq", dtype)
-        return await (device or self._device).put(np.fft.fftfreq(n, d).astype(chosen.dtype))
-
-    async def rfftfreq(
-        self, n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Return the frequencies of the results of `rfft`."""
-        chosen = _floating("rfftfreq", dtype)
-        return await (device or self._device).put(np.fft.rfftfreq(n, d).astype(chosen.dtype))
-
-    async def fftshift(self, x: AccelRef, /, *, axes: int | Sequence[int] | None = None) -> AccelRef:
-        """Move the frequency 0 to the middle."""
-        return await _shifted(x, axes, 1)
-
-    async def ifftshift(self, x: AccelRef, /, *, axes: int | Sequence[int] | None = None) -> AccelRef:
-        """Move the frequency 0 from the middle to the begin."""
-        return await _shifted(x, axes, -1)
-
-
-async def _shifted(x: AccelRef, axes: int | Sequence[int] | None, sign: int) -> AccelRef:
-    chosen = range(x.ndim) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
-    # Towards the end the half is rounded down, and back the same.
-    moved: AccelRef = await _arrays.roll(
-        x, tuple(sign * (x.shape[axis] // 2) for axis in chosen), axis=tuple(chosen)
-    )
-    return moved
-
-
-def _floating(name: str, dtype: DTypeLike | None) -> DType:
-    chosen = DType.float64 if dtype is None else DType.of(dtype)
-    if chosen.kind != "float":
-        raise TypeError(f"{name}: dtype must be a real floating one, got {chosen}")
-    return chosen

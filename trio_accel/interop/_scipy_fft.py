@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -11,37 +13,13 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base.ops import FftNorm
+from .. import fft
 from ..backends.base.values import host_array
-from ..devices import AccelRef, Device, Operation
-from ..fft import (
-    Fft,
-    FftActor,
-    Fftn,
-    Hfft,
-    Hfftn,
-    Ifft,
-    Ifftn,
-    Ihfft,
-    Ihfftn,
-    Irfft,
-    Irfftn,
-    Rfft,
-    Rfftn,
-    dct,
-    dctn,
-    dst,
-    dstn,
-    idct,
-    idctn,
-    idst,
-    idstn,
-)  # fmt: skip
+from ..devices import AccelRef, Device
 from ._blocking import Blocking
 
 __all__ = ["ScipyFftBackend", "scipy_fft"]
 
-_Message: TypeAlias = Operation[FftActor, AccelRef]
 _Transform: TypeAlias = Callable[[Device], Awaitable[AccelRef]]
 """A transform with its arguments, to be asked of a device."""
 
@@ -69,10 +47,12 @@ class ScipyFftBackend:
         self, method: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """Run a function of `scipy.fft`, or say that it is not there (``NotImplemented``)."""
-        lower = _FUNCTIONS.get(method.__name__)
-        if lower is None:
+        function = getattr(fft, method.__name__, None)
+        if function is None:
             return NotImplemented
-        transform = lower(*args, **kwargs)
+        given = _signature(method).bind(*args, **kwargs)
+        given.apply_defaults()
+        transform = _lowered(function, given.arguments)
         return self._blocking.call(f"scipy.fft.{method.__name__}", partial(self._transform, transform))
 
     async def _transform(self, transform: _Transform) -> npt.NDArray[Any]:
@@ -115,121 +95,25 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     return ScipyFftBackend(device)
 
 
-def _one_axis(
-    message: Callable[..., _Message],
-    x: object,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    overwrite_x: bool = False,
-    workers: int | None = None,
-    *,
-    plan: object = None,
-) -> _Transform:
-    _check_options(workers, plan)
-    asked = message(_host_array(x), n, axis, norm)
-    return lambda device: device.ask(asked)
-
-
-def _several_axes(
-    message: Callable[..., _Message],
-    x: object,
-    s: int | Iterable[int] | None = None,
-    axes: int | Iterable[int] | None = None,
-    norm: FftNorm | None = None,
-    overwrite_x: bool = False,
-    workers: int | None = None,
-    *,
-    plan: object = None,
-) -> _Transform:
-    _check_options(workers, plan)
-    asked = message(_host_array(x), _sequence(s), _sequence(axes), norm)
-    return lambda device: device.ask(asked)
-
-
-def _two_axes(
-    message: Callable[..., _Message],
-    x: object,
-    s: int | Iterable[int] | None = None,
-    axes: int | Iterable[int] | None = (-2, -1),
-    *rest: Any,
-    **named: Any,
-) -> _Transform:
-    return _several_axes(message, x, s, axes, *rest, **named)
-
-
-def _real_axis(
-    function: Callable[..., Awaitable[AccelRef]],
-    x: object,
-    type: object = 2,  # noqa: A002  # SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    overwrite_x: bool = False,
-    workers: int | None = None,
-    *,
-    orthogonalize: bool | None = None,
-) -> _Transform:
-    _check_options(workers, None)
-    return _put(function, x, type, n, axis, norm, orthogonalize=orthogonalize)
-
-
-def _real_axes(
-    function: Callable[..., Awaitable[AccelRef]],
-    x: object,
-    type: object = 2,  # noqa: A002  # SciPy's name
-    s: int | Iterable[int] | None = None,
-    axes: int | Iterable[int] | None = None,
-    norm: FftNorm | None = None,
-    overwrite_x: bool = False,
-    workers: int | None = None,
-    *,
-    orthogonalize: bool | None = None,
-) -> _Transform:
-    _check_options(workers, None)
-    return _put(function, x, type, _sequence(s), _sequence(axes), norm, orthogonalize=orthogonalize)
-
-
-def _put(
-    function: Callable[..., Awaitable[AccelRef]], x: object, *options: object, orthogonalize: object
-) -> _Transform:
-    """Have a function of several steps take an array from the host."""
-    array = _host_array(x)
+def _lowered(function: Any, given: Mapping[str, Any]) -> _Transform:
+    """Take the arguments of a function of `scipy.fft`, for that of `ta.fft` with its name."""
+    _check_options(given["workers"], given.get("plan"))
+    array, norm = _host_array(given["x"]), given["norm"]
+    where = (given["n"], given["axis"]) if "n" in given else (_sequence(given["s"]), _sequence(given["axes"]))
+    if "type" not in given:
+        asked = function.message(array, *where, norm)
+        return lambda device: device.ask(asked)
+    kind, options = given["type"], {"orthogonalize": given["orthogonalize"]}
 
     async def transform(device: Device) -> AccelRef:
-        return await function(await device.put(array), *options, orthogonalize=orthogonalize)
+        """Have a function of several steps take an array from the host."""
+        made: AccelRef = await function(await device.put(array), kind, *where, norm, **options)
+        return made
 
     return transform
 
 
-_FUNCTIONS: Mapping[str, Callable[..., _Transform]] = {
-    "fft": partial(_one_axis, Fft),
-    "ifft": partial(_one_axis, Ifft),
-    "rfft": partial(_one_axis, Rfft),
-    "irfft": partial(_one_axis, Irfft),
-    "hfft": partial(_one_axis, Hfft),
-    "ihfft": partial(_one_axis, Ihfft),
-    "fft2": partial(_two_axes, Fftn),
-    "ifft2": partial(_two_axes, Ifftn),
-    "rfft2": partial(_two_axes, Rfftn),
-    "irfft2": partial(_two_axes, Irfftn),
-    "hfft2": partial(_two_axes, Hfftn),
-    "ihfft2": partial(_two_axes, Ihfftn),
-    "fftn": partial(_several_axes, Fftn),
-    "ifftn": partial(_several_axes, Ifftn),
-    "rfftn": partial(_several_axes, Rfftn),
-    "irfftn": partial(_several_axes, Irfftn),
-    "hfftn": partial(_several_axes, Hfftn),
-    "ihfftn": partial(_several_axes, Ihfftn),
-    "dct": partial(_real_axis, dct),
-    "idct": partial(_real_axis, idct),
-    "dst": partial(_real_axis, dst),
-    "idst": partial(_real_axis, idst),
-    "dctn": partial(_real_axes, dctn),
-    "idctn": partial(_real_axes, idctn),
-    "dstn": partial(_real_axes, dstn),
-    "idstn": partial(_real_axes, idstn),
-}
+_signature = functools.cache(inspect.signature)
 
 
 def _host_array(x: object) -> npt.NDArray[Any]:

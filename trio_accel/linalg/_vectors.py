@@ -80,23 +80,21 @@ async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     ...
 
 
-@operation("x(n) -> out: real()", actor=BlasActor, dtypes=INEXACT)
-async def asum(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
+@operation_like(nrm2, "x(n) -> out: real()", dtypes=INEXACT)
+def asum() -> None:
     """Sum of ``abs(x.real) + abs(x.imag)`` over a vector (BLAS ``asum``).
 
     Arguments and result are those of `nrm2`; `x` is of float32, float64, complex64 or complex128.
     """
-    ...
 
 
-@operation("x(n>0) -> out: int64()", actor=BlasActor, dtypes=INEXACT)
-async def iamax(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
+@operation_like(nrm2, "x(n>0) -> out: int64()", dtypes=INEXACT)
+def iamax() -> None:
     """Index of the first element with the largest ``abs(x.real) + abs(x.imag)``, from 0 (BLAS ``iamax``).
 
     Arguments and result are those of `asum`, but `x` must not be empty, and the result is of int64. Where `x`
     holds a NaN, it is any index.
     """
-    ...
 
 
 @operation("x(*), y(*) -> x, y", actor=BlasActor)

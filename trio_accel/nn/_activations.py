@@ -15,7 +15,17 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, axis_of, check_array, expression, rows
+from ..expressions import (
+    Axis,
+    Elementwise,
+    ExpressionArgument,
+    Out,
+    axis_of,
+    check_array,
+    expression,
+    like,
+    rows,
+)
 from ._library import check_choice
 
 __all__ = [
@@ -85,22 +95,20 @@ async def relu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
     ...
 
 
-@_expression("y = minimum(maximum(x, 0), 6)", precision=None)
-async def relu6(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu, "y = minimum(maximum(x, 0), 6)")
+def relu6() -> None:
     """Bring elements between 0 and 6, in the dtype of `x`.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("y = where((x <= 0) or (x >= 6), 0, grad)")
-async def relu6_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "y = where((x <= 0) or (x >= 6), 0, grad)")
+def relu6_grad() -> None:
     """Compute the gradient of `relu6`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 @_expression("y = where(x > 0, x, where((x < 0) and (negative_slope == 0), 0, x * negative_slope))")
@@ -184,24 +192,20 @@ async def hardshrink_grad(
     ...
 
 
-@_expression("y = x - minimum(maximum(x, -lambd), lambd)")
-async def softshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
+@like(hardshrink, "y = x - minimum(maximum(x, -lambd), lambd)")
+def softshrink() -> None:
     """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("y = where(abs(x) <= lambd, 0, grad)")
-async def softshrink_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None
-) -> AccelRef:
+@like(hardshrink_grad, "y = where(abs(x) <= lambd, 0, grad)")
+def softshrink_grad() -> None:
     """Compute the gradient of `softshrink`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 @_expression("y = where(x > 0, x, alpha * expm1(minimum(x, 0)))")
@@ -233,69 +237,60 @@ async def selu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression(f"y = {_SELU_SCALE} * grad * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))")
-async def selu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, f"y = {_SELU_SCALE} * grad * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))")
+def selu_grad() -> None:
     """Compute the gradient of `selu`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("y = where(x > 0, x, alpha * expm1(minimum(x, 0) / alpha))")
-async def celu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
+@like(elu, "y = where(x > 0, x, alpha * expm1(minimum(x, 0) / alpha))")
+def celu() -> None:
     """Replace negative elements by ``alpha * (exp(x / alpha) - 1)``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("y = where(x > 0, grad, grad * exp(minimum(x, 0) / alpha))")
-async def celu_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None
-) -> AccelRef:
+@like(elu_grad, "y = where(x > 0, grad, grad * exp(minimum(x, 0) / alpha))")
+def celu_grad() -> None:
     """Compute the gradient of `celu`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression(f"{_SIGMOID}; y = {_FROM_BELOW} * s")
-async def silu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, f"{_SIGMOID}; y = {_FROM_BELOW} * s")
+def silu() -> None:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression(f"{_OTHER}; {_NEAR}; y = grad * s * (1 + z * t)")
-async def silu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, f"{_OTHER}; {_NEAR}; y = grad * s * (1 + z * t)")
+def silu_grad() -> None:
     """Compute the gradient of `silu`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression(f"{_MISH}; y = {_FROM_BELOW} * w")
-async def mish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, f"{_MISH}; y = {_FROM_BELOW} * w")
+def mish() -> None:
     """Compute ``x * tanh(softplus(x))``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression(f"{_MISH}; {_NEAR}; y = grad * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
-async def mish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, f"{_MISH}; {_NEAR}; y = grad * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
+def mish_grad() -> None:
     """Compute the gradient of `mish`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 @_expression("y = where(beta > 0, maximum(x, 0), minimum(x, 0)) + log1p(exp(-abs(beta * x))) / beta")
@@ -320,22 +315,20 @@ async def softplus_grad(
     ...
 
 
-@_expression("a = abs(x); y = where(a == inf, sign(x), x / (1 + a))")
-async def softsign(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, "a = abs(x); y = where(a == inf, sign(x), x / (1 + a))")
+def softsign() -> None:
     """Compute ``x / (1 + abs(x))``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("a = 1 + abs(x); y = grad / a / a")
-async def softsign_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "a = 1 + abs(x); y = grad / a / a")
+def softsign_grad() -> None:
     """Compute the gradient of `softsign`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 @_expression("y = minimum(maximum(x, min_val), max_val)")
@@ -365,76 +358,68 @@ async def hardtanh_grad(
     ...
 
 
-@_expression("y = minimum(maximum(x + 3, 0), 6) / 6")
-async def hardsigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, "y = minimum(maximum(x + 3, 0), 6) / 6")
+def hardsigmoid() -> None:
     """Compute ``relu6(x + 3) / 6``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("y = where((x <= -3) or (x >= 3), 0, grad / 6)")
-async def hardsigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "y = where((x <= -3) or (x >= 3), 0, grad / 6)")
+def hardsigmoid_grad() -> None:
     """Compute the gradient of `hardsigmoid`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression(f"y = {_FROM_BELOW} * (minimum(maximum(x + 3, 0), 6) / 6)")
-async def hardswish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, f"y = {_FROM_BELOW} * (minimum(maximum(x + 3, 0), 6) / 6)")
+def hardswish() -> None:
     """Compute ``x * relu6(x + 3) / 6``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("y = where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))")
-async def hardswish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "y = where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))")
+def hardswish_grad() -> None:
     """Compute the gradient of `hardswish`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression(f"{_SIGMOID}; y = +s")
-async def sigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, f"{_SIGMOID}; y = +s")
+def sigmoid() -> None:
     """Compute ``1 / (1 + exp(-x))``.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("e = exp(-abs(x)); y = grad * (e / (1 + e) / (1 + e))")
-async def sigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "e = exp(-abs(x)); y = grad * (e / (1 + e) / (1 + e))")
+def sigmoid_grad() -> None:
     """Compute the gradient of `sigmoid`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("y = minimum(x, 0) - log1p(exp(-abs(x)))")
-async def log_sigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(selu, "y = minimum(x, 0) - log1p(exp(-abs(x)))")
+def log_sigmoid() -> None:
     """Compute the logarithm of `sigmoid`.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
-@_expression("e = exp(-abs(x)); y = grad * where(x >= 0, e, 1) / (1 + e)")
-async def log_sigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "e = exp(-abs(x)); y = grad * where(x >= 0, e, 1) / (1 + e)")
+def log_sigmoid_grad() -> None:
     """Compute the gradient of `log_sigmoid`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 @_expression("y = x - tanh(x)", precision="float64")
@@ -446,22 +431,20 @@ async def tanhshrink(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression("t = tanh(x); y = grad * (t * t)")
-async def tanhshrink_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "t = tanh(x); y = grad * (t * t)")
+def tanhshrink_grad() -> None:
     """Compute the gradient of `tanhshrink`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("e = exp(-2 * abs(x)); y = grad * (4 * e / (1 + e) / (1 + e))")
-async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu_grad, "e = exp(-2 * abs(x)); y = grad * (4 * e / (1 + e) / (1 + e))")
+def tanh_grad() -> None:
     """Compute the gradient of `ta.arrays.tanh`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
 _Approximate: TypeAlias = Literal["none", "tanh"]
@@ -548,13 +531,12 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
     ...
 
 
-@rows("d = x - max(x); e = exp(d); s = sum(e); y = grad - e / s * sum(grad)", precision="float64")
-async def log_softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+@like(softmax_grad, "d = x - max(x); e = exp(d); s = sum(e); y = grad - e / s * sum(grad)")
+def log_softmax_grad() -> None:
     """Compute the gradient of `ta.arrays.log_softmax` along the same axes, in one launch.
 
     Arguments and errors are those of `softmax_grad`.
     """
-    ...
 
 
 _GLU = Elementwise[AccelRef](

@@ -19,35 +19,68 @@ from ._library import check_range
 __all__ = ["adadelta", "adagrad", "adam", "adamax", "adamw", "lion", "radam", "rmsprop", "sgd"]
 
 
-def _stepping(name: str, text: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Elementwise[Any]:
-    return Elementwise(text, inputs=inputs, outputs=outputs, operation=name, precision="float32")
+# A step has the names of the states that it changes beside the parameter. It makes ``p`` of the parameter,
+# and ``a`` and ``b`` of the states.
+_DECAYED = "g = grad + weight_decay * param"
+_MEAN, _MEAN_SQUARE = "a = exp_avg + share * (g - exp_avg)", "b = beta * exp_avg_sq + other * g * g"
+_ADAM = f"{_MEAN}; {_MEAN_SQUARE}; p = shrink * param - lr * a / (sqrt(b) / root + eps)"
+_RMSPROP = f"{_DECAYED}; a = alpha * square_avg + (1 - alpha) * g * g"
+_STEPS: dict[str, tuple[str, str]] = {
+    "adadelta": (
+        "square_avg acc_delta",
+        (
+            f"{_DECAYED}; a = rho * square_avg + (1 - rho) * g * g;"
+            "d = g * (sqrt(acc_delta + eps) / sqrt(a + eps)); b = rho * acc_delta + (1 - rho) * d * d;"
+            "p = param - lr * d"
+        ),
+    ),
+    "adagrad": ("state_sum", f"{_DECAYED}; a = state_sum + g * g; p = param - lr * g / (sqrt(a) + eps)"),
+    "adam": ("exp_avg exp_avg_sq", f"{_DECAYED}; {_ADAM}"),
+    "adamax": (
+        "exp_avg exp_inf",
+        f"{_DECAYED}; {_MEAN}; b = maximum(beta * exp_inf, abs(g) + eps); p = param - lr * a / b",
+    ),
+    "adamw": ("exp_avg exp_avg_sq", f"g = +grad; {_ADAM}"),
+    "lion": (
+        "exp_avg",
+        "d = grad - exp_avg; a = exp_avg + other * d; p = shrink * param - lr * sign(exp_avg + share * d)",
+    ),
+    "radam": (
+        "exp_avg exp_avg_sq",
+        f"{_DECAYED}; {_MEAN}; {_MEAN_SQUARE}; p = param - lr * a * (plain + root / (sqrt(b) + eps))",
+    ),
+    "rmsprop": ("square_avg", f"{_RMSPROP}; p = param - lr * g / (sqrt(a) + eps)"),
+    "rmsprop_momentum": (
+        "square_avg momentum_buffer",
+        f"{_RMSPROP}; b = momentum * momentum_buffer + g / (sqrt(a) + eps); p = param - lr * b",
+    ),
+    "sgd": ("", f"{_DECAYED}; p = param - lr * g"),
+    "sgd_momentum": (
+        "momentum_buffer",
+        f"{_DECAYED}; a = kept * momentum_buffer + share * g; p = param - lr * (ahead * g + behind * a)",
+    ),
+}
 
 
-_PLAIN = _stepping(
-    "nn.sgd",
-    "p = param - lr * (grad + weight_decay * param)",
-    ("param", "grad", "lr", "weight_decay"),
-    ("p",),
-)
-_HEAVY = _stepping(
-    "nn.sgd",
-    "g = grad + weight_decay * param; b = kept * momentum_buffer + share * g;"
-    "p = param - lr * (ahead * g + behind * b)",
-    ("param", "grad", "momentum_buffer", "lr", "weight_decay", "kept", "share", "ahead", "behind"),
-    ("p", "b"),
-)
-_ADAM = (
-    "m = exp_avg + share * (g - exp_avg); v = beta * exp_avg_sq + other * g * g;"
-    "p = shrink * param - rate * m / (sqrt(v) / root + eps)"
-)
-_MOMENTS = (
-    *("param", "grad", "exp_avg", "exp_avg_sq", "share", "beta", "other", "rate", "root", "eps"),
-    "shrink",
-)
-_COUPLED = _stepping(
-    "nn.adam", f"g = grad + weight_decay * param; {_ADAM}", (*_MOMENTS, "weight_decay"), ("p", "m", "v")
-)
-_DECOUPLED = _stepping("nn.adamw", f"g = +grad; {_ADAM}", _MOMENTS, ("p", "m", "v"))
+async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: float) -> AccelRef:
+    """Take a step of the table: one launch, with those of the numbers that it reads."""
+    made, names = _made(step)
+    arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
+    _check(made.operation, grad, param=param, **arrays)
+    given: dict[str, Any] = dict(zip(numbers, map(float, numbers.values()), strict=True))
+    given |= {"param": param, "grad": grad, **arrays}
+    await made(*map(given.__getitem__, names), out=(param, *states))
+    return param
+
+
+@functools.cache
+def _made(step: str) -> tuple[Elementwise[Any], tuple[str, ...]]:
+    """Make the expression of a step; its arguments are found by these names."""
+    states, text = _STEPS[step]
+    outputs = ("p", "a", "b")[: 1 + len(states.split())]
+    operation = f"nn.{step.removesuffix('_momentum')}"
+    made = Elementwise[Any](text, outputs=outputs, operation=operation, precision="float32")
+    return made, made.inputs
 
 
 async def sgd(
@@ -92,18 +125,12 @@ async def sgd(
         raise ValueError(
             f"{name}: nesterov needs momentum and no dampening, got {momentum!r} and {dampening!r}"
         )
+    given = {"lr": lr, "weight_decay": weight_decay}
     if momentum_buffer is None:
-        _check(name, grad, param=param)
-        await _PLAIN(param, grad, float(lr), float(weight_decay), out=(param,))
-        return param
-    _check(name, grad, param=param, momentum_buffer=momentum_buffer)
-    kept, share = (0.0, 1.0) if is_first else (float(momentum), 1.0 - dampening)
-    ahead, behind = (1.0, float(momentum)) if nesterov else (0.0, 1.0)
-    states = param, momentum_buffer
-    await _HEAVY(
-        param, grad, momentum_buffer, float(lr), float(weight_decay), kept, share, ahead, behind, out=states
-    )
-    return param
+        return await _step("sgd", param, grad, **given)
+    given |= {"kept": 0.0, "share": 1.0} if is_first else {"kept": momentum, "share": 1.0 - dampening}
+    given |= {"ahead": 1.0, "behind": momentum} if nesterov else {"ahead": 0.0, "behind": 1.0}
+    return await _step("sgd_momentum", param, grad, momentum_buffer, **given)
 
 
 async def adam(
@@ -139,11 +166,8 @@ async def adam(
         ValueError: Other shapes, a number out of its range, or arrays that share memory.
         NotSupportedError: float8.
     """
-    numbers = _numbers("nn.adam", step, lr, betas, eps, weight_decay)
-    _check("nn.adam", grad, param=param, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    states = param, exp_avg, exp_avg_sq
-    await _COUPLED(param, grad, exp_avg, exp_avg_sq, *numbers, 1.0, float(weight_decay), out=states)
-    return param
+    given = _numbers("nn.adam", step, lr, betas, eps, weight_decay)
+    return await _step("adam", param, grad, exp_avg, exp_avg_sq, shrink=1.0, **given)
 
 
 async def adamw(
@@ -163,68 +187,8 @@ async def adamw(
     The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). Arguments
     and errors are those of `adam`.
     """
-    numbers = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
-    _check("nn.adamw", grad, param=param, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    states, shrink = (param, exp_avg, exp_avg_sq), 1.0 - lr * weight_decay
-    await _DECOUPLED(param, grad, exp_avg, exp_avg_sq, *numbers, shrink, out=states)
-    return param
-
-
-# By the name, the states that a step changes beside the parameter, and what it makes of them: ``p`` of the
-# parameter, and ``a`` and ``b`` of the states. The gradient with its share of the parameter is ``g``.
-_MEAN_SQUARE = "a = alpha * square_avg + (1 - alpha) * g * g"
-_STEPS: dict[str, tuple[str, str]] = {
-    "adadelta": (
-        "square_avg acc_delta",
-        (
-            "a = rho * square_avg + (1 - rho) * g * g; d = g * (sqrt(acc_delta + eps) / sqrt(a + eps)); "
-            "b = rho * acc_delta + (1 - rho) * d * d; p = param - lr * d"
-        ),
-    ),
-    "adagrad": ("state_sum", "a = state_sum + g * g; p = param - lr * g / (sqrt(a) + eps)"),
-    "adamax": (
-        "exp_avg exp_inf",
-        (
-            "a = exp_avg + share * (g - exp_avg); b = maximum(beta * exp_inf, abs(g) + eps); "
-            "p = param - lr * a / b"
-        ),
-    ),
-    "lion": (
-        "exp_avg",
-        "d = grad - exp_avg; a = exp_avg + other * d; p = shrink * param - lr * sign(exp_avg + share * d)",
-    ),
-    "radam": (
-        "exp_avg exp_avg_sq",
-        (
-            "a = exp_avg + share * (g - exp_avg); b = beta * exp_avg_sq + other * g * g; "
-            "p = param - lr * a * (plain + root / (sqrt(b) + eps))"
-        ),
-    ),
-    "rmsprop": ("square_avg", f"{_MEAN_SQUARE}; p = param - lr * g / (sqrt(a) + eps)"),
-    "rmsprop_momentum": (
-        "square_avg momentum_buffer",
-        f"{_MEAN_SQUARE}; b = momentum * momentum_buffer + g / (sqrt(a) + eps); p = param - lr * b",
-    ),
-}
-
-
-async def _step(
-    name: str, step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: float
-) -> AccelRef:
-    """Take a step of the table: one launch."""
-    arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
-    _check(name, grad, param=param, **arrays)
-    values = [float(number) for number in numbers.values()]
-    await _made(name, step, tuple(numbers))(param, grad, *states, *values, out=(param, *states))
-    return param
-
-
-@functools.cache
-def _made(name: str, step: str, numbers: tuple[str, ...]) -> Elementwise[Any]:
-    states, text = _STEPS[step][0].split(), _STEPS[step][1]
-    if "weight_decay" in numbers:
-        text = f"g = grad + weight_decay * param; {text}"
-    return _stepping(name, text, ("param", "grad", *states, *numbers), ("p", "a", "b")[: 1 + len(states)])
+    given = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
+    return await _step("adamw", param, grad, exp_avg, exp_avg_sq, shrink=1.0 - lr * weight_decay, **given)
 
 
 async def adadelta(
@@ -247,9 +211,7 @@ async def adadelta(
     check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, rho=rho)
     states = square_avg, acc_delta
-    return await _step(
-        name, "adadelta", param, grad, *states, weight_decay=weight_decay, lr=lr, rho=rho, eps=eps
-    )
+    return await _step("adadelta", param, grad, *states, weight_decay=weight_decay, lr=lr, rho=rho, eps=eps)
 
 
 async def adagrad(
@@ -271,7 +233,7 @@ async def adagrad(
     name = "nn.adagrad"
     check_range(name, 0, math.inf, lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
     rate = lr / (1 + (_number(name, step) - 1) * lr_decay)
-    return await _step(name, "adagrad", param, grad, state_sum, weight_decay=weight_decay, lr=rate, eps=eps)
+    return await _step("adagrad", param, grad, state_sum, weight_decay=weight_decay, lr=rate, eps=eps)
 
 
 async def adamax(
@@ -291,10 +253,8 @@ async def adamax(
     `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. Other arguments
     and errors are those of `adam`.
     """
-    name = "nn.adamax"
-    share, beta, _, rate, _, eps = _numbers(name, step, lr, betas, eps, weight_decay)
-    given = {"share": share, "beta": beta, "lr": rate, "eps": eps}
-    return await _step(name, "adamax", param, grad, exp_avg, exp_inf, weight_decay=weight_decay, **given)
+    given = _numbers("nn.adamax", step, lr, betas, eps, weight_decay)
+    return await _step("adamax", param, grad, exp_avg, exp_inf, **given)
 
 
 async def lion(
@@ -312,10 +272,9 @@ async def lion(
     is the share that goes on. The parameter is multiplied by ``1 - lr * weight_decay`` first. Other arguments
     and errors are those of `adam`.
     """
-    name = "nn.lion"
-    share, _, other, *_ = _numbers(name, 1, lr, betas, 0.0, weight_decay)
-    shrink = 1.0 - lr * weight_decay
-    return await _step(name, "lion", param, grad, exp_avg, other=other, shrink=shrink, lr=lr, share=share)
+    given = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
+    given |= {"shrink": 1.0 - lr * weight_decay, "lr": lr}
+    return await _step("lion", param, grad, exp_avg, **given)
 
 
 async def radam(
@@ -334,16 +293,15 @@ async def radam(
 
     The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
     """
-    name = "nn.radam"
-    share, beta, other, rate, root, eps = _numbers(name, step, lr, betas, eps, weight_decay)
+    given = _numbers("nn.radam", step, lr, betas, eps, weight_decay)
+    beta, root = given["beta"], given["root"]
     most = 2 / (1 - beta) - 1
     length = most - 2 * step * beta**step / root**2
     is_plain = length <= 5
     if not is_plain:
         root *= math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
-    given = {"share": share, "beta": beta, "other": other, "lr": rate, "eps": eps}
     given |= {"plain": float(is_plain), "root": 0.0 if is_plain else root}
-    return await _step(name, "radam", param, grad, exp_avg, exp_avg_sq, weight_decay=weight_decay, **given)
+    return await _step("radam", param, grad, exp_avg, exp_avg_sq, **given)
 
 
 async def rmsprop(
@@ -369,9 +327,9 @@ async def rmsprop(
     _check_momentum(name, momentum, momentum_buffer)
     given = {"weight_decay": weight_decay, "lr": lr, "alpha": alpha, "eps": eps}
     if momentum_buffer is None:
-        return await _step(name, "rmsprop", param, grad, square_avg, **given)
+        return await _step("rmsprop", param, grad, square_avg, **given)
     states = square_avg, momentum_buffer
-    return await _step(name, "rmsprop_momentum", param, grad, *states, momentum=momentum, **given)
+    return await _step("rmsprop_momentum", param, grad, *states, momentum=momentum, **given)
 
 
 def _check_momentum(name: str, momentum: float, momentum_buffer: Out) -> None:
@@ -388,7 +346,7 @@ def _number(name: str, step: int) -> int:
 
 def _numbers(
     name: str, step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-) -> tuple[float, ...]:
+) -> dict[str, float]:
     """Check the numbers of a step, and compute those of its formula, which are the same for all elements."""
     _number(name, step)
     given: object = betas
@@ -400,8 +358,8 @@ def _numbers(
     check_range(name, 0, 1, betas=second)
     # 1 - beta**step, without a loss of digits.
     corrections = [-math.expm1(step * math.log(beta)) if beta else 1.0 for beta in (first, second)]
-    rate, root = lr / corrections[0], math.sqrt(corrections[1])
-    return 1.0 - first, float(second), 1.0 - second, float(rate), root, float(eps)
+    shares = {"share": 1.0 - first, "beta": second, "other": 1.0 - second, "root": math.sqrt(corrections[1])}
+    return {**shares, "lr": lr / corrections[0], "eps": eps, "weight_decay": weight_decay}
 
 
 def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:
@@ -412,7 +370,8 @@ def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:
         if argument != "grad" and not isinstance(array, AccelRef):
             told = f"{type(array).__name__}{what_to_do(array)}"
             raise TypeError(f"{name}: {argument} must be an AccelRef, which is changed, got {told}")
-        if DType.of(array.dtype).kind != "float":
-            raise TypeError(f"{name}: {argument} must be of floating numbers, got {array.dtype}")
+        dtype = array.dtype if isinstance(array, AccelRef) else DType.of(array.dtype)
+        if dtype.kind != "float":
+            raise TypeError(f"{name}: {argument} must be of floating numbers, got {dtype}")
         if array.shape != shape:
             raise ValueError(f"{name}: {argument} must have the shape {shape} of param, got {array.shape}")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..actors import binder
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef
-from ..expressions import Elementwise, ExpressionArgument, Out
+from ..expressions import Elementwise, ExpressionArgument, Out, like
 from ._messages import Exponential, Lognormal, Normal, Uniform
 from ._stream import Shape
 from ._words import WordStream, checked_dtype, real
 
 __all__ = ["Continuous", "after"]
 
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _TRIANGULAR = (
     "w = right - left; below = left + sqrt(u * w * (mode - left));"
@@ -25,6 +29,35 @@ _TRIANGULAR = (
 )
 # Bounds of parameters that such an expression has.
 _LEAST = {"scale": ">= 0", "a": "> 0"}
+
+
+def _formed(text: str) -> Callable[[FunctionT], FunctionT]:
+    """Declare a draw by an expression of a uniform number `u`: NaN where a parameter is below its bound.
+
+    The parameters of the expression stand alone in the signature, besides those of every draw.
+    """
+
+    def declare(function: Any) -> Any:
+        name = function.__name__
+        bound = binder(f"random.{name}", function)
+
+        async def draw(*values: Any, **options: Any) -> AccelRef:
+            given = bound(values, options)
+            self, shape, dtype, out = [given.pop(one) for one in ("self", "shape", "dtype", "out")]
+            extents, kind = self._extents(shape), checked_dtype(name, dtype)
+            numbers = {
+                one: real(name, one, number, least=_LEAST.get(one, "")) for one, number in given.items()
+            }
+            [least] = [f"{one} {least}" for one, least in _LEAST.items() if one in given]
+            formed = f"y = where({least}, {text}, nan)"
+            made: AccelRef = await self._computed(name, formed, extents, kind, out, **numbers)
+            return made
+
+        declared: Any = functools.wraps(function)(draw)
+        declared.again = _formed
+        return declared
+
+    return declare
 
 
 class Continuous(WordStream):
@@ -126,6 +159,7 @@ class Continuous(WordStream):
             return await self._device.ask(Lognormal(*self._placed(extents), kind, mean, sigma, out))
         return await self._moved_normals("lognormal", "exp(loc + scale * x)", extents, kind, mean, sigma, out)
 
+    @_formed("loc + scale * tan(pi * (u - 0.5))")
     async def cauchy(
         self,
         shape: Shape,
@@ -144,18 +178,10 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        text = "loc + scale * tan(pi * (u - 0.5))"
-        return await self._formed("cauchy", text, shape, dtype, out, loc=loc, scale=scale)
+        ...
 
-    async def gumbel(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        loc: ExpressionArgument = 0.0,
-        scale: ExpressionArgument = 1.0,
-        out: Out = None,
-    ) -> AccelRef:
+    @like(cauchy, "loc - scale * log(-log(u))")
+    def gumbel(self) -> None:
         """Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.
 
         Args:
@@ -165,18 +191,9 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        text = "loc - scale * log(-log(u))"
-        return await self._formed("gumbel", text, shape, dtype, out, loc=loc, scale=scale)
 
-    async def laplace(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        loc: ExpressionArgument = 0.0,
-        scale: ExpressionArgument = 1.0,
-        out: Out = None,
-    ) -> AccelRef:
+    @like(cauchy, "loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5))")
+    def laplace(self) -> None:
         """Draw numbers of a Laplace distribution, exponential to both sides.
 
         Args:
@@ -186,18 +203,9 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        text = "loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5))"
-        return await self._formed("laplace", text, shape, dtype, out, loc=loc, scale=scale)
 
-    async def logistic(
-        self,
-        shape: Shape,
-        dtype: DTypeLike = "float32",
-        *,
-        loc: ExpressionArgument = 0.0,
-        scale: ExpressionArgument = 1.0,
-        out: Out = None,
-    ) -> AccelRef:
+    @like(cauchy, "loc + scale * log(u / (1.0 - u))")
+    def logistic(self) -> None:
         """Draw numbers of a logistic distribution.
 
         Args:
@@ -207,9 +215,8 @@ class Continuous(WordStream):
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        text = "loc + scale * log(u / (1.0 - u))"
-        return await self._formed("logistic", text, shape, dtype, out, loc=loc, scale=scale)
 
+    @_formed("expm1(-log(u) / a)")
     async def pareto(
         self, shape: Shape, dtype: DTypeLike = "float32", *, a: ExpressionArgument, out: Out = None
     ) -> AccelRef:
@@ -221,8 +228,9 @@ class Continuous(WordStream):
             a: Shape, above 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._formed("pareto", "expm1(-log(u) / a)", shape, dtype, out, a=a)
+        ...
 
+    @_formed("scale * sqrt(-2.0 * log(u))")
     async def rayleigh(
         self, shape: Shape, dtype: DTypeLike = "float32", *, scale: ExpressionArgument = 1.0, out: Out = None
     ) -> AccelRef:
@@ -234,7 +242,7 @@ class Continuous(WordStream):
             scale: Where it is largest, at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._formed("rayleigh", "scale * sqrt(-2.0 * log(u))", shape, dtype, out, scale=scale)
+        ...
 
     async def triangular(
         self,
@@ -269,9 +277,8 @@ class Continuous(WordStream):
         kind, extents = checked_dtype("triangular", dtype), self._extents(shape)
         return await self._computed("triangular", _TRIANGULAR, extents, kind, out, **bounds)
 
-    async def weibull(
-        self, shape: Shape, dtype: DTypeLike = "float32", *, a: ExpressionArgument, out: Out = None
-    ) -> AccelRef:
+    @like(pareto, "(-log(u)) ** (1.0 / a)")
+    def weibull(self) -> None:
         """Draw numbers of a Weibull distribution of the scale 1, as `numpy.random.Generator.weibull`.
 
         Args:
@@ -280,16 +287,6 @@ class Continuous(WordStream):
             a: Shape, above 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._formed("weibull", "(-log(u)) ** (1.0 / a)", shape, dtype, out, a=a)
-
-    async def _formed(
-        self, name: str, text: str, shape: Shape, dtype: DTypeLike, out: Out, **arguments: ExpressionArgument
-    ) -> AccelRef:
-        """Compute an expression of a uniform number `u`: NaN where a parameter is below its bound."""
-        extents, kind = self._extents(shape), checked_dtype(name, dtype)
-        checked = {one: real(name, one, value, least=_LEAST.get(one, "")) for one, value in arguments.items()}
-        [bound] = [f"{one} {least}" for one, least in _LEAST.items() if one in arguments]
-        return await self._computed(name, f"y = where({bound}, {text}, nan)", extents, kind, out, **checked)
 
     async def _moved_normals(
         self, name: str, text: str, extents: tuple[int, ...], dtype: DType, loc: float, scale: float, out: Out

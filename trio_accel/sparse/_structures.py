@@ -25,7 +25,7 @@ from ..backends.base.ops import (
     status,
     writes,
 )
-from ..devices import Operand, Planned, Planner, operation
+from ..devices import Operand, Planned, Planner, operation, operation_like
 from ..devices.base._refusals import whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
@@ -307,10 +307,9 @@ async def sum_duplicates(matrix: CsrMatrix) -> CsrMatrix:
     ...
 
 
-@operation(actor=SparseActor, plan=_of_one("eliminate_zeros"))
-async def eliminate_zeros(matrix: CsrMatrix) -> CsrMatrix:
+@operation_like(sum_duplicates, plan=_of_one("eliminate_zeros"))
+def eliminate_zeros() -> None:
     """Leave stored zeros out, as SciPy's ``eliminate_zeros``; see `sum_duplicates`."""
-    ...
 
 
 @operation(actor=SparseActor, plan=_of_one("tril", "k"))
@@ -330,10 +329,9 @@ async def tril(matrix: CsrMatrix, k: int = 0) -> CsrMatrix:
     ...
 
 
-@operation(actor=SparseActor, plan=_of_one("triu", "k"))
-async def triu(matrix: CsrMatrix, k: int = 0) -> CsrMatrix:
+@operation_like(tril, plan=_of_one("triu", "k"))
+def triu() -> None:
     """Take the upper triangle, as `scipy.sparse.triu`: from diagonal `k` up. See `tril`."""
-    ...
 
 
 BsrToCsr: Final = _bsr_to_csr.message

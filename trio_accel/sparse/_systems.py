@@ -7,7 +7,7 @@ from typing import Final
 from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import Transpose
-from ..devices import AccelRef, DeclaredSpec, Operand, operation
+from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
 from ._elements import check_csr
 from ._formats import CsrMatrix
 from ._products import SparseActor
@@ -94,10 +94,9 @@ async def _ilu0(matrix: CsrMatrix) -> AccelRef:
     ...
 
 
-@operation(f"{_SQUARE} -> out(e)", actor=SparseActor, dtypes=NATIVE, status=_failure)
-async def _ic0(matrix: CsrMatrix) -> AccelRef:
+@operation_like(_ilu0, f"{_SQUARE} -> out(e)", dtypes=NATIVE, status=_failure)
+def _ic0() -> None:
     """Compute the values of an incomplete Cholesky factor."""
-    ...
 
 
 async def ilu0(matrix: CsrMatrix) -> CsrMatrix:

@@ -30,7 +30,7 @@ from typing import (
 import attrs
 import numpy as np
 
-from ...actors import unknown_option
+from ...actors import signed_like, unknown_option
 from ...backends.base import DType, LibraryError, LinAlgError
 from ...backends.base.kernels import ALLOWED
 from ...backends.base.ops import (
@@ -355,15 +355,9 @@ def operation_like(
         options: As of `operation`.
     """
     declared: Any = other
-    signature: FunctionType = declared.__wrapped__
 
     def declare(own: Callable[[], None]) -> FunctionT:
-        name, line = own.__name__, own.__code__.co_firstlineno
-        code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
-        function: Any = FunctionType(code, signature.__globals__, name, signature.__defaults__)
-        function.__kwdefaults__, function.__doc__ = signature.__kwdefaults__, own.__doc__
-        function.__annotations__ = signature.__annotations__
-        made: Any = operation(shapes, actor=declared.declaration.library, **options)(function)
+        made: Any = operation(shapes, actor=declared.declaration.library, **options)(signed_like(other, own))
         return cast("FunctionT", made)
 
     return declare
