@@ -240,10 +240,11 @@ class Leases:
 
     def give_back(self, request: LeaseRequest) -> None:
         """End what a worker holds, or is to hold."""
-        if request.stage == "sent":
+        if request.stage == "sent" and self._sender.link is not None:
             request.move("leave")
-            self._sender.serving().send(_orders.unlease(request.number), now=True)
-        elif request.stage == "queued":
+            self._sender.link.send(_orders.unlease(request.number), now=True)
+        elif request.stage in ("queued", "sent"):
+            # One that a lost worker had is not put back: it may end while the others are sorted.
             self._requests.withdraw(request)
             request.end()
 

@@ -196,7 +196,8 @@ class Generations:
                 held.append(request)
             else:
                 self._outcomes.refuse(request, self._device.outage())
-        self._requests.put_back(held)
+        # The refusal of what was borrowed may have been the end of one of these.
+        self._requests.put_back([request for request in held if request.stage == "queued"])
 
     def end(self, given_up: BaseException | None, arrays: str) -> None:
         """End the device: no worker follows.

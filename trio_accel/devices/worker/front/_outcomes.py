@@ -422,7 +422,9 @@ class OutcomePolicy:
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
-            request.end()
+            # The end of what was borrowed, just now, may have been that of a lease of this device.
+            if request.stage != "over":
+                request.end()
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:

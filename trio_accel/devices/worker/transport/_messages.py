@@ -158,7 +158,6 @@ class Kind(Generic[ParametersP]):
         self.name: str = cast("FunctionType", declaration).__name__
         self.fields, self.carries = _parameters(declaration)
         self.read: Reader | None = None
-        self.__doc__ = declaration.__doc__
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self.fields)})"
