@@ -98,6 +98,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "results that are none": lambda n: in_json("done", n, [], [1], None),
     "a trouble that is none": lambda n: in_json("done", n, [], [], "trouble"),
     "an end that is none": lambda n: in_json("done", n, [], [], ["gone", *FINE[1:]]),
+    "an end that nobody asked for": lambda n: in_json("done", n, [], [], ["withdrawn", *FINE[1:]]),
     "an error that is none": lambda n: in_json("done", n, [], [], ["done", True, False, [1, 2], []]),
     "an error without fields": lambda n: in_json("lost", ["ValueError", 1, "text", [], "", None], True),
     "an error with notes of numbers": lambda n: in_json("lost", [*ERROR[:3], [1], "", None], True),
@@ -265,7 +266,8 @@ async def test_descriptors_too_many(device: ta.Device, puppets: Puppets, losses:
         # One that has less in it than is said.
         await upset(device, puppets, lambda puppet, _: puppet.say(in_json("chunk", 77, 4096), (descriptor,)))
         # Several messages in a frame carry none.
-        several = ANSWERS.encode_all([("log", "name", 10, "text")])
+        several = ANSWERS.encode_all([("done", 1, (), (), None), ("done", 2, (), (), None)])
+        assert several is not None
         await upset(device, puppets, lambda puppet, _: puppet.say(several, (descriptor,)))
     finally:
         os.close(descriptor)
@@ -435,7 +437,8 @@ async def test_mutations_of_what_workers_send(device: ta.Device, puppets: Puppet
     sensible: list[Callable[[int], bytes]] = [
         lambda n: ANSWERS.encode(("done", n, (), (), None)),
         lambda n: ANSWERS.encode(("done", n, ((1, 64, 1000, 0),), (), None)),
-        lambda n: ANSWERS.encode_all([("done", n, (), (), None), ("times", n, 1, 2)]),
+        lambda n: ANSWERS.encode_all([("done", n, ((1, 64, 1000, 0),), (), None)] * 2) or b"",
+        lambda n: ANSWERS.encode(("times", n, 1, 2)),
         lambda n: in_json("done", n, [], [], ["done", True, False, ERROR, []]),
         lambda n: in_json("lost", [*ERROR[:-1], ERROR], False),
         lambda n: in_json("event", ["ActorStarted", EVENT], "BlasActor"),

@@ -285,7 +285,7 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> Spinning:
         finally:
             counts.now -= 1
         (request,) = goes_on.args
-        counts.taken += request.is_over
+        counts.taken += request.stage == "over"
 
     monkeypatch.setattr(Channel, "spin", counted)
     return counts
@@ -480,7 +480,7 @@ LINK: Any = SimpleNamespace()
 def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool) -> Any:
     """Have the worker serve a request 7; returns the dispatch."""
     dispatch: Any = device.dispatch  # type: ignore[attr-defined]
-    request, _ = dispatch._plan(ta.devices.Empty((1,), ta.DType.float32), invalidates=False)
+    request, _ = dispatch._plan(ta.devices.Empty((1,), ta.DType.float32))
     request.hosts = SimpleNamespace(is_used=is_copied)
     monkeypatch.setattr(dispatch._requests, "get", {7: request}.get)
     return dispatch

@@ -93,6 +93,7 @@ def arguments(cls: type[AccelError]) -> dict[str, Any]:
         **numbers,
         "is_memory_damaged": True,
         "is_unchanged": True,
+        "retry_after": 1.5,
         "is_to_blame": True,
         "index": (3, 1),
         "options": ("-DN=4",),

@@ -12,6 +12,7 @@ from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolatio
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..arrays._pending import Pending
+from ..base._errors import locate
 from ..base._statistics import Recoveries
 from ..base._waits import Availability
 from ..host._host_pool import HostPool
@@ -162,6 +163,10 @@ class DeviceState:
         else:
             await trio.lowlevel.checkpoint()
         return self.outage()
+
+    def locate(self, error: Exception, operation: str) -> None:
+        """Fill in where an error of an operation happened, unless it says so itself."""
+        locate(error, device=self.name, operation=operation, generation=self.generation)
 
     def outage(self) -> DeviceLostError:
         """Tell why requests are refused; a fresh instance for every asker."""

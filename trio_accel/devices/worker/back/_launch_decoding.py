@@ -19,7 +19,7 @@ from ...arrays._blocks import Block
 from ...base._waits import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
-from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, PEERS, TUPLE, Wire
+from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, PEERS, TUPLE, Message
 from ..transport._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
@@ -96,7 +96,7 @@ def decode_launch(
     )
 
 
-def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
+def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
     """Make a specification of what `encode_spec` made of it.
 
     Args:
@@ -106,20 +106,8 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
     Raises:
         ImportError: This process has no such module.
     """
-    path: Any = data[0]
-    values: list[object] = []
-    plain: Any
-    for field in data[1:]:
-        plain = field
-        kind = type(field)
-        if kind is not tuple:
-            values.append(field)
-        elif plain[0] == ARRAY:
-            _, block, (offset, dtype, shape, strides) = plain
-            values.append(ArraySpec(block, offset, DTYPES[dtype], shape, strides))
-        else:
-            values.append(_decode_value(plain, host))
-    spec: OperationSpec = _descriptor_at(path).make(values)
+    path, *fields = cast("tuple[Any, ...]", data)
+    spec: OperationSpec = _descriptor_at(path).make([_decode_value(field, host) for field in fields])
     return spec
 
 
@@ -128,23 +116,23 @@ def _descriptor_at(path: str) -> Descriptor:
     return _resolve(path, OperationSpec).descriptor()
 
 
-def _decode_value(data: Wire, host: HostDecoder) -> object:
-    """Make the value that a tuple stands for."""
+def _decode_value(data: object, host: HostDecoder) -> object:
+    """Make the value that something stands for: itself, unless it is a tuple."""
+    kind = type(data)
+    if kind is not tuple:
+        return data
     tag, *values = cast("tuple[Any, ...]", data)
     if tag == ARRAY:
         block, (offset, dtype, shape, strides) = values
         return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
-    if tag == COMPLEX:
-        return complex(*values)
-    if tag == HOST:
-        return host(values[0])
-    items = [_decode_value(cast("Wire", value), host) if type(value) is tuple else value for value in values]
+    if tag in (COMPLEX, HOST):
+        return complex(*values) if tag == COMPLEX else host(values[0])
+    items = [_decode_value(value, host) for value in values]
     if tag == TUPLE:
         return tuple(items)
-    if tag == PEERS:
-        return Peers(tuple([PeerArray(array, part, None) for part, array in cast("Any", items)]))
-    path, value = items
-    return _enum_at(path)(value)
+    if tag != PEERS:
+        return _enum_at(items[0])(items[1])
+    return Peers(tuple([PeerArray(array, part, None) for part, array in cast("Any", items)]))
 
 
 @functools.cache
@@ -168,7 +156,7 @@ def _resolve(path: str, base: type[T]) -> type[T]:
     return found
 
 
-def decode_array(data: Wire) -> npt.NDArray[Any]:
+def decode_array(data: Message) -> npt.NDArray[Any]:
     """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
     dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
     return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))

@@ -24,6 +24,7 @@ from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpe
 from ...arrays._blocks import Block, BlockTable
 from ...base._bridge import LoopNotifier
 from ...base._waits import Arrival
+from ..transport import _answers
 from ..transport._channel import Channel
 
 __all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "WorkerSlabs"]
@@ -183,7 +184,7 @@ class WorkerSlabs:
             array = arrays[key] = np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
         return array
 
-    def filled(self, transfer: int) -> None:
+    def on_filled(self, transfer: int) -> None:
         """End an arrival that the application has copied: operations that wait for it are launched."""
         arrival = self._copies.get(transfer)
         if arrival is not None:
@@ -254,34 +255,34 @@ class WorkerMemory:
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
-            self.forget(chunk)
+            self.on_kept(chunk)
             raise MemoryError(f"a chunk of {nbytes} bytes: {error}") from error
 
     def drop(self, chunk: int) -> None:
         """Memory is gone."""
-        self.forget(chunk)
-        self._channel.send(("unchunk", chunk))
+        self.on_kept(chunk)
+        self._channel.send(_answers.unchunk(chunk))
 
     def _tell(self, chunk: int) -> None:
         told = self._told.get(chunk)
         if told is not None:
             nbytes, descriptor = told
-            self._channel.send(("chunk", chunk, nbytes), (descriptor,))
+            self._channel.send(_answers.chunk(chunk, nbytes), (descriptor,))
 
-    def tell_again(self, chunk: int) -> None:
+    def on_tell_chunk(self, number: int) -> None:
         """Send a chunk again that the application had no room for; it asks again if this fails."""
         with suppress(OSError):
-            self._tell(chunk)
+            self._tell(number)
 
-    def forget(self, chunk: int) -> None:
+    def on_kept(self, number: int) -> None:
         """Close the own descriptor of a chunk, which the application has, or needs no more."""
-        told = self._told.pop(chunk, None)
+        told = self._told.pop(number, None)
         if told is not None:
             os.close(told[1])
 
-    def add_chunk(self, number: int, nbytes: int, descriptor: int) -> None:
+    def on_chunk(self, number: int, nbytes: int, *descriptors: int) -> None:
         """Have the device map a chunk that there is."""
-        self.device.map_chunk(number, nbytes, descriptor)
+        self.device.map_chunk(number, nbytes, *descriptors)
 
     def borrow(self, place: PlacedBlock, nbytes: int, *descriptor: int, stays: bool) -> None:
         """Know a block of another device, or one that this device has lent itself.
@@ -366,11 +367,11 @@ class RemoteCopies:
         place = device.placement(array.block)
         transfer = next(self._numbers)
         plain = array.block, array.offset, array.dtype.value, array.shape, array.strides
-        message = "copy", transfer, host.request, host.index, place.chunk, place.offset, plain
+        message = _answers.copy(transfer, host.request, host.index, place.chunk, place.offset, plain)
         notifier = LoopNotifier(lambda: self._send(message, now=True))
         self._waiting[transfer] = stream.hold(notifier), notifier
 
-    def copied(self, transfer: int) -> None:
+    def on_copied(self, transfer: int) -> None:
         """Release the stream: the application has copied."""
         hold, notifier = self._waiting.pop(transfer)
         notifier.close()

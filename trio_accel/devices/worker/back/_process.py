@@ -18,7 +18,7 @@ import trio
 from ....backends.base.fast_paths import use_fast_paths
 from ...base._bridge import LoopNotifier
 from ...front._system import System
-from ..transport._answers import ANSWERS
+from ..transport import _answers, _orders
 from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._protocol import SharedPage, WorkerConfig
 from ._server import WorkerServer
@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
 # What may follow an answer soon; D43.
-_REQUESTS = frozenset({"request", "replay", "lease", "borrow"})
+_REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))
 # Seconds between two beats, and the most characters of a record of the logs.
 _INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread is asked for the interpreter's lock. With Python's own 5 ms, replies to
@@ -75,7 +75,7 @@ def _keep_to_itself(*descriptors: int) -> None:
 
 
 async def _main(page: SharedPage) -> None:
-    channel = Channel(socket.socket(fileno=_SOCKET), sends=ANSWERS)
+    channel = Channel(socket.socket(fileno=_SOCKET), sends=_answers.ANSWERS)
     try:
         received = await channel.receive()
     except EndOfChannel:
@@ -88,7 +88,7 @@ async def _main(page: SharedPage) -> None:
         nursery.start_soon(channel.run)
         if config.window:
             # D43: a task that has its answer may ask again at once, so the worker stays awake for a moment.
-            channel.spin_with(SpinWait(config.window, frozenset({"done"}), _REQUESTS))
+            channel.spin_with(SpinWait(config.window, frozenset({_answers.done.name}), _REQUESTS))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:
@@ -114,7 +114,7 @@ class LogForwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record as text; one of another thread is sent by the loop soon."""
-        message = "log", record.name, record.levelno, self.format(record)[:_LONGEST]
+        message = _answers.log(record.name, record.levelno, self.format(record)[:_LONGEST])
         if threading.get_ident() == self._loop:
             self._send(message)
             return

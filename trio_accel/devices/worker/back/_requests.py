@@ -19,7 +19,7 @@ from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
 from ...engine._engine import Engine
 from ...operations._operation import Launch
-from ..transport._answers import ANSWERS
+from ..transport import _answers
 from ..transport._channel import Channel
 from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address, SharedPage
 from ..transport._wire_values import encode_error
@@ -68,29 +68,31 @@ class WorkerRequests:
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
 
-    def launch(self, number: int, word: int, invalidates: bool, data: Any, released: tuple[int, ...]) -> None:
+    def on_request(
+        self, number: int, word: int, invalidates: bool, launch: Any, released: tuple[int, ...]
+    ) -> None:
         """Serve a request that was sent whole."""
         session = self.session
         if released:
             self._table.let_go(released)
         if session is None:
             return
-        self._table.name(data[ALLOCATIONS])
+        self._table.name(launch[ALLOCATIONS])
         results: list[npt.NDArray[Any]] = []
         try:
-            launch = decode_launch(data, number, self._table, self._memory.slabs.array, results)
+            decoded = decode_launch(launch, number, self._table, self._memory.slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
-            invalid = data[OUTPUTS] if invalidates else ()
-            self._cannot_read(number, data[NAME], data[ALLOCATIONS], invalid, error, session.engine)
+            invalid = launch[OUTPUTS] if invalidates else ()
+            self._cannot_read(number, launch[NAME], launch[ALLOCATIONS], invalid, error, session.engine)
             return
-        self._serve(_Serving(launch, word, session, self, results, invalidates=invalidates))
+        self._serve(_Serving(decoded, word, session, self, results, invalidates=invalidates))
 
-    def add_template(self, template: int, data: Any) -> None:
+    def on_template(self, number: int, launch: Any) -> None:
         """Take note of a launch template."""
         # It is decoded with its first operation, so that an error in it is the error of that operation.
-        self._told_templates[template] = data
+        self._told_templates[number] = launch
 
-    def forget_templates(self) -> None:
+    def on_forget_templates(self) -> None:
         """Forget all templates: none is named any more."""
         self._templates.clear()
         self._told_templates.clear()
@@ -100,7 +102,7 @@ class WorkerRequests:
         for template in self._templates.values():
             template.forget_hosts()
 
-    def replay(
+    def on_replay(
         self,
         number: int,
         word: int,
@@ -168,7 +170,7 @@ class WorkerRequests:
         for block in invalid:
             self._table[block].spoil(name, error)
         trouble = "done", False, False, encode_error(error), tuple(invalid)
-        self._channel.send(("done", number, (), (), trouble), now=True)
+        self._channel.send(_answers.done(number, (), (), trouble), now=True)
 
     def done(self, serving: _Serving, error: BaseException | None) -> None:
         """Answer what was served, or has failed."""
@@ -199,11 +201,12 @@ class WorkerRequests:
             addresses = _all_addresses(launch.allocations, engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
+            # A plain tuple, as the next: each operation has one, and a declaration takes a call.
             answer = "done", number, addresses, (), trouble
             self._channel.post(answer, now=not self.serving, payload=payload)
             return
         results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
-        self._channel.send(("done", number, addresses, results, trouble), now=not self.serving)
+        self._channel.send(_answers.done(number, addresses, results, trouble), now=not self.serving)
 
     def _is_sorted(self, serving: _Serving, error: ContextLostError) -> bool:
         """Tell whether the application decides about a request whose library was not open at the loss."""
@@ -229,7 +232,7 @@ class WorkerRequests:
         # is safe; the other way round it could run twice.
         self._page.start(serving.word, number)
 
-    def cancel(self, number: int) -> None:
+    def on_cancel(self, number: int) -> None:
         """Withdraw a request, if it is not launched yet."""
         serving, session = self.serving.get(number), self.session
         if serving is None or session is None:
@@ -240,14 +243,14 @@ class WorkerRequests:
         elif (asker := serving.launch.spec.asker) is not None:
             asker.has_left = True
 
-    def leave(self, number: int) -> None:
+    def on_left(self, number: int) -> None:
         """Have a request not run, unless it has begun: host arrays of its asker do not come any more."""
         serving = self.serving.get(number)
         # Others have no such arrays, or are copies; their specifications may be those of a template.
         if serving is not None and serving.launch.staged:
             serving.launch.spec.is_withdrawn = True
 
-    def heard(self, number: int) -> None:
+    def on_heard(self, number: int) -> None:
         """Tell of the next progress of a request: the application has taken the last."""
         serving = self.serving.get(number)
         if serving is not None:
@@ -262,11 +265,12 @@ class WorkerRequests:
         text = asker.take()
         if text is not None:
             serving.is_heard = False
-            self._channel.send(("progress", number, text), now=True)
+            self._channel.send(_answers.progress(number, text), now=True)
 
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
         _all_addresses(launch.allocations, engine)
-        self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
+        trouble = "withdrawn", False, False, None, ()
+        self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
 
     def lease(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
         """Hold a block, and tell its place once it is its turn."""
@@ -282,10 +286,10 @@ class WorkerRequests:
         async with lease:
             address = None if session is None else session.engine.placed(block)
             if address is not None and not over.is_set():
-                self._channel.send(("granted", number, address[:]), now=True)
+                self._channel.send(_answers.granted(number, address[:]), now=True)
                 await over.wait()
         del self._leases[number]
-        self._channel.send(("done", number, (), (), None), now=True)
+        self._channel.send(_answers.done(number, (), (), None), now=True)
 
     def borrow(self, number: int, place: PlacedBlock) -> None:
         """Know a block of another device until `unlease`; operations read it.
@@ -299,7 +303,7 @@ class WorkerRequests:
             self._table.adopt(place.block, place.nbytes)
             session.engine.adopt((place.block,))
             self._borrowed[number] = place, session.engine
-            self._channel.send(("granted", number, (place.block, place.nbytes, 0, 0)), now=True)
+            self._channel.send(_answers.granted(number, (place.block, place.nbytes, 0, 0)), now=True)
 
     async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         # Behind all operations that read it: then its owner may change it.
@@ -311,7 +315,7 @@ class WorkerRequests:
         self._table.remove(place.block)
         engine.release_all((place.block,))
         self._memory.give_back(place.chunk)
-        self._channel.send(("done", number, (), (), None), now=True)
+        self._channel.send(_answers.done(number, (), (), None), now=True)
 
     def unlease(self, nursery: trio.Nursery, number: int) -> None:
         """End a lease: the application has given the block back."""
@@ -366,15 +370,12 @@ class _Serving(DirectReply):
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
         """Encode the answer while the device works; no task of the worker waits for the end."""
-        self._encode()
-        return False
-
-    def _encode(self) -> None:
         engine = self.session.engine
         self.addresses = _new_addresses(self.launch, engine) if engine.fresh else ()
         if not self.results:
             # As `WorkerRequests.done` makes it.
-            self.payload = ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
+            self.payload = _answers.ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
+        return False
 
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""

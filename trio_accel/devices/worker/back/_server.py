@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from itertools import starmap
-from typing import Any
 
 import attrs
 import trio
@@ -25,11 +24,13 @@ from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import CloseLibrary, PrepareLibrary
 from ...operations._hooks import EngineHook, Phase
 from ...operations._operation import Launch
+from ..transport import _answers, _orders
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import LOST, Received
+from ..transport._messages import handlers
 from ..transport._protocol import Address, Message, SharedPage, WorkerConfig
 from ..transport._wire_values import encode_error, encode_event
-from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory
+from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory, WorkerSlabs
 from ._requests import WorkerRequests
 
 __all__ = ["PreparedLibraries", "WorkerServer"]
@@ -79,34 +80,9 @@ class WorkerServer:
         # How many messages came together, of which one is being handled.
         self._received = 0
         self._nursery: trio.Nursery
-        self._handlers: dict[Any, Callable[..., None]] = {
-            "start": self._on_start,
-            "chunk": self._memory.add_chunk,
-            "slab": lambda *slab: self._memory.slabs.add(self.opened, *slab),
-            "request": self._requests.launch,
-            "template": self._requests.add_template,
-            "forget_templates": self._requests.forget_templates,
-            "replay": self._requests.replay,
-            "lease": self._on_lease,
-            "borrow": self._on_borrow,
-            "unlease": lambda *number: self._requests.unlease(self._nursery, *number),
-            "cancel": self._requests.cancel,
-            "left": self._requests.leave,
-            "heard": self._requests.heard,
-            "copied": self._copies.copied,
-            "filled": self._memory.slabs.filled,
-            "release": self._on_release,
-            "call": self._on_call,
-            "poison": self._on_poison,
-            "observe": self._observe,
-            "close": self._on_close,
-            "unchunk": self._prepared.remove_chunk,
-            "kept": self._memory.forget,
-            "tell_chunk": self._memory.tell_again,
-            "unslab": self._on_unslab,
-            "prepare": self._prepared.prepare,
-            "forget": self._prepared.forget,
-        }
+        self._handlers = _HANDLERS(
+            self, self._requests, self._copies, self._memory, self._memory.slabs, self._prepared
+        )
 
     # Answers to the context's questions to its owner.
 
@@ -134,7 +110,7 @@ class WorkerServer:
 
     def made(self, library: str, seconds: float, imports: float) -> None:
         """Tell how long a program took."""
-        self._channel.send(("made", library, int(seconds * 1e9), int(imports * 1e9)))
+        self._channel.send(_answers.made(library, int(seconds * 1e9), int(imports * 1e9)))
 
     def is_alone(self) -> bool:
         """Tell whether the application has sent nothing else."""
@@ -154,13 +130,13 @@ class WorkerServer:
             self._give_up(error)
             await trio.sleep_forever()
         handlers = self._handlers
-        self._observe(self._config.is_observed, self._config.is_timed)
+        self._on_observe(self._config.is_observed, self._config.is_timed)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
             # Imports and the context live as long as the process: the collector need not walk through them.
             gc.freeze()
-            self._channel.send(("ready", tuple(self.opened.libraries)), now=True)
+            self._channel.send(_answers.ready(tuple(self.opened.libraries)), now=True)
             while True:
                 self._received = len(received)
                 for start in range(0, len(received), _IN_A_ROW):
@@ -186,14 +162,14 @@ class WorkerServer:
         device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
         return self._copies.wrap(device)
 
-    def _observe(self, is_observed: bool, is_timed: bool) -> None:
+    def _on_observe(self, is_observed: bool, is_timed: bool) -> None:
         self.events.observe(is_observed)
         self._clock.run(is_timed=is_timed)
 
     async def _close_library(self, number: int, path: str) -> None:
         with suppress(ActorError):
             await self._context.ask(CloseLibrary(path))
-        self._channel.send(("result", number, None), now=True)
+        self._channel.send(_answers.result(number, None), now=True)
 
     async def _stand_ready(self) -> None:
         """Have the context's actor run before it is needed; its memory follows."""
@@ -231,19 +207,19 @@ class WorkerServer:
         """
         if not self._is_lost:
             self._is_lost = True
-            self._channel.send(("lost", encode_error(error), is_silent), now=True)
+            self._channel.send(_answers.lost(encode_error(error), is_silent), now=True)
 
-    def _on_start(self, generation: int, addresses: Iterable[Any]) -> None:
+    def _on_start(self, generation: int, blocks: Iterable[Address]) -> None:
         session = self._requests.session
         if session is None:
             # The context was lost while it stood ready, and the application knows.
             return
         try:
-            self._begin(session, generation, list(starmap(PlacedBlock, addresses)))
+            self._begin(session, generation, list(starmap(PlacedBlock, blocks)))
         except Exception as error:  # noqa: BLE001  # the application decides
             self._lose(error)
         else:
-            self._channel.send(("started",), now=True)
+            self._channel.send(_answers.started(), now=True)
 
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
         # Chunks that are gone must be unmapped before `adopt` takes every mapped chunk over.
@@ -263,44 +239,47 @@ class WorkerServer:
         """Tell once all is there that was to be opened ahead: from here on the worker is whole."""
         await self._has_opened_ahead.wait()
         await self._prepared.wait_over()
-        self._channel.send(("prepared",), now=True)
+        self._channel.send(_answers.prepared(), now=True)
 
-    def _on_release(self, released: tuple[int, ...]) -> None:
-        self._table.let_go(released)
+    def _on_release(self, blocks: tuple[int, ...]) -> None:
+        self._table.let_go(blocks)
         self.blocks.drain()
+
+    def _on_slab(self, number: int, nbytes: int, *descriptors: int) -> None:
+        self._memory.slabs.add(self.opened, number, nbytes, *descriptors)
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:
             self._on_release(released)
         self._requests.lease(self._nursery, number, block, write=write)
 
+    def _on_unlease(self, number: int) -> None:
+        self._requests.unlease(self._nursery, number)
+
     def _on_borrow(
         self,
         number: int,
         released: tuple[int, ...],
-        block: int,
-        nbytes: int,
-        chunk: int,
-        offset: int,
+        place: Address,
         size: int,
         stays: bool,
-        *descriptor: int,
+        *descriptors: int,
     ) -> None:
         if released:
             self._table.let_go(released)
-        place = PlacedBlock(block, nbytes, chunk, offset)
+        block = PlacedBlock(*place)
         try:
-            self._memory.borrow(place, size, *descriptor, stays=stays)
+            self._memory.borrow(block, size, *descriptors, stays=stays)
         except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
             refused = NotSupportedError(
                 f"borrow: the worker cannot map the memory: {error}", operation="borrow"
             )
             trouble = "done", False, False, encode_error(refused), ()
-            self._channel.send(("done", number, (), (), trouble), now=True)
+            self._channel.send(_answers.done(number, (), (), trouble), now=True)
         else:
-            self._requests.borrow(number, place)
+            self._requests.borrow(number, block)
 
-    def _on_call(self, number: int, what: str, path: str = "") -> None:
+    def _on_call(self, number: int, what: str, path: str) -> None:
         session = self._requests.session
         if session is None:
             return
@@ -314,19 +293,19 @@ class WorkerServer:
         memory = self.opened.memory()
         engine = session.engine
         in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
-        value = (
+        value: tuple[int, int, dict[str, int], tuple[object, ...], dict[str, tuple[object, ...]]] = (
             engine.launched,
             engine.completed,
             in_flight,
             attrs.astuple(memory),
             {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},
         )
-        self._channel.send(("result", number, value), now=True)
+        self._channel.send(_answers.result(number, value), now=True)
 
     async def _synchronize(self, number: int, session: Session) -> None:
         await session.engine.synchronize()
         self.blocks.drain()
-        self._channel.send(("result", number, None), now=True)
+        self._channel.send(_answers.result(number, None), now=True)
 
     def _on_poison(self, reason: str) -> None:
         self.opened.poison(reason)
@@ -348,7 +327,7 @@ class WorkerServer:
 
     async def _close(self) -> None:
         await self._context.stop()
-        self._channel.send(("closed",), now=True)
+        self._channel.send(_answers.closed(), now=True)
 
 
 class EventForwarder:
@@ -391,7 +370,7 @@ class EventForwarder:
         if isinstance(event, ActorStarted):
             with suppress(KeyError):
                 actor_class = self._system.tree().find(path).actor_class
-        message: Message = ("event", encode_event(event), actor_class)
+        message = _answers.event(encode_event(event), actor_class)
         if self._early is None:
             self._channel.send(message)
         else:
@@ -431,7 +410,7 @@ class LaunchClock:
             begun = self._begun.pop(launch.number, None)
             if begun is not None:
                 # The answer follows.
-                self._channel.post(("times", launch.number, begun, time.monotonic_ns()))
+                self._channel.post(_answers.times(launch.number, begun, time.monotonic_ns()))
 
 
 @attrs.define(eq=False)
@@ -478,11 +457,11 @@ class PreparedLibraries:
         self._context = context
         self._nursery = nursery
 
-    def prepare(self, path: str, blocks: Iterable[Address]) -> None:
+    def on_prepare(self, library: str, blocks: Iterable[Address]) -> None:
         """Open a library ahead.
 
         Args:
-            path: Import path of its actor.
+            library: Import path of its actor.
             blocks: Places of the blocks that it has from its start.
         """
         prepared = _Prepared(tuple(starmap(PlacedBlock, blocks)))
@@ -492,9 +471,9 @@ class PreparedLibraries:
             except ValueError:
                 # A place outside of the mapped chunks: the library is opened when it is used.
                 return
-            self._prepared[path] = prepared
+            self._prepared[library] = prepared
         self._running.add(prepared)
-        self._nursery.start_soon(self._prepare, path, prepared)
+        self._nursery.start_soon(self._prepare, library, prepared)
 
     async def _prepare(self, path: str, prepared: _Prepared) -> None:
         # The context may be about to end: then nothing is opened ahead.
@@ -508,12 +487,12 @@ class PreparedLibraries:
         while self._running:
             await next(iter(self._running)).is_over.wait()
 
-    def forget(self, path: str) -> None:
+    def on_forget(self, library: str) -> None:
         """Close a library that was opened ahead: the application has closed it."""
-        prepared = self._prepared.get(path)
+        prepared = self._prepared.get(library)
         if prepared is not None:
             prepared.is_closed = True
-        self._nursery.start_soon(self._close, path)
+        self._nursery.start_soon(self._close, library)
 
     async def _close(self, path: str) -> None:
         prepared = self._prepared.get(path)
@@ -540,9 +519,9 @@ class PreparedLibraries:
                 # D115: its objects refer to addresses that may be another block's now.
                 session.discard(path)
                 if not each.is_closed:
-                    self.prepare(path, ())
+                    self.on_prepare(path, ())
 
-    def remove_chunk(self, number: int) -> None:
+    def on_unchunk(self, number: int) -> None:
         """Unmap a chunk that is gone; libraries that were opened ahead with blocks in it go first."""
         paths = [
             path
@@ -567,3 +546,10 @@ class PreparedLibraries:
         for number in self._leaving:
             self._memory.remove_chunk(number)
         self._leaving.clear()
+
+
+_HANDLERS = handlers(
+    _orders.ORDERS,
+    *(WorkerServer, WorkerRequests, RemoteCopies, WorkerMemory, WorkerSlabs, PreparedLibraries),
+    but=(_orders.config,),
+)

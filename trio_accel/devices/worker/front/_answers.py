@@ -15,11 +15,13 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ....backends.base import ContextPoisonedError
 from ....backends.base.ops import ArraySpec
-from ...base._errors import locate, lost_descriptors, out_of_descriptors
+from ...base._errors import lost_descriptors, out_of_descriptors
 from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
+from ..transport import _answers, _orders
 from ..transport._frames import LOST, Received, close_all
+from ..transport._messages import expect, handlers
 from ..transport._protocol import Address, NonsenseError
 from ._calls import Questions, WorkerActors
 from ._chunks import ChunkTable
@@ -72,24 +74,7 @@ class AnswerHandler:
     _handlers: dict[Any, Callable[..., None]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._handlers = {
-            "ready": self._on_ready,
-            "started": self._on_started,
-            "prepared": self._on_prepared,
-            "made": self._on_made,
-            "times": self._on_times,
-            "progress": self._on_progress,
-            "done": self._on_done,
-            "granted": self._on_granted,
-            "copy": self._on_copy,
-            "chunk": self._on_chunk,
-            "unchunk": self._on_unchunk,
-            "result": self._on_result,
-            "event": self._on_event,
-            "log": self._on_log,
-            "lost": self._on_lost,
-            "closed": self._on_closed,
-        }
+        self._handlers = _HANDLERS(self)
 
     def open(self, nursery: trio.Nursery) -> None:
         """Begin; a chunk that was missed is asked for by a task of the nursery."""
@@ -106,7 +91,8 @@ class AnswerHandler:
         try:
             for message, descriptors in received:
                 if descriptors:
-                    _expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
+                    kind = _answers.KINDS.kinds[message[0]]
+                    expect(kind.carries, f"{kind}: it came with descriptors")
                 handlers[message[0]](link, *message[1:], *descriptors)
                 taken += 1
         except NonsenseError as error:
@@ -141,15 +127,15 @@ class AnswerHandler:
     def is_waited_for(self, request: OperationRequest) -> bool:
         """Tell whether its asker is to look for its end."""
         # D38: with others at the worker, their answers would wait behind this asker's polls.
-        return not request.is_over and self._requests.sent == 1
+        return request.stage != "over" and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
         request = self._request(link, number)
         if request is not None:
-            _expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
+            expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
             assert isinstance(request, OperationRequest)
             # The clock is one for all processes of the machine: an end that is still to come is nonsense.
-            _expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
+            expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
 
     def _on_progress(self, link: WorkerLink, number: int, text: str) -> None:
@@ -161,30 +147,30 @@ class AnswerHandler:
             # Where nobody listens, nothing more of it is sent.
             if asker.notify is not None:
                 asker.report(text)
-                link.send(("heard", number), now=True)
+                link.send(_orders.heard(number), now=True)
 
     def _on_ready(self, link: WorkerLink, libraries: tuple[str, ...]) -> None:
-        _expect(not link.is_ready, "ready: it was before")
+        expect(not link.is_ready, "ready: it was before")
         link.libraries = libraries
         link.is_ready = True
         link.notify()
 
     def _on_started(self, link: WorkerLink) -> None:
-        _expect(link.is_ready and not link.is_started, "started: it was not told to")
+        expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
 
     def _on_prepared(self, link: WorkerLink) -> None:
-        _expect(link.is_started, "prepared: it was not told to start")
+        expect(link.is_started, "prepared: it was not told to start")
         link.is_prepared = True
         if link.is_serving:
             self.on_prepared()
 
-    def _on_made(self, _: WorkerLink, library: str, taken: int, imports: int) -> None:
+    def _on_made(self, link: WorkerLink, library: str, taken: int, imports: int) -> None:
         self._device.recoveries.made(library, taken * 1e-9, imports * 1e-9)
 
     def _on_closed(self, link: WorkerLink) -> None:
-        _expect(self._outcomes.is_closing, "closed: it was not told to")
+        expect(self._outcomes.is_closing, "closed: it was not told to")
         link.is_started = False
         link.notify()
 
@@ -237,7 +223,8 @@ class AnswerHandler:
             self._outcomes.refuse(request, trouble[3])
         elif not request.granted.is_set():
             self._outcomes.end_lease(request)
-        request.end()
+        else:
+            request.end()
 
     def _count(self, link: WorkerLink, request: OperationRequest, error: BaseException | None) -> None:
         """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
@@ -271,17 +258,15 @@ class AnswerHandler:
         for _, nbytes, chunk, _ in addresses:
             if chunk in missing and request.failure is None:
                 request.failure = error = out_of_descriptors(nbytes, missing[chunk])
-                name, generation = self._device.name, self._device.generation
-                locate(error, device=name, operation=request.launch.name, generation=generation)
+                self._device.locate(error, request.launch.name)
         return tuple([address for address in addresses if address[2] not in missing])
 
     def _collect(self, request: OperationRequest) -> None:
         """Collect garbage: there is no memory for a request, and arrays in reference cycles may hold some."""
         if request.is_cancelled:
-            self._copies.cancel(request)
-            request.unwind_after_copies()
+            self._copies.unwind(request)
             return
-        request.may_collect = False
+        request.shortages += 1
         gc.collect()
         # Also what is kept for the next operations.
         self._device.blocks.drain()
@@ -292,11 +277,9 @@ class AnswerHandler:
     def _on_granted(self, link: WorkerLink, number: int, address: Address) -> None:
         request = self._request(link, number)
         if request is not None:
-            _expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
+            expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
             assert isinstance(request, LeaseRequest)
-            _expect(
-                address[0] == request.array.block, f"granted: another block than that of request {number}"
-            )
+            expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
             if isinstance(request, BorrowRequest):
                 request.known(link)
             else:
@@ -315,7 +298,7 @@ class AnswerHandler:
         array: ArraySpec,
     ) -> None:
         def copied() -> None:
-            link.send(("copied", transfer), now=True)
+            link.send(_orders.copied(transfer), now=True)
 
         if not link.is_serving:
             return
@@ -323,7 +306,7 @@ class AnswerHandler:
         if isinstance(request, OperationRequest):
             _check_copy(request, index, array)
             self._chunks.check_array(chunk, offset, array)
-        if isinstance(request, OperationRequest) and not request.is_left:
+        if isinstance(request, OperationRequest) and request.stage == "sent":
             self._copies.copy_on_device(
                 request,
                 request.hosts.copies[index],
@@ -336,7 +319,7 @@ class AnswerHandler:
             copied()
 
     def _on_chunk(self, link: WorkerLink, number: int, nbytes: int, *descriptors: int) -> None:
-        _expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
+        expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
         if link.is_serving:
             try:
                 if descriptors[0] == LOST:
@@ -347,7 +330,7 @@ class AnswerHandler:
                 self._chunks.missing[number] = error
                 self._nursery.start_soon(self._ask_for_chunk, link, number)
             else:
-                link.send(("kept", number))
+                link.send(_orders.kept(number))
                 self._pool.share(chunk, link)
                 return
         # Else it is of a worker that was given up, and holds no block that the application knows.
@@ -358,7 +341,7 @@ class AnswerHandler:
         """Have a worker send the descriptor of a chunk again in a moment: there may be room for it then."""
         await trio.sleep(_ASKED_AGAIN)
         if number in self._chunks.missing and link.is_serving:
-            link.send(("tell_chunk", number))
+            link.send(_orders.tell_chunk(number))
 
     def _on_unchunk(self, link: WorkerLink, number: int) -> None:
         if link.is_serving and self._chunks.missing.pop(number, None) is None:
@@ -371,7 +354,7 @@ class AnswerHandler:
     def _on_event(self, link: WorkerLink, event: Event, actor_class: str) -> None:
         if link.how is not None:
             return
-        _expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
+        expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
         if isinstance(event, ActorEvent):
             event = attrs.evolve(event, pid=link.process.pid)
         self.actors.take(event, actor_class)
@@ -385,16 +368,6 @@ class AnswerHandler:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
             logger.handle(record_of(name, level, text, link.process.pid, self._device.path))
-
-
-def _expect(is_so: bool, what: str) -> None:
-    """See that something is so; not for what happens with each operation, as the text takes long to make.
-
-    Raises:
-        NonsenseError: It is not.
-    """
-    if not is_so:
-        raise NonsenseError(what)
 
 
 def _check_done(
@@ -417,10 +390,11 @@ def _check_done(
         chunks.check_address(address)
     if not isinstance(request, OperationRequest):
         is_refused = isinstance(request, BorrowRequest) and trouble is not None and trouble[3] is not None
-        _expect(not results and (trouble is None or is_refused), f"request {request.number} is a lease")
+        expect(not results and (trouble is None or is_refused), f"request {request.number} is a lease")
         return
     if trouble is not None:
         how, _, _, error, _ = trouble
+        expect(how == "done" or request.is_cancelled, f"request {request.number} was not cancelled")
         if how != "done" or error is not None:
             return
     if (results or request.hosts.is_used) and not request.hosts.fits(results):
@@ -434,10 +408,10 @@ def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None
         NonsenseError: It is not.
     """
     copies = request.hosts.copies
-    _expect(index < len(copies), f"request {request.number} has no host array {index}")
+    expect(index < len(copies), f"request {request.number} has no host array {index}")
     host = copies[index].host
     is_like = host.shape == array.shape and host.dtype == array.dtype.dtype
-    _expect(is_like, f"host array {index} of request {request.number} is another")
+    expect(is_like, f"host array {index} of request {request.number} is another")
 
 
 def _close_descriptors(received: Iterable[Received]) -> None:
@@ -462,3 +436,6 @@ def record_of(name: str, level: int, text: str, pid: int, device: str) -> loggin
     # As `extra` would set them.
     vars(record).update(pid=pid, device=device)
     return record
+
+
+_HANDLERS = handlers(_answers.KINDS, AnswerHandler, given=("link",))

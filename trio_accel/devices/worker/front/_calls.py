@@ -29,6 +29,7 @@ from ...base._library_paths import by_title, is_actor_of
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
+from ..transport import _orders
 from ..transport._answers import MEMORY, USAGE
 from ..transport._protocol import Address, Message, NonsenseError
 from ._chunks import Chunk, ChunkTable, Stay
@@ -64,12 +65,12 @@ class Questions:
     def __len__(self) -> int:
         return len(self._calls)
 
-    async def ask(self, what: str, *arguments: str) -> Any:
+    async def ask(self, what: str, path: str = "") -> Any:
         """Call the worker that serves, and the next one if it is lost meanwhile.
 
         Args:
             what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
-            arguments: Arguments of the call.
+            path: Import path of the library to close.
 
         Raises:
             DeviceLostError: There is no worker any more.
@@ -86,7 +87,7 @@ class Questions:
             self._last += 1
             number = self._last
             call = self._calls[number] = _Question(what)
-            sender.link.send(("call", number, what, *arguments), now=True)
+            sender.link.send(_orders.call(number, what, path), now=True)
             try:
                 await call.done.wait()
             finally:
@@ -202,11 +203,13 @@ class Leases:
         is_own = loan.ref.block.table is self._device.blocks
         array = attrs.evolve(loan.ref.spec, block=block.id)
         number = self._requests.next_number()
-        request = BorrowRequest(number, array, loan.place, loan.end, is_own=is_own, stay=stay)
+        chunk = loan.place.chunk
+        told = chunk.number if is_own else chunk.abroad
+        request = BorrowRequest(number, array, loan.place, told, loan.end, stay=stay)
         loan.users += 1
         # Operations come behind it, and nothing keeps it from being known.
         link = self._sender.link
-        is_sure = is_own or (link is not None and request.chunk.borrowers.get(link, False))
+        is_sure = is_own or (link is not None and chunk.borrowers.get(link, False))
         self._ask(request)
         return Borrowed(AccelRef(block, array), request, self, is_sure)
 
@@ -237,10 +240,11 @@ class Leases:
 
     def give_back(self, request: LeaseRequest) -> None:
         """End what a worker holds, or is to hold."""
-        request.is_given_back = True
-        if self._requests.get(request.number) is request and self._sender.link is not None:
-            self._sender.link.send(("unlease", request.number), now=True)
-        else:
+        if request.stage == "sent" and self._sender.link is not None:
+            request.move("leave")
+            self._sender.link.send(_orders.unlease(request.number), now=True)
+        elif request.stage in ("queued", "sent"):
+            # One that a lost worker had is not put back: it may end while the others are sorted.
             self._requests.withdraw(request)
             request.end()
 
@@ -463,10 +467,8 @@ class MeasuredRequest(OperationRequest):
 
     __slots__ = ("_began", "_measures", "_sent")
 
-    def __init__(
-        self, number: int, launch: Launch, hosts: HostArrays, measures: Measures, *, invalidates: bool
-    ) -> None:
-        super().__init__(number, launch, hosts, invalidates=invalidates)
+    def __init__(self, number: int, launch: Launch, hosts: HostArrays, measures: Measures) -> None:
+        super().__init__(number, launch, hosts)
         self._measures = measures
         self._began = measures.now()
         # When it was handed over to a worker last.

@@ -19,6 +19,7 @@ from ....backends.base.host import check_shared, read_only, total_bytes
 from ....backends.base.ops import ArraySpec
 from ...arrays._blocks import BlockTable
 from ...base._errors import out_of_descriptors
+from ..transport import _orders
 from ..transport._protocol import Address, Message, NonsenseError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Chunk:
     def unmap(self, borrower: Borrower) -> None:
         """Have a worker unmap it, once nothing there reads it."""
         if self.borrowers.pop(borrower, None) is not None:
-            borrower.send(("unchunk", self.abroad))
+            borrower.send(_orders.unchunk(self.abroad))
 
     def drop(self) -> None:
         """Give it back: now, or when nothing in it is read by another device any more."""

@@ -29,6 +29,7 @@ from ...engine._recovery import STEADY
 from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
+from ..transport import _orders
 from ..transport._channel import Channel, Take
 from ._answers import AnswerHandler
 from ._calls import Borrowed, Leases, Loan, MeasuredRequest, Measures, Questions
@@ -118,7 +119,7 @@ class Generations:
             self.answers.actors.clear()
             addresses = tuple(self._chunks.blocks.values())
             link.is_asked = partial(self._asks, link)
-            link.send(("start", number, addresses), now=True)
+            link.send(_orders.start(number, addresses), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
             context.show_process(link.process.pid)
@@ -180,7 +181,7 @@ class Generations:
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
-        link.send(("close",), now=True)
+        link.send(_orders.close(), now=True)
         seconds = self._device.options.close_grace + _CLOSING
         # Shielded, and bounded: a device whose task is cancelled still ends its worker in order.
         with trio.move_on_after(seconds, shield=True), suppress(Exception):
@@ -195,7 +196,8 @@ class Generations:
                 held.append(request)
             else:
                 self._outcomes.refuse(request, self._device.outage())
-        self._requests.put_back(held)
+        # The refusal of what was borrowed may have been the end of one of these.
+        self._requests.put_back([request for request in held if request.stage == "queued"])
 
     def end(self, given_up: BaseException | None, arrays: str) -> None:
         """End the device: no worker follows.
@@ -255,7 +257,7 @@ class Generations:
         written = [
             request
             for request in requests
-            if isinstance(request, OperationRequest) and request.hosts.is_written
+            if isinstance(request, OperationRequest) and request.hosts.are_written(request.launch)
         ]
         if written:
             for request in written:
@@ -449,7 +451,7 @@ class WorkerDispatch:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_shut:
             raise await self._device.lost()
-        request, planned = self._plan(operation, invalidates=False)
+        request, planned = self._plan(operation)
         try:
             self._requests.add(request)
             link = self._sender.link
@@ -460,12 +462,12 @@ class WorkerDispatch:
                     partial(self._answers.take_plain, link),
                     partial(self._answers.is_waited_for, request),
                 )
-                if request.is_over:
+                if request.stage == "over":
                     request.take()
                     return planned.result()
             await request.wait(self._cancel)
         finally:
-            if not request.is_left:
+            if request.stage != "left":
                 request.launch.forget()
         return planned.result()
 
@@ -486,7 +488,7 @@ class WorkerDispatch:
             raise self._device.outage()
         window = self._device.window
         window.check_room(operation.library)
-        request, planned = self._plan(operation, invalidates=True)
+        request, planned = self._plan(operation)
         pending = Pending(request.launch.name, planned)
         settle = window.enter(operation.library, pending)
 
@@ -498,9 +500,7 @@ class WorkerDispatch:
         self._requests.add(request)
         return pending
 
-    def _plan(
-        self, operation: Operation[LibraryT, ReplyT], *, invalidates: bool
-    ) -> tuple[OperationRequest, Planned[ReplyT]]:
+    def _plan(self, operation: Operation[LibraryT, ReplyT]) -> tuple[OperationRequest, Planned[ReplyT]]:
         device = self._device
         if not device.availability.is_ready:
             device.check_pending(self._requests.waiting)
@@ -512,8 +512,8 @@ class WorkerDispatch:
         hosts = HostArrays(self._by_value, self._staging)
         number = self._requests.next_number()
         if device.system.observers.meter is None:
-            return OperationRequest(number, launch, hosts, invalidates=invalidates), planned
-        return MeasuredRequest(number, launch, hosts, self._measures, invalidates=invalidates), planned
+            return OperationRequest(number, launch, hosts), planned
+        return MeasuredRequest(number, launch, hosts, self._measures), planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
         """Take the request of a cancelled asker back, or give it the grace to end."""
@@ -521,13 +521,13 @@ class WorkerDispatch:
             if not request.copies:
                 return True
             # A lost worker had it, or its host array is being copied for the next one.
-            self._copies.cancel(request)
-            request.unwind_after_copies()
+            self._copies.unwind(request)
             return False
         link = self._sender.link
         if link is not None and self._requests.get(request.number) is request:
-            link.send(("cancel", request.number), now=True)
-        self._leave_in(request, grace_in(request.context, self._options.cancel_grace))
+            link.send(_orders.cancel(request.number), now=True)
+        assert request.task is not None  # it is being cancelled
+        self._leave_in(request, grace_in(request.task.context, self._options.cancel_grace))
         return False
 
     def _leave_in(self, request: RemoteRequest, seconds: float) -> None:
@@ -535,12 +535,11 @@ class WorkerDispatch:
 
     def _leave(self, request: RemoteRequest) -> None:
         """Let a cancelled asker go, except for copies of its arrays, which end soon."""
-        if request.is_over:
+        if request.stage == "over":
             return
         if self._requests.get(request.number) is not request:
             # The worker is done with it: only copies of its results are still running.
-            self._copies.cancel(request)
-            request.unwind_after_copies()
+            self._copies.unwind(request)
             return
         assert isinstance(request, OperationRequest)
         if request.hosts.are_direct(request.launch):
@@ -553,7 +552,7 @@ class WorkerDispatch:
         link = self._sender.link
         if link is not None and not request.hosts.is_copied:
             # Ahead of the end of the copies, as no kernel is to see what they have not copied.
-            link.send(("left", request.number), now=True)
+            link.send(_orders.left(request.number), now=True)
         self._copies.cancel(request)
         request.leave()
 
@@ -595,7 +594,7 @@ class WorkerDispatch:
 
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
-        self._sender.serving().send(("poison", reason), now=True)
+        self._sender.serving().send(_orders.poison(reason), now=True)
 
     def _pump_soon(self) -> None:
         # Not here: this is called in the midst of the end of a request.

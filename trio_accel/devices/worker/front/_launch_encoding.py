@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import reprlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,9 @@ from ....backends.base.ops import (
     value_key,
 )
 from ...operations._operation import Launch
-from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, PEERS, TUPLE, Message, Wire
+from ..transport import _orders
+from ..transport._messages import SHORT
+from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, PEERS, TUPLE, Message
 from ..transport._wire_values import encode_fault
 
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
@@ -47,14 +48,12 @@ _MOST = 1024
 _MOST_TEXT = 1 << 12
 
 _Key: TypeAlias = tuple[Any, ...]
-_AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
+_AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Message | None"]
 
 _ID = attrgetter("id")
 # Values of these types stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _NAMES = {id(member): member.value for member in DType}
-_SHORT = reprlib.Repr()
-_SHORT.maxother = _SHORT.maxstring = 100
 _PATHS: dict[type[OperationSpec], str] = {}
 
 
@@ -155,14 +154,14 @@ class TemplateTable:
                 for counts in self.counts.values():
                     counts.evicted = counts.made
                 # Posted in order with the launches, so the worker forgets between the same two.
-                self._post(("forget_templates",))
+                self._post(_orders.forget_templates())
             numbers[whole] = 0
             return None
         if not number:
             plain = _encode(launch, positions, host)
             self._last += 1
             number = numbers[whole] = self._last
-            self._post(("template", number, plain))
+            self._post(_orders.template(number, plain))
             self.counts[launch.library].made += 1
         else:
             self.counts[launch.library].found += 1
@@ -188,7 +187,7 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 
 
 def _spec_key(
-    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
+    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Message | None]
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
     """Split a specification into its key, without blocks and packed scalars, and these.
 
@@ -238,7 +237,7 @@ def _spec_key(
     return key, blocks, packed
 
 
-def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Wire:
+def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:
     """Make plain values of a specification.
 
     Args:
@@ -274,7 +273,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {_SHORT.repr(field)}{error}"
+                    f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
                 ) from None
     return tuple(values)
 
@@ -339,7 +338,7 @@ def _encode_value(value: object, host: HostEncoder) -> object:
 
 
 @functools.lru_cache(1024)
-def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
+def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Message:
     """Return all of an array but its block; a pickle has one that occurs again only once.
 
     Args:
@@ -385,7 +384,7 @@ def _refuse(cls: type[object], reason: str) -> NoReturn:
     raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
 
 
-def encode_array(array: npt.NDArray[Any]) -> Wire:
+def encode_array(array: npt.NDArray[Any]) -> Message:
     """Make plain values of a small host array: dtype, shape and bytes in C order.
 
     Raises:

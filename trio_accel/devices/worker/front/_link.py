@@ -13,6 +13,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import ContextLostError
 from ..launcher._launcher import WorkerProcess
+from ..transport import _answers, _orders
 from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._frames import Received
 from ..transport._protocol import FIRST_WORD, WORDS, NonsenseError, SharedPage
@@ -28,8 +29,8 @@ _logger = logging.getLogger("trio_accel.devices")
 # The launcher reports a death within milliseconds; tasks that wait for an outcome wait no longer.
 _REPORT = 0.05
 # Messages that a worker answers, and its answers to them.
-_ASKS = frozenset({"request", "replay", "lease", "call"})
-_ANSWERS = frozenset({"done", "granted", "result"})
+_ASKS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.call))
+_ANSWERS = frozenset(kind.name for kind in (_answers.done, _answers.granted, _answers.result))
 # Looks without a beat, and no seconds of a clock: a program that was stopped itself, by a debugger or a
 # suspended laptop, would find at its first look that a healthy worker was silent for an hour.
 _BEATS = 10
@@ -111,7 +112,7 @@ class WorkerLink:
 
     def send_chunk(self, chunk: Chunk) -> None:
         """Have it map memory that is there."""
-        self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
+        self.send(_orders.chunk(chunk.number, chunk.nbytes), (chunk.descriptor,))
 
     def word(self, library: str) -> int:
         """Return the shared word of a library.

@@ -63,7 +63,7 @@ class CopyService:
             filled: Called with each one that is filled, or never will be.
         """
         for copy in request.hosts.copies:
-            if copy.is_upload and copy.region is not None and not copy.is_begun:
+            if copy.is_upload and copy.region is not None and copy.stage == "planned":
                 self._start(request, copy, _memory(copy), partial(filled, copy))
 
     def fetch(self, request: OperationRequest) -> None:
@@ -101,6 +101,11 @@ class CopyService:
             if owner is request:
                 copying.cancel()
 
+    def unwind(self, request: RemoteRequest) -> None:
+        """End the copies of a request soon, and let its cancelled asker go behind them."""
+        self.cancel(request)
+        request.unwind()
+
     def cancel_on_device(self) -> None:
         """End all copies from and to the device's memory soon: what they were for is lost."""
         for copying, (_, copy) in self._running.items():
@@ -125,7 +130,7 @@ class CopyService:
         copied: Callable[[], None],
     ) -> None:
         self.begun += 1
-        copy.is_begun = True
+        copy.stage = "running"
         copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
         # The request's outcome waits for this count: until then the copy touches the program's array.
         request.copies += 1
@@ -140,7 +145,7 @@ class CopyService:
         except Exception as error:  # noqa: BLE001  # the system has no thread
             request.failure = error
         finally:
-            copy.is_over = True
+            copy.stage = "over"
             del self._running[copying]
             changed, self._changed = self._changed, trio.Event()
             changed.set()
@@ -207,8 +212,7 @@ class OutcomePolicy:
         if trouble is not None or request.failure is not None:
             fate, is_launched, is_hit, found, invalid = trouble or _FINE
             if fate == "withdrawn":
-                self._copies.cancel(request)
-                request.unwind_after_copies()
+                self._copies.unwind(request)
                 return (), None
             if self._may_try_again(request, found, is_launched=is_launched):
                 return None
@@ -231,12 +235,12 @@ class OutcomePolicy:
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
-        request.finish_after_copies(error)
+        request.finish(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
     def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
         """Fill the host arrays of an operation, unless it failed."""
-        if error is not None or request.is_left:
+        if error is not None or request.stage == "left":
             self._copies.cancel(request)
         else:
             request.hosts.fill(results)
@@ -249,7 +253,8 @@ class OutcomePolicy:
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
         # Where all memory is too little, garbage has none to give, and its collection holds the loop.
         is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
-        return is_short and request.may_collect and is_as_it_was and not self.is_closing
+        # Once, and not if others may have been refused because of it by then.
+        return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
 
     def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
         is_late = error is not None and self.is_closing and not is_launched
@@ -271,7 +276,7 @@ class OutcomePolicy:
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         for request in requests:
-            if isinstance(request, LeaseRequest) and request.is_given_back:
+            if isinstance(request, LeaseRequest) and request.stage == "left":
                 # Before any is asked whether it goes to the next worker: the end of what was borrowed may be
                 # that of a lease of this device.
                 request.end()
@@ -307,11 +312,9 @@ class OutcomePolicy:
                 request.openings += 1
                 if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
                     error = loss_of(cause)(
-                        "the device's context was lost again while the library of this operation was opened",
-                        device=self._device.name,
-                        operation=request.launch.name,
-                        generation=self._device.generation,
+                        "the device's context was lost again while the library of this operation was opened"
                     )
+                    self._device.locate(error, request.launch.name)
                     error.__cause__ = cause
                     self.refuse(request, error)
                     continue
@@ -339,11 +342,9 @@ class OutcomePolicy:
             if isinstance(request, OperationRequest) and _has_begun(request, link):
                 _strike(request.launch)
                 stuck = CompletionTimeoutError(
-                    "it did not complete, and the worker's loop stood still with it",
-                    device=self._device.name,
-                    operation=request.launch.name,
-                    generation=self._device.generation,
+                    "it did not complete, and the worker's loop stood still with it"
                 )
+                self._device.locate(stuck, request.launch.name)
                 self._end_in_flight(request, stuck)
                 left.remove(request)
                 break
@@ -359,7 +360,7 @@ class OutcomePolicy:
     ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
-            return not request.is_given_back
+            return request.stage == "sent"
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
             is_innocent = suspects is not None and request not in suspects
@@ -378,10 +379,9 @@ class OutcomePolicy:
             # An injected fault has struck: it would end the next context, too.
             request.launch = request.launch.without_fault()
         if request.is_cancelled:
-            self._copies.cancel(request)
-            request.unwind_after_copies()
+            self._copies.unwind(request)
             return False
-        return not request.is_over
+        return True
 
     def convicts(self, request: RemoteRequest) -> bool:
         """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
@@ -415,23 +415,25 @@ class OutcomePolicy:
         notify(self._device.hooks, launch, *_PHASES)
         # Copies that have not begun never take place; the outcome waits for those that run.
         self._copies.cancel(request)
-        request.finish_after_copies(error)
+        request.finish(error)
 
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
         """End a request that no worker has begun with."""
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
-            request.end()
+            # The end of what was borrowed, just now, may have been that of a lease of this device.
+            if request.stage != "over":
+                request.end()
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:
             request.launch.spoil(error)
-        self._copies.cancel(request)
         if request.is_cancelled:
-            request.unwind_after_copies()
+            self._copies.unwind(request)
         else:
-            request.finish_after_copies(error)
+            self._copies.cancel(request)
+            request.finish(error)
 
     def end_lease(self, request: LeaseRequest) -> None:
         """End a lease before its turn: its array was released, or the device is being closed."""

@@ -25,6 +25,7 @@ from ...engine._library_opener import blocks_of, modules_of
 from ...host._host_pool import HostPool, Slab
 from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._link import program_arguments
+from ..transport import _orders
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
 from ..transport._protocol import SharedPage, WorkerConfig
@@ -215,7 +216,7 @@ class WorkerPool:
         if (is_observed, is_timed) != (self._is_observed, self._is_timed):
             self._is_observed, self._is_timed = is_observed, is_timed
             for link in self._links:
-                link.send(("observe", is_observed, is_timed))
+                link.send(_orders.observe(is_observed, is_timed))
 
     def use(self, library: str) -> None:
         """Note that a library is in use from now on: workers that stand ready open it ahead, too."""
@@ -233,7 +234,7 @@ class WorkerPool:
         places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
         addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
         if len(addresses) == len(places):
-            link.send(("prepare", library, tuple(addresses)))
+            link.send(_orders.prepare(library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
         """Forget a library that was closed: workers that stand ready close it, too."""
@@ -241,7 +242,7 @@ class WorkerPool:
         for link in self._links:
             link.used.discard(library)
             if not link.is_serving:
-                link.send(("forget", library))
+                link.send(_orders.forget(library))
 
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
@@ -257,7 +258,7 @@ class WorkerPool:
         """Have all workers but one unmap a chunk that is gone."""
         for link in self._links:
             if link is not but:
-                link.send(("unchunk", number))
+                link.send(_orders.unchunk(number))
 
     async def close(self) -> None:
         """End all workers that are left, and wait until they are gone."""
@@ -349,7 +350,7 @@ class WorkerPool:
                 window=min(self._window, _WINDOW),
                 fast_paths=current_fast_paths(),
             )
-            link.send(("config", config))
+            link.send(_orders.config(config))
             for chunk in self._chunks.chunks.values():
                 link.send_chunk(chunk)
             for library in placed:
@@ -416,7 +417,7 @@ class SlabTable:
     def _unshare(self, slab: Slab) -> None:
         self._forget(slab)
         for link in self._links():
-            link.send(("unslab", slab.number))
+            link.send(_orders.unslab(slab.number))
 
     def _forget(self, slab: Slab) -> None:
         kept = self._kept.pop(slab.number, None)
@@ -426,4 +427,4 @@ class SlabTable:
 
 def _send(link: WorkerLink, slab: Slab) -> None:
     assert slab.descriptor is not None
-    link.send(("slab", slab.number, slab.nbytes), (slab.descriptor,))
+    link.send(_orders.slab(slab.number, slab.nbytes), (slab.descriptor,))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextvars import Context
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import attrs
 import numpy as np
@@ -20,6 +20,7 @@ from ...base._errors import out_of_descriptors
 from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
+from ..transport import _orders
 from ..transport._frames import close_all
 from ..transport._protocol import Address, Message
 from ._chunks import Borrower, Chunk, Stay
@@ -30,6 +31,7 @@ __all__ = [
     "HostArrays",
     "HostCopy",
     "LeaseRequest",
+    "NoEdgeError",
     "OperationRequest",
     "RemoteRequest",
     "Staging",
@@ -42,6 +44,22 @@ _STAGED = 2 << 30
 _transfers = itertools.count(1)
 
 
+Stage: TypeAlias = Literal["queued", "sent", "copying", "unwinding", "left", "over"]
+"""Where a request is in its life.
+
+It waits in the application; a worker has it; its outcome is known, or will be its cancellation, and copies of
+the program's arrays run; its asker waits for copies alone, or has gone, and the worker may go on; it is over.
+Whether a worker has begun with it is told by a word of memory, and only a dead worker's counts (D58).
+"""
+
+Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave", "complete"]
+"""What happens to a request."""
+
+
+class NoEdgeError(RuntimeError):
+    """Something happened to a request that cannot happen in its stage: an error of this package."""
+
+
 @attrs.define(eq=False, repr=False)
 class RemoteRequest(Waiter):
     """One request, from the moment it is handed over until its outcome; it may see several workers.
@@ -51,51 +69,71 @@ class RemoteRequest(Waiter):
         library: Import path of the library that it goes to; "" for a lease.
         reads: Blocks that it reads.
         writes: Blocks that it changes.
+        stage: Where it is in its life.
         losses: How often the context was lost while it was in flight.
         openings: How often a worker was lost while its library was opened, and nothing was in flight.
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: Users of its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
-        is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
-        is_over: Whether it has its outcome.
         is_suspect: Whether it may have caused a fault of the device: it runs alone (D136).
         rank: Its place among the suspects: the likeliest are last.
+        edges: All that may happen to a request in each stage, and the next stage.
     """
 
+    edges: ClassVar[Mapping[tuple[Stage, Step], Stage]] = {
+        # D19: handed over in the order of its library, and behind what it must follow.
+        ("queued", "send"): "sent",
+        # D59: a lost worker had it, or had no memory for it; it has its old place.
+        ("sent", "return"): "queued",
+        ("queued", "withdraw"): "over",
+        # Refused, or done. D4: a lost worker counts as a copy until it is dead.
+        ("queued", "end"): "copying",
+        ("sent", "end"): "copying",
+        ("queued", "unwind"): "unwinding",
+        ("sent", "unwind"): "unwinding",
+        # The grace of a cancelled asker is over: copies of results are not waited for either.
+        ("copying", "unwind"): "unwinding",
+        # D72: buffers stay until the worker is done with them, however that ends.
+        ("sent", "leave"): "left",
+        ("left", "end"): "unwinding",
+        ("left", "unwind"): "unwinding",
+        ("copying", "complete"): "over",
+        ("unwinding", "complete"): "over",
+    }
     number: int
     library: str
     reads: frozenset[int]
     writes: frozenset[int]
+    stage: Stage = attrs.field(default="queued", init=False)
     losses: int = attrs.field(default=0, init=False)
     openings: int = attrs.field(default=0, init=False)
     turn: Turn | None = attrs.field(default=None, init=False)
     copies: int = attrs.field(default=0, init=False)
     failure: Exception | None = attrs.field(default=None, init=False)
-    is_left: bool = attrs.field(default=False, init=False)
-    is_over: bool = attrs.field(default=False, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
     rank: int = attrs.field(default=0, init=False)
-    # Gives the outcome when no copy runs any more.
-    _end: Callable[[], None] | None = attrs.field(default=None, init=False)
+    # Its outcome, while copies run.
+    _error: BaseException | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
 
     def __attrs_pre_init__(self) -> None:
         super().__init__()
 
-    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """Make the message to the worker that has these templates."""
-        raise NotImplementedError
+    def move(self, step: Step) -> None:
+        """Go to the next stage.
+
+        Raises:
+            NoEdgeError: There is none.
+        """
+        stage = self.edges.get((self.stage, step))
+        if stage is None:
+            raise NoEdgeError(f"request {self.number} is {self.stage}: {step!r} has no edge there")
+        self.stage = stage
 
     @property
     def has_room(self) -> bool:
         """Whether there is host memory for the staged transfers of its host arrays."""
         return True
-
-    @property
-    def context(self) -> Context:
-        """Context variables of the task that waits."""
-        assert self.task is not None
-        return self.task.context
 
     async def wait(self, on_cancel: Callable[[RemoteRequest], bool]) -> None:
         """Wait for the outcome.
@@ -116,79 +154,59 @@ class RemoteRequest(Waiter):
         assert self._on_cancel is not None  # `wait` was called with it
         if not self._on_cancel(self):
             return super().abort(raise_cancel)
+        self.move("withdraw")
         self.task = None
-        self.is_over = True
         self._let_go()
         return trio.lowlevel.Abort.SUCCEEDED
 
     def finish(self, error: BaseException | None) -> None:
-        """Give the outcome; a second one does nothing."""
-        if self.is_left:
-            self.unwind()
-        else:
-            self._end_once(WOKEN if error is None else outcome.Error(error))
-
-    def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
-        self._after_copies(lambda: self.finish(error or self.failure))
+        self.move("end")
+        self._error = error
+        self._go_on()
 
-    def unwind_after_copies(self) -> None:
+    def unwind(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
-        self._end = None
-        self._after_copies(self.unwind)
-
-    def copy_over(self) -> None:
-        """Note the end of one use of its arrays."""
-        self.copies -= 1
-        # Taken out before it is called: `_after_copies` keeps it again while other copies run.
-        end, self._end = self._end, None
-        if end is not None:
-            self._after_copies(end)
-        elif self.is_left:
-            self.leave()
+        self.move("unwind")
+        self._go_on()
 
     def leave(self) -> None:
         """Let a cancelled asker go when no copy uses the program's arrays any more, whatever the worker does.
 
-        The request keeps its buffers until its end at the worker, when it is finished or unwound as well
-        (D72).
+        The request keeps its buffers until its end at the worker.
         """
-        self.is_left = True
-        if not self.copies and not self.is_over:
-            self.settle(self.cancellation())
+        self.move("leave")
+        self._go_on()
 
-    def retire(self) -> None:
-        """Give its buffers back: nothing works on it any more."""
-        self._let_go()
+    def copy_over(self) -> None:
+        """Note the end of one use of its arrays."""
+        self.copies -= 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give the outcome, if it is known and nothing uses the program's arrays any more."""
+        stage = self.stage
+        if self.copies or stage in ("queued", "sent"):
+            return
+        if stage != "left":
+            # First of all: what is called from here on must find it over.
+            self.move("complete")
+            self._let_go()
+        if stage == "copying":
+            # Taken out: frames of an error that lives on refer to the request.
+            error, self._error = self._error or self.failure, None
+            self.settle(WOKEN if error is None else outcome.Error(error))
+        elif self.task is not None:
+            # An asker that has left by now has its cancellation.
+            self.settle(self.cancellation())
+        if stage == "unwinding":
+            self._forget()
 
     def _let_go(self) -> None:
         """Give back the memory that it has taken for itself."""
 
-    def _after_copies(self, end: Callable[[], None]) -> None:
-        if not self.copies:
-            end()
-        elif self._end is None:
-            self._end = end
-
-    def unwind(self) -> None:
-        """Give a cancelled asker its cancellation."""
-        self._end_once(self.cancellation())
-        if self.is_left:
-            # A request whose asker has left gives its buffers back only here, at its end at the worker.
-            self.retire()
-
-    def _end_once(self, result: outcome.Outcome[None]) -> None:
-        """Give the outcome, unless there is one."""
-        if not self.is_over:
-            self._let_go()
-            self.settle(result)
-
-    def settle(self, result: outcome.Outcome[None]) -> None:
-        """Give the outcome to the task or the function, or keep it for the task to come."""
-        # The one place that sets the outcome: a second one must find it set, also while the first is
-        # delivered.
-        self.is_over = True
-        super().settle(result)
+    def _forget(self) -> None:
+        """Hold nothing of the program: nobody waits for it."""
 
 
 @attrs.define(eq=False)
@@ -201,16 +219,14 @@ class HostCopy:
         region: Where it is copied to or from. None if that is the device's own memory: then the worker
             tells the address when its stream gets there.
         transfer: Number of a region that is not filled yet; the same for every worker.
-        is_begun: Whether the copy runs or has run.
-        is_over: Whether it has run.
+        stage: Whether the copy is to run, runs, or has run.
     """
 
     host: npt.NDArray[Any]
     is_upload: bool
     region: Region | None
     transfer: int = attrs.field(factory=lambda: next(_transfers))
-    is_begun: bool = False
-    is_over: bool = False
+    stage: Literal["planned", "running", "over"] = "planned"
 
 
 class Staging:
@@ -260,7 +276,6 @@ class HostArrays:
     Attributes:
         copies: Those that the application copies, by index.
         is_used: Whether there are any that a worker was told of one by one, and not by a template.
-        is_written: Whether the worker writes to memory of the application.
         staging: As given.
     """
 
@@ -268,7 +283,6 @@ class HostArrays:
     staging: Staging | None
     copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
     is_used: bool = attrs.field(default=False, init=False)
-    is_written: bool = attrs.field(default=False, init=False)
     _filled: list[npt.NDArray[Any]] = attrs.field(factory=list["npt.NDArray[Any]"], init=False)
     _next: int = attrs.field(default=0, init=False)
 
@@ -286,36 +300,32 @@ class HostArrays:
         """Tell whether the device itself transfers an array of the program for a launch."""
         return any(host.size and self.address(host) is not None for host in _copied(launch))
 
+    def are_written(self, launch: Launch) -> bool:
+        """Tell whether a worker that has a launch writes to memory of the application."""
+        if not isinstance(launch.spec, CopyToHostSpec):
+            return False
+        is_staged = any(copy.region is not None for copy in self.copies)
+        return is_staged or self.address(launch.spec.host) is not None
+
     @property
     def is_copied(self) -> bool:
         """Whether no array of the program is read any more."""
-        return all(copy.is_over for copy in self.copies if copy.is_upload)
+        return all(copy.stage == "over" for copy in self.copies if copy.is_upload)
 
     def begin(self) -> None:
         """Begin the message to a worker, with the first host array."""
         self._filled.clear()
         self._next = 0
 
-    def read(self, host: npt.NDArray[Any]) -> Message:
-        """Tell how the worker gets a host array: from shared memory, by value, or by a copy."""
+    def tell(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
+        """Tell how a host array is read, or filled: by the device itself, by value, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
-            return address
-        if host.nbytes <= self._by_value:
-            return "value", encode_array(host)
-        return self._copy(host, is_upload=True)
-
-    def write(self, host: npt.NDArray[Any]) -> Message:
-        """Tell how a host array is filled: by the device itself, from the reply, or by a copy."""
-        self.is_used = True
-        address = self.address(host)
-        if address is not None:
-            self.is_written = True
             return address
         if host.nbytes > self._by_value:
-            return self._copy(host, is_upload=False)
-        return self.fill_later(host)
+            return self._copy(host, is_upload=is_upload)
+        return ("value", encode_array(host)) if is_upload else self.fill_later(host)
 
     def fill_later(self, host: npt.NDArray[Any]) -> Message:
         """Tell how a host array is filled from the reply."""
@@ -355,8 +365,7 @@ class HostArrays:
         region = copy.region
         if region is None:
             return "copy", index
-        self.is_written |= not is_upload
-        is_filled = copy.is_over or not is_upload
+        is_filled = copy.stage == "over" or not is_upload
         return _shared(region.slab.number, region.offset, host, None if is_filled else copy.transfer)
 
 
@@ -391,21 +400,23 @@ class OperationRequest(RemoteRequest):
     Attributes:
         launch: The launch.
         suspicion: The last fault of the device that it may have caused.
-        invalidates: Whether its outputs are invalid also if it was never launched.
         hosts: Its host arrays.
-        may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
-            others may have been refused because of it by then.
+        shortages: How often garbage was collected as there was not enough memory for it.
     """
 
-    __slots__ = ("hosts", "invalidates", "launch", "may_collect", "suspicion")
+    __slots__ = ("hosts", "launch", "shortages", "suspicion")
 
-    def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, invalidates: bool) -> None:
+    def __init__(self, number: int, launch: Launch, hosts: HostArrays) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
         self.suspicion: Suspicion | None = None
-        self.invalidates: bool = invalidates
         self.hosts: HostArrays = hosts
-        self.may_collect: bool = not invalidates
+        self.shortages: int = 0
+
+    @property
+    def invalidates(self) -> bool:
+        """Whether its outputs are invalid also if it was never launched: it was submitted."""
+        return self.on_done is not None
 
     @property
     def makes_all_it_writes(self) -> bool:
@@ -448,29 +459,27 @@ class OperationRequest(RemoteRequest):
         # them.
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
-            if type(launch.spec) is CopyToHostSpec:
-                hosts.is_written = True
             template, blocks, packed = found
+            # A plain tuple, as the next: each operation has one, and a declaration takes a call.
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
         if hosts.is_used:
             hosts.begin()
-        whole = encode_launch(launch, hosts.read, hosts.write, hosts.fill_later)
+        read, write = partial(hosts.tell, is_upload=True), partial(hosts.tell, is_upload=False)
+        whole = encode_launch(launch, read, write, hosts.fill_later)
         return "request", self.number, word, self.invalidates, whole, released
-
-    def retire(self) -> None:
-        """Give its buffers back: nothing works on it any more."""
-        self._let_go()
-        self.launch.forget()
 
     def _let_go(self) -> None:
         if self.hosts.is_used:
             self.hosts.clear()
 
+    def _forget(self) -> None:
+        self.launch.forget()
+
 
 class LeaseRequest(RemoteRequest):
     """Memory that the program holds; it survives the worker, and holds the same in the next."""
 
-    __slots__ = ("address", "array", "block", "granted", "is_given_back")
+    __slots__ = ("address", "array", "granted")
 
     def __init__(self, number: int, array: ArraySpec, *, write: bool) -> None:
         block = frozenset([array.block])
@@ -479,14 +488,11 @@ class LeaseRequest(RemoteRequest):
         self.granted: trio.Event = trio.Event()
         # Its place, once it is granted.
         self.address: Address | None = None
-        self.is_given_back: bool = False
-
-    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """Make the message to the worker."""
-        return "lease", self.number, self.array.block, bool(self.writes), released
 
     def end(self) -> None:
         """End: the worker has given the block back, or there is none."""
+        self.move("end")
+        self.move("complete")
 
 
 @attrs.frozen(eq=False)
@@ -511,31 +517,31 @@ class BorrowRequest(LeaseRequest):
         number: Its place in the order of the device's requests.
         array: What is read, with the id that its block has for these operations.
         place: Where it is.
+        chunk: Number of its memory at this device: the device's own, or that of others.
         on_end: Called when no worker of this device reads it any more.
-        is_own: Whether the device has lent it itself.
         stay: Says how long the worker keeps the memory mapped; None for no longer than it reads the array.
 
     Attributes:
         chunk: Its memory.
     """
 
-    __slots__ = ("_is_own", "_on_end", "_place", "_stay", "chunk")
+    __slots__ = ("_number", "_on_end", "_place", "_stay", "chunk")
 
     def __init__(
         self,
         number: int,
         array: ArraySpec,
         place: Place,
+        chunk: int,
         on_end: Callable[[], None],
         *,
-        is_own: bool,
         stay: Stay | None,
     ) -> None:
         # As a writer: while requests wait, those that read it come behind.
         super().__init__(number, array, write=True)
         self._place = place
-        self._on_end: Callable[[], None] | None = on_end
-        self._is_own = is_own
+        self._number = chunk
+        self._on_end = on_end
         self._stay = stay
         self.chunk: Chunk = place.chunk
         self.chunk.loans += 1
@@ -547,15 +553,17 @@ class BorrowRequest(LeaseRequest):
             OutOfMemoryError: There are too many open files.
         """
         place, chunk, stay = self._place, self.chunk, self._stay
-        is_known = self._is_own or worker in chunk.borrowers
-        stays = stay is not None and not stay.is_over and not self._is_own
-        number = chunk.number if self._is_own else chunk.abroad
-        told = self.array.block, place.nbytes, number, place.offset, chunk.nbytes, stays
+        is_own = self._number == chunk.number
+        is_known = is_own or worker in chunk.borrowers
+        stays = stay is not None and not stay.is_over and not is_own
+        address = self.array.block, place.nbytes, self._number, place.offset
         descriptors: list[int] = []
         try:
             if not is_known:
                 descriptors.append(chunk.open_to_read())
-            worker.send(("borrow", self.number, released, *told), descriptors, now=True)
+            worker.send(
+                _orders.borrow(self.number, released, address, chunk.nbytes, stays), descriptors, now=True
+            )
         except OSError as error:
             raise out_of_descriptors(place.nbytes, error) from error
         finally:
@@ -570,7 +578,6 @@ class BorrowRequest(LeaseRequest):
 
     def end(self) -> None:
         """End: no worker of this device reads it any more."""
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            self.chunk.end_loan()
-            on_end()
+        super().end()
+        self.chunk.end_loan()
+        self._on_end()

@@ -12,10 +12,10 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import DeviceLostError, OutOfMemoryError
-from ...base._errors import locate
 from ...base._statistics import QueueStatistics
 from ...base._waits import SubmissionOrder, TaskNotifier
 from ...engine._device_state import DeviceState
+from ..transport import _orders
 from ._chunks import ChunkTable
 from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
@@ -84,6 +84,8 @@ class RequestTable:
 
     def add(self, request: RemoteRequest) -> None:
         """Hand a request over, now or in its turn."""
+        if request.stage != "queued":
+            request.move("return")
         if self._is_open and not self.waiting and self._may_go(request):
             self._hand_over(request)
             return
@@ -248,6 +250,8 @@ class RequestTable:
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
+        if request.stage != "queued":
+            request.move("return")
         name = _queue_name(request)
         queue = self._queues.get(name)
         if queue is None:
@@ -284,6 +288,7 @@ class RequestTable:
     def _hand_over(self, request: RemoteRequest) -> None:
         self._sent[request.number] = request
         self._counts[request.library] = self._counts.get(request.library, 0) + 1
+        request.move("send")
         self._send(request)
 
 
@@ -375,8 +380,7 @@ class RequestSender:
             message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self.requests.done(request.number)
-            name, generation = self._device.name, self._device.generation
-            locate(error, device=name, operation=request.launch.name, generation=generation)
+            self._device.locate(error, request.launch.name)
             self._outcomes.refuse(request, error)
             return
         if self._released:
@@ -395,7 +399,8 @@ class RequestSender:
             if isinstance(request, BorrowRequest):
                 request.send(link, released)
             else:
-                link.post(request.message(0, released, link.templates), now=self.requests.sent == 1)
+                message = _orders.lease(request.number, request.array.block, bool(request.writes), released)
+                link.post(message, now=self.requests.sent == 1)
         except OutOfMemoryError as error:
             self.requests.done(request.number)
             self._outcomes.refuse(request, error)
@@ -405,7 +410,7 @@ class RequestSender:
     def _filled(self, copy: HostCopy) -> None:
         """Tell the worker that a host array is in shared memory: operations may wait for it."""
         if self.link is not None:
-            self.link.send(("filled", copy.transfer), now=True)
+            self.link.send(_orders.filled(copy.transfer), now=True)
 
     def _note_released(self, blocks: list[int]) -> None:
         self._released_bytes += self._chunks.forget(blocks)
@@ -428,7 +433,7 @@ class RequestSender:
     def send_released(self) -> None:
         """Tell the worker now what the program has let go."""
         if self._released and self.link is not None:
-            self.link.send(("release", tuple(self._released)))
+            self.link.send(_orders.release(tuple(self._released)))
             self._released, self._released_bytes = [], 0.0
 
     @enable_ki_protection

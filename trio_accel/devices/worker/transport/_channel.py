@@ -15,14 +15,7 @@ from trio.lowlevel import enable_ki_protection
 from ...base._waits import TaskNotifier
 from ...completion._adaptive import LatencyEstimator
 from ...completion._port import LONGEST_LOOK
-from ._frames import (
-    MAX_LENGTH,
-    RETRY,
-    Inbox,
-    Outbox,
-    Received,
-    close_all,
-)
+from ._frames import MAX_LENGTH, RETRY, Inbox, Outbox, Received, close_all
 from ._protocol import PICKLED, Codec, SharedFrame
 
 __all__ = ["Channel", "EndOfChannel", "SpinWait", "Take", "spin_together"]

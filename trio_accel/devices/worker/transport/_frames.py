@@ -280,11 +280,12 @@ class Outbox:
 
     def _encode_posted(self) -> None:
         """Put what was posted into frames."""
-        posted = self._posted
-        if posted:
-            self._posted = []
-            for start in range(0, len(posted), _POSTED):
-                self._put(self._codec.encode_all(posted[start : start + _POSTED]))
+        posted, self._posted = self._posted, []
+        for start in range(0, len(posted), _POSTED):
+            together = posted[start : start + _POSTED]
+            payload = self._codec.encode_all(together)
+            for each in (payload,) if payload else map(self._encode, together):
+                self._put(each)
 
     def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
         held = self._held

@@ -1,78 +1,4 @@
-"""The messages between application and worker: tuples whose first item says which one it is.
-
-From the application:
-
-================  ==========================================================================================
-config            the pickled `WorkerConfig`; first of all
-chunk             id, bytes; with its descriptor: memory that there is already, or another worker has made
-kept              id: the descriptor of a chunk has come
-tell_chunk        id: send a chunk again, whose descriptor was lost
-unchunk           id: that memory is gone, or was borrowed and need not stay mapped
-prepare           import path of a library that is in use now, blocks as in start, that it has from its start,
-                  behind their chunks: open it ahead
-forget            import path of a library that was closed: what was opened ahead is not needed
-start             generation, blocks as (block, bytes, chunk, offset): begin to serve
-template          number, the launch with positions of blocks in place of their ids; ahead of its first
-                  replay
-replay            number, word, whether outputs are invalid although it was not launched, template, blocks,
-                  ids of released blocks, packed scalars
-forget_templates  no template of before is named any more
-request           number, word, whether outputs are invalid although it was not launched, the launch, ids of
-                  released blocks
-lease             number, block, whether it is written, ids of released blocks
-borrow            number, ids of released blocks, block, bytes, chunk, offset, bytes of the chunk, whether the
-                  chunk stays mapped until unchunk; with its descriptor if the worker does not have it mapped:
-                  memory of another device. It is read until unlease
-unlease           number
-cancel            number
-left              number: its asker has gone, and not all of its host arrays were copied
-heard             number: its progress has come, and the next may follow
-copied            transfer
-slab              id, bytes; with its descriptor: host memory of the application, before any array in it is
-                  named
-unslab            id: it has no array any more
-filled            transfer
-release           ids of blocks
-call              number, what: "count" or "synchronize"
-poison            reason
-observe           whether somebody observes messages, and whether times of launches are wanted
-close             end in order
-================  ==========================================================================================
-
-From the worker, which is not trusted; `_answers` says how they are encoded:
-
-================  ==========================================================================================
-ready             names of the libraries: the device is open
-started           the context serves
-made              name of a program's library that is open now, nanoseconds that this took, those of them
-                  for the import of its module
-progress          number, text of the last value that a method has reported; the next once it is heard, or
-                  ahead of "done"
-times             number, when its launch began, when it was complete, in nanoseconds: ahead of "done"
-done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
-                  well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has
-                  struck, error, ids of invalid blocks; exactly one for each request and lease. Where all
-                  went well, blocks that are where they were before are not named; otherwise all are that it
-                  has made and that are there
-granted           number, block as in start; without a place where it was borrowed
-copy              transfer, number of the request, index of the host array, chunk, offset, array
-chunk             id, bytes; with its descriptor: before any block in it is named
-unchunk           id
-result            number of the call, value: of "count" what was launched and completed, what is in flight
-                  by library, memory, plans and workspace by library
-event             an encoded event of the worker's actors
-log               logger, level, text
-lost              error: the context is gone, nothing more is launched; whether nothing of it writes any
-                  more
-closed            the context has ended in order
-================  ==========================================================================================
-
-A launch is its name, the import path of its library, the specification, id and bytes of the blocks to be
-made, what is staged for it, copies behind it, ids of the blocks that it writes, arguments that exist already
-and their blocks, and the fault that is to hit it.
-
-A specification is the import path of its class and the values of its fields. A value that is not plain is a
-tuple that begins with one of the tags.
+"""What application and worker share: tags of encoded values, the first message, and the page of memory.
 
 Messages go through a socket, or to a receiver that is awake by a frame in memory that both processes see,
 `SharedFrame`.
@@ -117,11 +43,11 @@ __all__ = [
     "NonsenseError",
     "SharedFrame",
     "SharedPage",
-    "Wire",
     "WorkerConfig",
 ]
 
 Message: TypeAlias = tuple[object, ...]
+"""Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 
 
 class NonsenseError(ValueError):
@@ -134,13 +60,13 @@ class Codec:
 
     Attributes:
         encode: Writes one message.
-        encode_all: Writes several that go in one frame.
+        encode_all: Writes several that go in one frame; None where each takes a frame of its own.
         decode: Reads what either has written: a message, or a list of them. Where it cannot, it raises
             `NonsenseError`, or any other exception.
     """
 
     encode: Callable[[Message], bytes]
-    encode_all: Callable[[Sequence[Message]], bytes]
+    encode_all: Callable[[Sequence[Message]], bytes | None]
     decode: Callable[[bytes | memoryview], Message | list[Message]]
 
 
@@ -149,9 +75,6 @@ _pickle = functools.partial(pickle.dumps, protocol=5)
 PICKLED = Codec(_pickle, _pickle, pickle.loads)
 """For messages of a trusted peer: to read one may run code that the sender has chosen."""
 
-
-Wire: TypeAlias = tuple[object, ...]
-"""Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 
 TUPLE, ARRAY, COMPLEX, ENUM, HOST, PEERS = range(6)
 """Tags: the first item of every tuple that stands for a value."""

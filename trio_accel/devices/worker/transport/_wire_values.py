@@ -11,7 +11,7 @@ import operator
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, get_args
 
 import attrs
 import trio
@@ -196,21 +196,12 @@ _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ..
     (UnicodeDecodeError, _unicode_fields),
     (UnicodeEncodeError, _unicode_fields),
 )
-_FROM_TRIO = (
-    trio.BrokenResourceError,
-    trio.BusyResourceError,
-    trio.ClosedResourceError,
-    trio.EndOfChannel,
-    trio.RunFinishedError,
-    trio.TooSlowError,
-    trio.TrioInternalError,
-    trio.WouldBlock,
-)
 
 
 def _registry() -> dict[str, type[Exception]]:
-    found: dict[str, type[Exception]] = {f"trio.{cls.__name__}": cls for cls in _FROM_TRIO}
+    found: dict[str, type[Exception]] = {}
     sources = (
+        ("trio.", trio, Exception),
         ("", builtins, Exception),
         ("trio_accel.", errors, AccelError),
         ("trio_accel.", actors, ActorError),
@@ -294,21 +285,7 @@ def _exact(text: str) -> str:
     return exact if len(exact) <= _MAX_TEXT else f"{exact[:_MAX_TEXT]} ... ({len(exact)} characters)"
 
 
-_EVENTS: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        actors.ActorStarted,
-        actors.ActorRestarted,
-        actors.ActorTerminated,
-        actors.SupervisorFailed,
-        actors.MessageStarted,
-        actors.MessageCompleted,
-        actors.MessageFailed,
-        actors.MessageCancelled,
-        actors.MessageWithdrawn,
-        actors.MessageDropped,
-    )
-}
+_EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
 # Types of values by the annotation of a field.
