@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, PeerArray, Peers, map_arrays
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
 from ...arrays._blocks import Block
 from ...base._waits import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
-from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, PEERS, TUPLE, Wire
+from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire
 from ..transport._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
@@ -141,8 +141,6 @@ def _decode_value(data: Wire, host: HostDecoder) -> object:
     items = [_decode_value(cast("Wire", value), host) if type(value) is tuple else value for value in values]
     if tag == TUPLE:
         return tuple(items)
-    if tag == PEERS:
-        return Peers(tuple([PeerArray(array, part, None) for part, array in cast("Any", items)]))
     path, value = items
     return _enum_at(path)(value)
 

@@ -11,7 +11,7 @@ import functools
 import reprlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -25,14 +25,13 @@ from ....backends.base.ops import (
     ArraySpec,
     CopyToHostSpec,
     OperationSpec,
-    Peers,
     array_key,
     arrays_of,
     map_arrays,
     value_key,
 )
 from ...operations._operation import Launch
-from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, PEERS, TUPLE, Message, Wire
+from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message, Wire
 from ..transport._wire_values import encode_fault
 
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
@@ -324,11 +323,8 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if kind is ArraySpec:
         array = cast("ArraySpec", value)
         return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
-    if kind is tuple or kind is Peers:
-        items: Sequence[object] = cast("Any", value)
-        if kind is Peers:
-            items = [(one.part, one.array) for one in cast("Peers", value).arrays]
-        return TUPLE if kind is tuple else PEERS, *[_encode_value(item, host) for item in items]
+    if kind is tuple:
+        return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
         return ENUM, _class_path(kind), _encode_value(value.value, host)
     if kind is complex or issubclass(kind, np.generic):

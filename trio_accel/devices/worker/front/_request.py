@@ -538,7 +538,6 @@ class BorrowRequest(LeaseRequest):
         self._is_own = is_own
         self._stay = stay
         self.chunk: Chunk = place.chunk
-        self.chunk.loans += 1
 
     def send(self, worker: Borrower, released: tuple[int, ...]) -> None:
         """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
@@ -572,5 +571,4 @@ class BorrowRequest(LeaseRequest):
         """End: no worker of this device reads it any more."""
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
-            self.chunk.end_loan()
             on_end()

@@ -106,7 +106,6 @@ __all__ = [
     "HOST",
     "NAME",
     "OUTPUTS",
-    "PEERS",
     "PICKLED",
     "SIZE",
     "TUPLE",
@@ -153,7 +152,7 @@ PICKLED = Codec(_pickle, _pickle, pickle.loads)
 Wire: TypeAlias = tuple[object, ...]
 """Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 
-TUPLE, ARRAY, COMPLEX, ENUM, HOST, PEERS = range(6)
+TUPLE, ARRAY, COMPLEX, ENUM, HOST = range(5)
 """Tags: the first item of every tuple that stands for a value."""
 
 NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
