@@ -437,7 +437,9 @@ async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_s
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
         array = await device.put(HOSTS[0])
         scale, copy = ta.linalg.Scal(2.0, array), ta.devices.Copy(array, array.dtype)
+        # The libraries are open.
         await device.ask(scale)
+        await device.ask(Double(array))
         barrier = own.MEETINGS["fails"] = own.threading.Barrier(2)
         dispatch = opened(device).dispatch
         assert isinstance(dispatch, InlineDispatch)
