@@ -45,7 +45,6 @@ _ROLES = {
     "exact": "exact: a plan depends on it",
     "scalar": "scalar: handed over with each launch",
     "status": "status words: filled by the operation",
-    "peers": "arrays of other devices, lent by the other parts",
     "other": "handed over as it is",
 }
 _COUNTS = {"one": "", "optional": ", or None", "many": ", any number of them"}

@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
-_ROLES = {"exact", "number", "peers", "reads", "scalar", "status", "updates", "writes"}
+_ROLES = {"exact", "number", "reads", "scalar", "status", "updates", "writes"}
 # Decorators whose first argument is a function with the same signature.
 _LIKE = {"arguments_of", "asks", "like", "operation_like"}
 _WIDTH = 88

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from trio_accel.backends import register
 from trio_accel.backends.base import (
     AccelBackend,
-    AccelDevice,
     AccelEvent,
     AccelStream,
     BackendReport,
@@ -258,6 +257,9 @@ class Chunks:
     def map(self, nbytes: int, descriptor: int) -> NoReturn:
         raise NotImplementedError
 
+    def share(self, chunk: Array) -> NoReturn:
+        raise NotImplementedError
+
     def drop(self, chunk: Array) -> None:
         """It goes with the last array over it."""
 
@@ -321,9 +323,6 @@ class Device(BlockDevice[Stream, Array, Array]):
 
     def give_up(self, reason: str) -> None:
         self._context.reason = self._context.reason or reason
-
-    def check_peer(self, other: AccelDevice) -> NoReturn:
-        raise NotSupportedError("one device reaches no other", backend=BACKEND)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> NoReturn:
         raise NotSupportedError("lease: the host cannot address the memory", backend=BACKEND)

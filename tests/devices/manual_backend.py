@@ -17,7 +17,6 @@ import trio
 
 import trio_accel as ta
 from trio_accel.backends.base import (
-    AccelDevice,
     AccelEvent,
     AccelStream,
     ChunkKeeper,
@@ -270,8 +269,8 @@ class ManualDevice:
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
-    def check_peer(self, other: AccelDevice) -> None:
-        """Nothing to refuse."""
+    def reaches(self, other: DeviceInfo) -> bool:
+        return False
 
     def host_view(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:
         return self.blocks.view(array, write=write)

@@ -341,7 +341,7 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
     calls: list[Callable[..., Any]] = [
         x.item, x.cast, x.fill, x.copy, x.copy_to, x.lease, x.to_host, device.submit, device.put,
         device.zeros, device.empty, device.full, device.statistics, numbers.normal, numbers.uniform,
-        ta.sparse.csr, ta.weights.load, ta.weights.save, ta.ask_across, ta.patterns.retry,
+        ta.sparse.csr, ta.weights.load, ta.weights.save, ta.patterns.retry,
     ]  # fmt: skip
     for call in calls:
         for name, said in (

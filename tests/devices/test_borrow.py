@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, IS_STAND_IN
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -43,9 +43,19 @@ async def open_pair(system: ta.System, owner: str, other: str) -> AsyncGenerator
         yield Pair(a, b, await a.put(HOST))
 
 
+# Where operations of the second device read memory of the first one; a worker cannot map that of the program.
+IN_PLACE = (("process", "process"), ("inline", "inline"), ("process", "inline"))
+
+
+@pytest.fixture(params=IN_PLACE, ids="-".join)
+async def pair(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[Pair, None]:
+    async with open_pair(system, *request.param) as pair:
+        yield pair
+
+
 @pytest.fixture
-async def pair(system: ta.System) -> AsyncGenerator[Pair, None]:
-    async with open_pair(system, "process", "process") as pair:
+async def workers(system: ta.System) -> AsyncGenerator[Pair, None]:
+    async with open_pair(system, *IN_PLACE[0]) as pair:
         yield pair
 
 
@@ -59,6 +69,19 @@ async def pid_of(device: ta.Device) -> int:
     pid = (await device.statistics()).pid
     assert pid != os.getpid()
     return pid
+
+
+async def lose(device: ta.Device) -> None:
+    """Have the device lose its context, and get the next."""
+    generation = device.generation
+    if device.isolation == "process":
+        os.kill(await pid_of(device), signal.SIGKILL)
+    else:
+        ta.testing.poison(device)
+    with trio.fail_after(20):
+        while device.generation == generation:
+            with suppress(ta.ContextLostError):
+                await device.zeros((1,))
 
 
 async def used(device: ta.Device) -> int:
@@ -82,6 +105,15 @@ async def test_operations_of_the_other_device_read_it(any_pair: Pair) -> None:
     product.release()
     part.release()
     assert await used(pair.other) == before
+
+
+async def test_nothing_is_copied_where_memory_is_reached(pair: Pair) -> None:
+    before = await used(pair.other)
+    async with pair.other.borrow(pair.array) as borrowed:
+        assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        assert await used(pair.other) == before
+        async with pair.other.borrow(pair.array[3]) as row:
+            assert await (await ta.arrays.max(row)).item() == HOST[3].max()
 
 
 async def test_a_view_is_borrowed_as_it_is(pair: Pair) -> None:
@@ -130,7 +162,8 @@ async def test_writes_of_its_own_device_wait(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("loss", ["killed", "poisoned"])
-async def test_it_is_there_when_its_owner_is_lost(pair: Pair, loss: str) -> None:
+async def test_it_is_there_when_its_owner_is_lost(workers: Pair, loss: str) -> None:
+    pair = workers
     async with pair.other.borrow(pair.array) as borrowed:
         if loss == "killed":
             os.kill(await pid_of(pair.owner), signal.SIGKILL)
@@ -149,11 +182,39 @@ async def test_it_is_there_when_its_owner_is_lost(pair: Pair, loss: str) -> None
     assert (await pair.array.to_host() == 1.0).all()
 
 
-async def test_the_next_worker_of_the_borrower_has_it(pair: Pair) -> None:
+async def test_it_can_be_read_when_its_owner_is_lost_that_is_inline(system: ta.System) -> None:
+    async with open_pair(system, "inline", "inline") as pair:
+        async with pair.other.borrow(pair.array) as borrowed:
+            await lose(pair.owner)
+            # What the next context makes is not in its place.
+            again = [await pair.owner.full(HOST.shape, 3.0) for _ in range(4)]
+            for _ in range(3):
+                assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
+            await pair.array.to_host()
+        with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
+            async with pair.other.borrow(pair.array):
+                pytest.fail("it is gone")
+        async with pair.other.borrow(again[0]) as borrowed:
+            assert await (await ta.arrays.max(borrowed)).item() == 3.0
+        with trio.fail_after(10):
+            await again[0].fill(1.0)
+
+
+async def test_it_is_lost_with_both_of_two_inline_devices(system: ta.System) -> None:
+    async with open_pair(system, "inline", "inline") as pair:
+        async with pair.other.borrow(pair.array) as borrowed:
+            await lose(pair.owner)
+            await lose(pair.other)
+            with pytest.raises(ta.StaleRefError, match="its memory was lost with generation 1"):
+                await ta.arrays.sum(borrowed)
+        assert await used(pair.other) == 0
+
+
+async def test_the_next_context_of_the_borrower_has_it(pair: Pair) -> None:
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
-        os.kill(await pid_of(pair.other), signal.SIGKILL)
-        await pair.other.zeros((1,))
+        await lose(pair.other)
         assert pair.other.generation == 2
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
     with trio.fail_after(10):
@@ -187,16 +248,48 @@ async def test_what_runs_again_finds_it(system: ta.System) -> None:
         assert sums == pytest.approx([HOST.sum()] * 9)
 
 
+async def test_what_runs_again_inline_finds_it(system: ta.System) -> None:
+    """What an inline device has borrowed does not go with its context; its own arrays do."""
+    options = ta.DeviceOptions(isolation="inline", retry=1)
+    async with (
+        system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as owner,
+        system.open_device(BACKEND, options=options) as other,
+    ):
+        array, own = await owner.put(HOST), await other.put(HOST)
+        ta.testing.inject_fault(other, "arrays.sum", poison=True)
+        async with other.borrow(array) as borrowed:
+            assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+            assert other.generation == 2
+        with pytest.raises(ta.StaleRefError):
+            await ta.arrays.sum(own)
+        ta.testing.inject_fault(other, "devices.PeerCopy", poison=True)
+        copy = await array.copy_to(other)
+        assert other.generation == 3
+        np.testing.assert_array_equal(await copy.to_host(), HOST)
+        ta.testing.inject_fault(other, "arrays.add", poison=True)
+        async with other.borrow(array) as borrowed:
+            with pytest.raises(ta.ContextLostError):
+                await ta.arrays.add(borrowed, copy)
+
+
 async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
     async with pair.other.borrow(pair.array):
-        os.kill(await pid_of(pair.other), signal.SIGKILL)
+        if pair.other.isolation == "process":
+            os.kill(await pid_of(pair.other), signal.SIGKILL)
+        else:
+            ta.testing.poison(pair.other)
     with trio.fail_after(10):
         await pair.array.fill(1.0)
+    with suppress(ta.ContextLostError):
+        # The loss of an inline device may not be seen yet.
+        await pair.other.zeros((1,))
+    # Waits for the next context.
     np.testing.assert_array_equal(await (await pair.array.copy_to(pair.other)).to_host(), np.ones_like(HOST))
 
 
-async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(pair: Pair) -> None:
+async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
     """A device that has lent an array to itself, as collectives do, and dies before it hears of the end."""
+    pair = workers
     pid = await pid_of(pair.owner)
     async with lend("test", [pair.array], [pair.owner]) as lent, lent.to(pair.owner):
         os.kill(pid, signal.SIGSTOP)
@@ -235,7 +328,7 @@ async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is no mapping of a file")
 async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
-    pid = await pid_of(pair.other)
+    pid = (await pair.other.statistics()).pid or os.getpid()
 
     def mappings() -> int:
         with open(f"/proc/{pid}/maps") as file:
@@ -264,8 +357,8 @@ async def test_its_memory_stays_while_it_is_borrowed_from_a_device_that_is_close
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
         for _ in range(2):
             assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
-            os.kill(await pid_of(pair.other), signal.SIGKILL)
-            await pair.other.zeros((1,))
+            if pair.owner.isolation == "process":
+                await lose(pair.other)
         for descriptor in opened:
             os.close(descriptor)
     with pytest.raises(ta.StaleRefError):
@@ -284,6 +377,85 @@ async def test_many_borrow_it_at_once(pair: Pair) -> None:
             nursery.start_soon(read, pair.other)
     assert sums == pytest.approx([HOST.sum()] * 8)
     await pair.array.fill(0.0)
+
+
+async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
+    """And what waits for room is refused; the owner may write to the array when all of it is over."""
+    ta.testing.inject_fault(pair.other, "devices.Copy", delay=0.2)
+    copies: list[ta.AccelRef] = []
+    refused: list[ta.StaleRefError] = []
+
+    async def copy() -> None:
+        try:
+            copies.append(await borrowed.copy())
+        except ta.StaleRefError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        async with pair.other.borrow(pair.array) as borrowed:
+            for _ in range(80):
+                nursery.start_soon(copy)
+            await wait_all_tasks_blocked()
+        with pytest.raises(ta.StaleRefError, match="was given back"):
+            await borrowed.copy()
+        await pair.array.fill(1.0)
+        assert copies
+    assert len(copies) + len(refused) == 80
+    for one in copies:
+        np.testing.assert_array_equal(await one.to_host(), HOST)
+
+
+async def test_a_device_that_closes_gives_back_what_it_reads(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array) as borrowed:
+        ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.2)
+        with ta.cancel_grace(0.0), trio.move_on_after(0.05):
+            await ta.arrays.sum(borrowed)
+    await pair.other.close()
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+
+
+async def test_two_devices_that_read_and_write_each_other_s_arrays_do_not_wait_for_ever(pair: Pair) -> None:
+    back = pair.owner if pair.owner.isolation == pair.other.isolation else pair.other
+    array = await pair.other.put(HOST)
+
+    async def read(device: ta.Device, ref: ta.AccelRef) -> None:
+        for _ in range(5):
+            async with device.borrow(ref) as borrowed:
+                await ta.arrays.sum(borrowed)
+
+    async def write(ref: ta.AccelRef) -> None:
+        for _ in range(5):
+            await ref.fill(2.0)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read, pair.other, pair.array)
+                nursery.start_soon(write, pair.array)
+                nursery.start_soon(read, back, array)
+                nursery.start_soon(write, array)
+    for ref in (pair.array, array):
+        assert (await ref.to_host() == 2.0).all()
+
+
+@pytest.mark.skipif(not IS_STAND_IN, reason="the GPUs of the stand-in reach one another if they are told to")
+@pytest.mark.parametrize("peers", ["-1/1-", "--/--"], ids=["reached", "apart"])
+async def test_two_gpus(system: ta.System, monkeypatch: pytest.MonkeyPatch, peers: str) -> None:
+    monkeypatch.setenv("STAND_IN_PEERS", peers)
+    options = ta.DeviceOptions(isolation="inline")
+    async with (
+        system.open_device("cuda:0", options=options) as owner,
+        system.open_device("cuda:1", options=options) as other,
+    ):
+        array = await owner.put(HOST)
+        before = await used(other)
+        async with other.borrow(array) as borrowed:
+            copied = await used(other) - before
+            assert copied == (0 if "1" in peers else array.nbytes)
+            assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        assert await used(other) == before
+        np.testing.assert_array_equal(await (await array.copy_to(other)).to_host(), HOST)
 
 
 async def test_bad_input(pair: Pair) -> None:

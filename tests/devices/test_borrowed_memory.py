@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from collective_library import AllReduce
 from mapped_programs import Mapped
 
 import trio_accel as ta
@@ -99,13 +98,6 @@ async def test_nothing_is_mapped_after_a_copy(pair: Pair) -> None:
     copy = await pair.lent.copy_to(pair.other)
     assert await pair.foreign() == []
     np.testing.assert_array_equal(await copy.to_host(), LENT)
-
-
-async def test_nothing_is_mapped_after_an_operation_that_spans_devices(pair: Pair) -> None:
-    totals = await ta.ask_across(AllReduce([pair.lent, await pair.other.put(SECRET)]))
-    assert await pair.foreign() == []
-    np.testing.assert_array_equal(await totals[1].to_host(), LENT + SECRET)
-    await pair.check()
 
 
 async def test_a_world_maps_once_and_to_read(pair: Pair) -> None:

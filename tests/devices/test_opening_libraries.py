@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 from chosen import BACKEND, for_ever
-from collective_library import Double, OtherDouble
+from doubling_library import Double, OtherDouble
 from isolations import inline
 from manual_backend import ManualBackend
 from noted_libraries import NotedLibraries

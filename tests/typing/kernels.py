@@ -95,7 +95,6 @@ async def halve(a: Operand) -> ta.AccelRef:
 class PowerSpec(ops.OperationSpec):
     x: ops.ArraySpec = ops.reads()
     out: ops.ArraySpec = ops.writes()
-    terms: ops.Peers = ops.peers()
     counts: ops.StatusArray = ops.status()
 
 
@@ -117,7 +116,7 @@ def halve_cpu(spec: DeclaredSpec, call: HostCall) -> None:
 
 @kernel(PowerSpec, backend="cpu", plan=planned)
 def power_cpu(spec: PowerSpec, call: HostCall[Plan]) -> None:
-    call.array(spec.out)[:] = sum(term**2 for term in call.peers(spec.terms))
+    call.array(spec.out)[:] = call.array(spec.x) ** 2
     assert_type(call.plan.name, str)
     assert_type(call.at(spec.x), int)
     copy(ops.CopySpec(spec.x, spec.out), call)
@@ -126,7 +125,6 @@ def power_cpu(spec: PowerSpec, call: HostCall[Plan]) -> None:
 @kernel(PowerSpec, backend="cuda", plan=planned)
 def power_cuda(spec: PowerSpec, call: DeviceCall[Plan]) -> None:
     assert_type(call.array(spec.x), DeviceArray)
-    assert_type([lent.address for lent in call.peers(spec.terms)], list[int])
     assert_type((call.handle, call.packed(spec.x), call.result(spec.out, "F")), tuple[int, int, int])
     assert_type(call.plan.name, str)
     address = call.status(spec.counts) + call.words(1, lambda words: print(words.sum())) + call.workspace(8)

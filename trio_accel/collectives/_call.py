@@ -7,23 +7,24 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import trio
 
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
+from ..devices.arrays._blocks import Block
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join
 
-__all__ = ["Arrays", "Call", "Turns"]
+__all__ = ["Arrays", "Call", "PartCall", "Turns"]
 
 _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]
-_Compute: TypeAlias = Callable[[int, list[AccelRef]], Awaitable[AccelRef]]
+T = TypeVar("T")
 
 
 class Turns:
@@ -106,7 +107,128 @@ class Turns:
         return failed
 
 
-class Call:
+class PartCall:
+    """What runs on the ranks of a world, with arrays that all of them read: its turn, its parts, its end.
+
+    Args:
+        turns: The turns of its world.
+        function: Name of the method.
+
+    Attributes:
+        name: Its name, for errors.
+        changed: By rank, what its part writes that was there before.
+    """
+
+    def __init__(self, turns: Turns, function: str) -> None:
+        self.name: str = f"collectives.{function}"
+        turns.check_whole(self.name)
+        self.changed: dict[int, list[Block]] = {}
+        self._turns = turns
+        self._devices = turns.devices
+        self._size = len(turns.devices)
+
+    def checked(self, argument: str, arrays: Arrays, ranks: Sequence[int]) -> list[AccelRef]:
+        """Return arrays of these ranks, one of each.
+
+        Raises:
+            TypeError, ValueError, StaleRefError: They are none.
+        """
+        if isinstance(cast("object", arrays), AccelRef) or len(arrays) != len(ranks):
+            told = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
+            raise ValueError(f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {told}")
+        for rank, array in zip(ranks, arrays, strict=True):
+            self.check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
+        return list(arrays)
+
+    def check(self, argument: str, array: object, rank: int) -> None:
+        """Refuse what is no array of a rank; raises as `checked` does."""
+        if not isinstance(array, AccelRef):
+            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
+        array.block.check(f"{self.name}: {argument}", array.spec)
+        if array.device is not self._devices[rank]:
+            raise ValueError(
+                f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
+                f"{self._devices[rank].path}"
+            )
+
+    def begun(self) -> AbstractAsyncContextManager[None]:
+        """Run it inside: it has the world for itself."""
+        return self._turns.turn(self.name)
+
+    async def each(
+        self,
+        lent: Arrays,
+        compute: Callable[[int, list[AccelRef]], Awaitable[T]],
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, T]:
+        """Have ranks compute something, all at the same time.
+
+        Args:
+            lent: Arrays that all of them read.
+            compute: What a rank computes of these, as its device has them.
+            ranks: The ranks; None for all.
+
+        Returns:
+            The results of the ranks that compute, in their order.
+
+        Raises:
+            RankFailedError: It failed on one of them. What others change in place is spoiled.
+        """
+        made: dict[int, T] = {}
+        chosen = list(range(self._size)) if ranks is None else list(ranks)
+        devices = [self._devices[rank] for rank in chosen]
+        try:
+            async with lend(self.name, lent, devices, self._turns.stay) as held:
+                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+        except BaseException as error:
+            # One that was cancelled may have run. Whether the one that failed has, its device knows.
+            failed = error.rank if isinstance(error, RankFailedError) else None
+            for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
+                block.spoil(self.name, None)
+            if not isinstance(error, (ContextLostError, DeviceLostError)):
+                raise
+            # A device was lost before the parts began.
+            gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
+            raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
+        return {rank: made[rank] for rank in chosen}
+
+    async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
+        """Wait for the parts of ranks; the first that fails ends all."""
+
+        async def run(rank: int) -> None:
+            with self._told_of(rank):
+                await part(rank)
+
+        await run_together(partial(run, rank) for rank in ranks)
+
+    async def _part(
+        self,
+        rank: int,
+        held: Lent,
+        compute: Callable[[int, list[AccelRef]], Awaitable[T]],
+        made: dict[int, T],
+    ) -> None:
+        """Compute on one rank; once more where its context was lost, unless that has changed arrays."""
+        losses = 0
+        while rank not in made:
+            try:
+                async with held.to(self._devices[rank]) as arrays:
+                    made[rank] = await compute(rank, arrays)
+            except ContextLostError:
+                losses += 1
+                if losses > self._turns.retry or self.changed.get(rank):
+                    raise
+
+    @contextmanager
+    def _told_of(self, rank: int) -> Generator[None, None, None]:
+        """Make an error inside that of the collective, which names the rank."""
+        try:
+            yield
+        except (AccelError, ActorError) as error:
+            raise self._turns.failed(self.name, rank, error) from error
+
+
+class Call(PartCall):
     """One collective: its arguments, and how it runs.
 
     Args:
@@ -128,17 +250,13 @@ class Call:
         root: int | None = None,
         has_rows: bool = False,
     ) -> None:
-        self.name: str = f"collectives.{function}"
-        turns.check_whole(self.name)
-        self._turns = turns
-        self._devices = turns.devices
-        self._size = len(turns.devices)
+        super().__init__(turns, function)
         if root is None:
             ranks = range(self._size)
         else:
             self.check_root(root)
             ranks = range(root, root + 1)
-        self._arrays = self._checked("arrays", arrays, ranks)
+        self._arrays = self.checked("arrays", arrays, ranks)
         self.out: list[AccelRef | None] = [None] * self._size
         if out is not None:
             if len(out) != self._size:
@@ -155,24 +273,6 @@ class Call:
                     f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
                 )
         self.dtype: Any = first.dtype
-
-    def _checked(self, argument: str, arrays: Arrays, ranks: Sequence[int]) -> list[AccelRef]:
-        if isinstance(cast("object", arrays), AccelRef) or len(arrays) != len(ranks):
-            told = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
-            raise ValueError(f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {told}")
-        for rank, array in zip(ranks, arrays, strict=True):
-            self._check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
-        return list(arrays)
-
-    def _check(self, argument: str, array: object, rank: int) -> None:
-        if not isinstance(array, AccelRef):
-            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
-        array.block.check(f"{self.name}: {argument}", array.spec)
-        if array.device is not self._devices[rank]:
-            raise ValueError(
-                f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
-                f"{self._devices[rank].path}"
-            )
 
     def check_root(self, root: object, argument: str = "root") -> None:
         """Refuse what is no rank.
@@ -193,7 +293,7 @@ class Call:
             if array is None:
                 continue
             argument = f"out[{rank}]"
-            self._check(argument, array, rank)
+            self.check(argument, array, rank)
             array.block.check_writable(f"{self.name}: {argument}")
             if array.shape != shape or array.dtype is not self.dtype:
                 raise ValueError(
@@ -251,37 +351,6 @@ class Call:
     async def contiguous(self) -> list[AccelRef]:
         """Return the arrays, those with gaps as copies."""
         return [one if one.spec.is_contiguous else await one.copy() for one in self._arrays]
-
-    def begun(self) -> AbstractAsyncContextManager[None]:
-        """Run the collective inside: it has the world for itself."""
-        return self._turns.turn(self.name)
-
-    async def each(
-        self, lent: Arrays, compute: _Compute, ranks: Iterable[int] | None = None
-    ) -> dict[int, AccelRef]:
-        """Have ranks compute new arrays, all at the same time.
-
-        Args:
-            lent: Arrays that all of them read.
-            compute: What a rank computes of these, as its device has them.
-            ranks: The ranks; None for all.
-
-        Returns:
-            The results of the ranks that compute, in their order.
-
-        Raises:
-            RankFailedError: It failed on one of them.
-        """
-        made: dict[int, AccelRef] = {}
-        chosen = list(range(self._size)) if ranks is None else list(ranks)
-        devices = [self._devices[rank] for rank in chosen]
-        try:
-            async with lend(self.name, lent, devices, self._turns.stay) as held:
-                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
-        except DeviceLostError as error:
-            ended = [rank for rank, device in enumerate(self._devices) if device.outage]
-            raise self._turns.failed(self.name, ended[0], error) from error
-        return {rank: made[rank] for rank in chosen}
 
     async def met(self, communicator: Communicator, parts: Mapping[int, Part]) -> dict[int, AccelRef]:
         """Have ranks take part in a collective of a vendor's library.
@@ -346,32 +415,3 @@ class Call:
                 for array in outputs.values():
                     array.block.spoil(self.name, None, (array.spec,))
         return [outputs.get(rank, results[rank]) for rank in chosen]
-
-    async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
-        """Wait for the parts of ranks; the first that fails ends all."""
-
-        async def run(rank: int) -> None:
-            with self._told_of(rank):
-                await part(rank)
-
-        await run_together(partial(run, rank) for rank in ranks)
-
-    async def _part(self, rank: int, held: Lent, compute: _Compute, made: dict[int, AccelRef]) -> None:
-        """Compute on one rank; once more where its context was lost."""
-        losses = 0
-        while rank not in made:
-            try:
-                async with held.to(self._devices[rank]) as arrays:
-                    made[rank] = await compute(rank, arrays)
-            except ContextLostError:
-                losses += 1
-                if losses > self._turns.retry:
-                    raise
-
-    @contextmanager
-    def _told_of(self, rank: int) -> Generator[None, None, None]:
-        """Make an error inside that of the collective, which names the rank."""
-        try:
-            yield
-        except (AccelError, ActorError) as error:
-            raise self._turns.failed(self.name, rank, error) from error

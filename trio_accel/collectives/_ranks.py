@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from ..actors import named_arguments
-from ..devices import AccelRef, Device, run_together
+from ..devices import AccelRef, Device, Operation, run_together
 from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
 from ._operations import Reduction
 
@@ -300,6 +300,20 @@ class Rank:
             out: Array to write to.
         """
         made: AccelRef = await self._meet("all_to_all", array, (splits, out), has_splits=splits is not None)
+        return made
+
+    async def run(self, operation: Callable[..., Operation[Any, T]], *arrays: AccelRef) -> T:
+        """Run an operation of your own on all ranks; see `World.run`.
+
+        Args:
+            operation: Makes the message of a rank; all ranks name the same function or class.
+            *arrays: Arrays of this rank; all ranks give as many.
+
+        Raises:
+            TypeError, ValueError, RankFailedError, CollectiveMismatchError, WorldBrokenError: As for
+                `all_reduce`.
+        """
+        made: T = await self._meet("run", None, arrays, operation=operation, arrays=len(arrays))
         return made
 
     @named_arguments

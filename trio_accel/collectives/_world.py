@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 
 from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Device, check_device
+from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ._call import Arrays, Call, Turns
 from ._communicators import VENDORS, Communicator, Part, RanksFailedError, pieces
 from ._operations import Reduction, check_reduction, expression_of
+from ._own import OwnCall
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 __all__ = ["Transport", "World", "open_world"]
 
 _logger = logging.getLogger("trio_accel.collectives")
+
+ReplyT = TypeVar("ReplyT")
 
 Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
 """How data goes between ranks: by NCCL, or by each rank's reading of the arrays of the others.
@@ -43,8 +46,8 @@ async def open_world(
     """Make a world of devices: each is a rank, in their order.
 
     The devices stay the program's: it closes them. They may be of any isolation and backend. Those of one
-    backend with ``isolation="process"`` read one another's arrays where they are (`Device.borrow`). For
-    others, arrays are copied through host memory.
+    backend and isolation read one another's arrays where they are (`Device.borrow`). For others, arrays may
+    be copied through host memory.
 
     Args:
         devices: The devices, each once, at least one.
@@ -482,14 +485,48 @@ class World:
                 made = await call.each([array], call.copied, ranks=(to,))
             return (await call.written(made.values(), (to,)))[0]
 
+    async def run(self, operation: Callable[..., Operation[Any, ReplyT]], *arrays: Arrays) -> list[ReplyT]:
+        """Run an operation of your own on all ranks at the same time; each rank reads the arrays of all.
+
+        ``await world.run(lambda rank, xs, ws: Weighted(xs, ws[rank]), xs, ws)`` asks the device of each rank
+        for a `Weighted`. Its kernel has the arrays of all ranks where they are: what they are to read of one
+        another is passed here, and not by the function's own variables.
+
+        A rank writes to new arrays, and to those of its own device that are not in `arrays`. If it fails or
+        is cancelled, arrays that were there before and that ranks may have written to are refused by later
+        operations. A rank that writes to such arrays does not compute again after a loss.
+
+        The messages are served by actors of their own (``library?apart``). So an operation of the same
+        library that waits until an array is not read any more does not hold them up. Worlds that share a
+        device take turns.
+
+        Args:
+            operation: Makes the message of a rank. It is called with the number of the rank and, for each of
+                `arrays`, with the list of these as arrays of its device; again for a rank that runs again.
+            *arrays: For each, one array of each rank. They may differ in shape and dtype.
+
+        Returns:
+            The replies of the ranks, in their order.
+
+        Raises:
+            TypeError, ValueError: Wrong arrays; no message; or one that writes to an array of `arrays`.
+            RankFailedError: It failed on a rank, which may have refused it.
+            WorldBrokenError: The world runs no collectives any more.
+        """
+        call = OwnCall(self._turns, operation, arrays)
+        async with call.begun(), alone_on(self.devices):
+            return await call.run()
+
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:
         """Run a collective to which all its ranks have come; returns the results by rank."""
         arrays = {rank: each[0] for rank, each in given.items()}
         own: dict[int, Any] = {rank: each[1] for rank, each in given.items()}
         in_order = [*map(arrays.get, range(self.size))], [*map(own.get, range(self.size))]
         ask: Any = getattr(self, function, None)
-        if function == "barrier":
-            return in_order[1]
+        if function in ("barrier", "run"):
+            each = in_order[1]
+            is_run = function == "run"
+            return await self.run(options["operation"], *zip(*each, strict=True)) if is_run else each
         if function == "send":
             root, to = options["root"], options["to"]
             return {root: None, to: await ask(arrays[root], **options, out=own[to])}

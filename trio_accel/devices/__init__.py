@@ -30,18 +30,15 @@ from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
 from .front import (
-    _across,
     _bandwidth,
     _device,
     _group,
     _opening,
     _placement,
     _recording,
-    _spanning,
     _stream,
     _system,
 )
-from .front._across import *
 from .front._bandwidth import *
 from .front._device import *
 from .front._group import *
@@ -62,7 +59,6 @@ from .front._memory import (
 from .front._opening import *
 from .front._placement import *
 from .front._recording import *
-from .front._spanning import *
 from .front._stream import *
 from .front._system import *
 from .operations import _declared
@@ -138,8 +134,6 @@ __all__ += _options.__all__
 __all__ += _pending.__all__
 __all__ += _streams.__all__
 __all__ += _library.__all__
-__all__ += _across.__all__
-__all__ += _spanning.__all__
 __all__ += _bandwidth.__all__
 __all__ += _device.__all__
 __all__ += _group.__all__

@@ -307,7 +307,7 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
     An operation of a device is a span of its asker, with an event ``validated``. Its child ``launch ...``
     lasts from the launch to the completion on the device. A worker tells these times with its answer, by a
     clock that all processes share. So no exporter runs in the worker, and no identity of a span crosses. An
-    operation that was submitted, or spans devices, has launches only.
+    operation that was submitted has launches only.
 
     A span whose asker was cancelled has an event and an attribute ``trio_accel.cancelled``, and its status is
     unset. One that failed has the exception as an event, ``error.type``, and the status error.

@@ -18,7 +18,6 @@ from ..devices import (
     FaultHow,
     FaultKind,
     FaultPlan,
-    MultiDeviceOperation,
     Operation,
     operation_name,
 )
@@ -83,7 +82,7 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
 
 def inject_fault(
     device: Device,
-    operation: Callable[..., Operation[Any, Any] | MultiDeviceOperation[Any]] | str,
+    operation: Callable[..., Operation[Any, Any]] | str,
     *,
     fail: Exception | None = None,
     delay: float | None = None,
@@ -105,8 +104,7 @@ def inject_fault(
     Args:
         device: Device whose operations are hit.
         operation: Message class, such as `trio_accel.linalg.Matmul`, or the name of the operation, such as
-            ``"jit.saxpy"`` for launches of that kernel. Of an operation that spans devices, the part of this
-            device is hit.
+            ``"jit.saxpy"`` for launches of that kernel. Of what a world runs, the part of this device is hit.
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             The effect depends on the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
@@ -163,7 +161,7 @@ def _name_of(operation: object) -> str:
     # With its capability, as errors and events name it.
     if isinstance(operation, str) and "." in operation:
         return operation
-    if not (isinstance(operation, type) and issubclass(operation, (Operation, MultiDeviceOperation))):
+    if not (isinstance(operation, type) and issubclass(operation, Operation)):
         raise TypeError(
             "inject_fault: operation must be a message class such as linalg.Matmul, or a name such as "
             f"'jit.saxpy', got {operation!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .device_info import DeviceInfo
 from .errors import OutOfMemoryError
 from .memory import BlockMemory
-from .protocols import AccelDevice, AccelStream, LibraryUsage, MemoryStatistics, PlacedBlock
+from .protocols import AccelStream, LibraryUsage, MemoryStatistics, PlacedBlock
 
 __all__ = ["BlockDevice"]
 
@@ -68,6 +68,11 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         finally:
             os.close(descriptor)
 
+    def map_peer(self, chunk: int, owner: Any, number: int) -> None:
+        """Make a chunk of another device of this process addressable; see `AccelDevice.map_peer`."""
+        self.check_open()
+        self.blocks.map_peer(chunk, owner.blocks, number)
+
     def unmap_chunk(self, chunk: int) -> None:
         """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
         self.blocks.unmap_chunk(chunk)
@@ -93,8 +98,9 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         """Whether the hardware has ended the context; False where the backend cannot tell."""
         return False
 
-    def check_peer(self, other: AccelDevice) -> None:
-        """Refuse nothing: all memory can be reached; see `AccelDevice.check_peer`."""
+    def reaches(self, other: DeviceInfo) -> bool:
+        """Tell whether `map_peer` works; False where the backend's memory cannot be mapped again."""
+        return False
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -16,7 +16,7 @@ from .device_array import DeviceArray
 from .device_info import DeviceInfo
 from .dtypes import DType
 from .errors import NotSupportedError
-from .ops import ArraySpec, OperationSpec, Peers, StatusArray
+from .ops import ArraySpec, OperationSpec, StatusArray
 from .protocols import AccelStream
 
 if TYPE_CHECKING:
@@ -102,10 +102,6 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         """Return the address of an array's first element; raises as `array` does."""
         ...
 
-    def peers(self, peers: Peers) -> Sequence[ArrayT_co]:
-        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
-        ...
-
     def workspace(self, nbytes: int) -> int:
         """Return the address of so many bytes of memory where the kernel runs; 0 for none.
 
@@ -120,14 +116,14 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
 
 
 HostCall: TypeAlias = KernelCall[npt.NDArray[Any], PlanT_co]
-"""A launch where the kernel computes in the thread of the stream, as on the CPU backend: `array` and `peers`
-give views of memory. The parameter is the type of `plan`: ``HostCall[Plan]``."""
+"""A launch where the kernel computes in the thread of the stream, as on the CPU backend: `array` gives a view
+of memory. The parameter is the type of `plan`: ``HostCall[Plan]``."""
 
 
 class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
     """A launch where the kernel enqueues on the stream, as on CUDA, with the device's context current.
 
-    `array` and `peers` give addresses and layouts. The parameter is the type of `plan`: ``DeviceCall[Plan]``.
+    `array` gives the address and layout. The parameter is the type of `plan`: ``DeviceCall[Plan]``.
     """
 
     @property

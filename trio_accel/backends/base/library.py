@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import attrs
 import numpy as np
@@ -21,7 +21,7 @@ from .checks import check_dtypes, check_shapes
 from .errors import AccelError, NotSupportedError, OutOfMemoryError
 from .kernels import KernelDevice, KernelEntry, kernels_of
 from .modules import import_alone
-from .ops import ArraySpec, OperationSpec, Peers, StatusArray
+from .ops import ArraySpec, OperationSpec, StatusArray
 from .protocols import AccelDevice, AccelStream, CacheCounts, InThread
 
 __all__ = [
@@ -332,15 +332,6 @@ class ComputingCall:
         """Return the address of an array's first element; raises as `array` does."""
         return int(self.device.host_view(array).ctypes.data)
 
-    def peers(self, peers: Peers) -> list[npt.NDArray[Any]]:
-        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
-        return [
-            self.array(one.array, write=False)
-            if one.owner is None
-            else cast("ComputingDevice", one.owner).host_view(one.array)
-            for one in peers.arrays
-        ]
-
     def workspace(self, nbytes: int) -> int:
         """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
 
@@ -363,9 +354,6 @@ class ComputingCall:
         spec = self._spec
         described = spec.descriptor()
         if hasattr(spec, "is_withdrawn"):
-            return
-        if described.peers and getattr(spec, described.peers).failure is not None:
-            # Another part of the operation has failed.
             return
         try:
             returned = self._function(spec, self)

@@ -63,6 +63,10 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         """Map a chunk of another process; the descriptor stays the caller's."""
         ...
 
+    def share(self, chunk: ChunkT) -> ChunkT:
+        """Map a chunk of another device of this process, to be read: its memory stays until it is dropped."""
+        ...
+
     def drop(self, chunk: ChunkT) -> None:
         """Give a chunk of this process back."""
 
@@ -124,7 +128,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # By chunk, its number of blocks.
         self._counts: dict[int, int] = {}
-        # Chunks of another process that are mapped and not adopted yet.
+        # Chunks of another process or device that are mapped and not adopted yet.
         self._mapped: set[int] = set()
         # Blocks in these, which libraries may read before they are adopted.
         self._expected: set[int] = set()
@@ -270,8 +274,14 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
-        self._kept()
-        memory = self._source.map(nbytes, descriptor, write=write)
+        self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes)
+
+    def map_peer(self, chunk: int, owner: BlockMemory[ChunkT, BlockT], number: int) -> None:
+        """Map a chunk of another device of this process; see `AccelDevice.map_peer`."""
+        memory, nbytes = owner._chunks[number]
+        self._add_mapped(chunk, self._source.share(memory), nbytes)
+
+    def _add_mapped(self, chunk: int, memory: ChunkT, nbytes: int) -> None:
         with self._lock:
             is_new = chunk not in self._chunks
             if is_new:
@@ -298,7 +308,6 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
         """Note blocks in chunks that may be read; see `AccelDevice.expect`."""
-        self._kept()
         with self._lock:
             places = [place for place in blocks if not self._is_own(place.block)]
             for block, nbytes, chunk, offset in places:
@@ -315,7 +324,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
-        self._kept()
+        if self._keeper is None:
+            raise RuntimeError(
+                f"device {self._device} was opened without a keeper: its memory is its process's own"
+            )
         places = tuple(blocks)
         with self._lock:
             for block in [place.block for place in places if self._is_own(place.block)]:
@@ -342,28 +354,20 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def placement(self, block: int) -> PlacedBlock:
         """Return the place of a block; see `AccelDevice.placement`."""
-        if self._keeper is None:
-            self._kept()
         _, nbytes, (_, chunk, offset) = self._known(block)
         return PlacedBlock(block, nbytes, chunk, offset)
 
     def clear(self) -> None:
         """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
         with self._lock:
-            if self._keeper is None:
-                self._give_spares_back()
-                for _, _, place in self.blocks.values():
-                    self._allocator.free(place[0])
-                self._allocator.trim()
-            else:
-                self._allocator = self._new_allocator()
-                for memory, _ in self._chunks.values():
-                    self._source.drop(memory)
-                self._chunks.clear()
-                self._counts.clear()
-                self._mapped.clear()
-                self._expected.clear()
-                self._spares, self._spare_count = {}, 0
+            self._allocator = self._new_allocator()
+            for memory, _ in self._chunks.values():
+                self._source.drop(memory)
+            self._chunks.clear()
+            self._counts.clear()
+            self._mapped.clear()
+            self._expected.clear()
+            self._spares, self._spare_count = {}, 0
             self.blocks.clear()
             self.freed += 1
             self._used = 0
@@ -406,12 +410,6 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             requested: Bytes that were asked for; 0 where that is not known.
         """
         return self._error(requested, min(self._free(), self._source.available()))
-
-    def _kept(self) -> None:
-        if self._keeper is None:
-            raise RuntimeError(
-                f"device {self._device} was opened without a keeper: its memory is its process's own"
-            )
 
     def _free(self) -> int:
         """Return the bytes below the limit; 0 where adopted blocks have gone beyond it."""

@@ -352,9 +352,23 @@ class AccelDevice(Protocol):
             write: Whether the device may write to it. Else a write is a fault, and nothing is changed.
 
         Raises:
-            RuntimeError: The device was opened without a keeper.
             ValueError: There is a chunk of this id, or the memory is smaller.
             OSError: It cannot be mapped.
+        """
+
+    def map_peer(self, chunk: int, owner: AccelDevice, number: int) -> None:
+        """Make a chunk of another open device of this process addressable, to be read; see `reaches`.
+
+        Its memory stays until `unmap_chunk`, also if the owner is closed meanwhile.
+
+        Args:
+            chunk: Its id here.
+            owner: The device that has it, of the same backend.
+            number: Its id there.
+
+        Raises:
+            KeyError: The owner has no such chunk.
+            AccelError: It cannot be mapped.
         """
 
     def unmap_chunk(self, chunk: int) -> None:
@@ -374,7 +388,6 @@ class AccelDevice(Protocol):
             blocks: The blocks and their places. Those that are the device's own stay as they are.
 
         Raises:
-            RuntimeError: The device was opened without a keeper.
             ValueError: One is outside of the chunks. Nothing was noted.
         """
 
@@ -398,7 +411,6 @@ class AccelDevice(Protocol):
         """Return the place of a block.
 
         Raises:
-            RuntimeError: The device was opened without a keeper.
             KeyError: No block has this id.
         """
         ...
@@ -451,12 +463,9 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def check_peer(self, other: AccelDevice) -> None:
-        """Refuse another open device of the backend whose memory kernels of this one cannot reach.
-
-        Raises:
-            NotSupportedError: They cannot.
-        """
+    def reaches(self, other: DeviceInfo) -> bool:
+        """Tell whether kernels of this one can read memory of another device of the backend, once mapped."""
+        ...
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:
         """Lend the program an array without a copy; no operation with it is in flight.

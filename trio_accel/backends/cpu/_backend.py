@@ -94,6 +94,10 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         """Count the context as lost; see `AccelDevice.give_up`."""
         self._fault.reason = self._fault.reason or reason
 
+    def reaches(self, other: DeviceInfo) -> bool:
+        """True: all of it is the machine's memory."""
+        return True
+
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
         """Let the program have a host array over a block; see `AccelDevice.lend`."""
         return HostLease(self.host_view(array, write=write), stream=stream)

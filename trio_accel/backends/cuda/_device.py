@@ -8,7 +8,6 @@ import attrs
 from cuda.bindings import driver
 
 from ..base import (
-    AccelDevice,
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
@@ -153,20 +152,13 @@ class CudaDevice(LibraryDevice):
         """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
         return self.context.is_dead
 
-    def check_peer(self, other: AccelDevice) -> None:
-        """Refuse a GPU whose memory this one cannot reach; see `AccelDevice.check_peer`."""
-        own, peer = self.info.index, other.info.index
-        if own == peer:
-            return
+    def reaches(self, other: DeviceInfo) -> bool:
+        """Tell whether the driver has access from this GPU to another; see `AccelDevice.reaches`."""
+        if self.info.index == other.index:
+            return True
         with self.context:
-            numbers = [self.context.check(driver.cuDeviceGet(index)) for index in (own, peer)]
-            if not self.context.check(driver.cuDeviceCanAccessPeer(*numbers)):
-                raise NotSupportedError(
-                    f"{self.info.name} cannot reach the memory of {other.info.name}; "
-                    "copy the array: await array.copy_to(device)",
-                    device=self.info.name,
-                    backend=self.info.backend,
-                )
+            numbers = [self.context.check(driver.cuDeviceGet(one.index)) for one in (self.info, other)]
+            return bool(self.context.check(driver.cuDeviceCanAccessPeer(*numbers)))
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLease:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""

@@ -235,10 +235,9 @@ class AccelRef(NoOperators):
     async def copy_to(self, device: Device) -> AccelRef:
         """Copy the array to another device. The copy is contiguous.
 
-        If both devices have their contexts in workers and are of one backend, the worker of `device` copies
-        it at once from where it is; see `Device.borrow`. Otherwise it goes through host memory. Then a large
-        one is copied in pieces of 16 MiB. Several pieces are on their way at the same time, and no more host
-        memory than these need is taken.
+        Where `device` can read the memory, it copies it at once from where it is; see `Device.borrow`.
+        Otherwise it goes through host memory. Then a large one is copied in pieces of 16 MiB. Several pieces
+        are on their way at the same time, and no more host memory than these need is taken.
 
         Returns:
             The copy, once all of it is there. If the call fails or is cancelled, nothing is left of it.
@@ -541,12 +540,12 @@ class Device(abc.ABC):
         meanwhile: operations of its own device that write to it wait, as they do for `AccelRef.lease`. So do
         not wait inside for one of these.
 
-        Both devices have their contexts in workers, and are of one backend. In other cases, and where the
-        hardware cannot reach the memory, `borrowed` is a copy, which is given back at the end. An array of
-        this device is given as it is.
+        Both devices are of one backend, and a device in a worker reads those in workers alone. In other
+        cases, and where the hardware cannot reach the memory, `borrowed` is a copy, which is given back at
+        the end. An array of this device is given as it is.
 
-        If one of the devices is lost meanwhile, the array is there afterwards: operations have the outcome
-        that they have with arrays of their own.
+        If one of the devices is lost meanwhile, `borrowed` is there afterwards: operations have the outcome
+        that they have with arrays of their own. Only `x` itself is lost with an inline device that has it.
 
         Raises:
             StaleRefError: The array must not be used any more.

@@ -29,7 +29,7 @@ from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
 
-__all__ = ["CancelGrace", "Completer", "cancel_grace", "grace_in", "leave_hosts"]
+__all__ = ["CancelGrace", "Completer", "cancel_grace", "grace_in"]
 
 
 # A host array is being copied: seconds between two looks at it.
@@ -68,7 +68,7 @@ class CancelGrace:
 
     def _leave(self, operation: InFlight, queue: StreamQueue) -> None:
         """Let a cancelled asker go; the operation stays in flight, and its buffers with it."""
-        is_free = leave_hosts(operation.launch)
+        is_free = _leave_hosts(operation.launch)
         if not is_free:
             if is_free is not None:
                 self._let_wait(operation, queue, _COPYING)
@@ -79,7 +79,7 @@ class CancelGrace:
         queue.notify()
 
 
-def leave_hosts(launch: Launch) -> bool | None:
+def _leave_hosts(launch: Launch) -> bool | None:
     """Have an operation in flight use no host array of the program any more, as far as that is possible.
 
     A copy that has not begun is withdrawn if its target was made for it, and is seen by no other operation.

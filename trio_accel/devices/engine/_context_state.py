@@ -213,7 +213,7 @@ class Watchdog:
         if limit is None:
             return
         if any(queue.operations and queue.operations[0].waits_for_others for queue in self._queues):
-            # D105: it waits for another device, which has a limit of its own; and others here may wait for it
+            # D162: it waits for another device, which has a limit of its own; and others here may wait for it
             # in turn.
             for queue in self._queues:
                 queue.forget_seen()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import attrs
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from ._stream_queues import StreamQueue
 __all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]
 
 Enqueue: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
-InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 
 @attrs.define(eq=False)
@@ -38,8 +37,7 @@ class Enqueuer:
 
     Each launch takes the same steps: `begin` makes it ready, the backend is called, `end_call` follows, and
     `add` puts it among what is in flight. `enqueue` takes them in a row. A kernel that blocks is called in a
-    thread, so its operation is added before the call, and `bind` gives it its event. The parts of an
-    operation that spans devices take each step together.
+    thread, so its operation is added before the call, and `bind` gives it its event.
 
     Args:
         context: The context.
@@ -97,7 +95,7 @@ class Enqueuer:
         except Exception as error:
             self.abandon(launch, queue, error)
             raise
-        return self.add(launch, queue, stream.record(), InFlight)
+        return self.add(launch, queue, stream.record())
 
     def begin(
         self,
@@ -170,16 +168,15 @@ class Enqueuer:
         if launch.fault is not None:
             launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
 
-    def add(self, launch: Launch, queue: StreamQueue, event: AccelEvent, kind: type[InFlightT]) -> InFlightT:
+    def add(self, launch: Launch, queue: StreamQueue, event: AccelEvent) -> InFlight:
         """Put an operation among what is in flight, until its event is done.
 
         Args:
             launch: The operation.
             queue: Its stream.
             event: Event behind its work; `NOT_YET` if its kernel is still to be called.
-            kind: Class of the operation in flight.
         """
-        operation = self._hold(launch, queue, event, kind, is_whole=True)
+        operation = self._hold(launch, queue, event, is_whole=True)
         if launch.fault is not None and event is not NOT_YET:
             launch.fault.fault.after()
         for output in launch.outputs:
@@ -232,7 +229,7 @@ class Enqueuer:
         if bool(launch.staged) if has_staged is None else has_staged:
             # The copies run all the same: their memory is held until they have.
             stream = queue.stream
-            copies = self._hold(launch, queue, stream.record(), InFlight, is_whole=False)
+            copies = self._hold(launch, queue, stream.record(), is_whole=False)
             self._port.watch(stream, copies.event)
         else:
             notify(self._hooks, launch, Phase.RELEASE)
@@ -277,11 +274,9 @@ class Enqueuer:
             hit.strike()
             hit.fault.before(self._device, queue.stream, self._alarms, self._holds)
 
-    def _hold(
-        self, launch: Launch, queue: StreamQueue, event: AccelEvent, kind: type[InFlightT], *, is_whole: bool
-    ) -> InFlightT:
+    def _hold(self, launch: Launch, queue: StreamQueue, event: AccelEvent, *, is_whole: bool) -> InFlight:
         """Put enqueued work in flight until it is done: the whole operation, or copies for it alone."""
-        operation = kind(launch, event, self.launched)
+        operation = InFlight(launch, event, self.launched)
         operation.occupy(self._memory.uses, queue.stream, is_whole=is_whole)
         queue.operations.append(operation)
         queue.load.outstanding += 1
@@ -372,7 +367,7 @@ class ThreadedLaunches:
         except BaseException:
             self._gate.leave(launch)
             raise
-        operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
+        operation = self._enqueuer.add(launch, queue, NOT_YET)
         if not is_here:
             self._gate.keep(launch)
             # The loop puts the fault behind this call: a next call of the thread would come before it.

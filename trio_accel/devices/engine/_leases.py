@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from ._in_flight import BlockUse, MemoryInUse
 from ._launch_gate import LaunchOrder
 from ._stream_queues import StreamQueue
 
-__all__ = ["Leases"]
+__all__ = ["Held", "Leases"]
 
 
 @attrs.define(eq=False)
@@ -82,10 +82,7 @@ class Leases:
             StaleRefError: The array was released by then, or has become invalid.
         """
         async with self.hold(spec.block, write=write):
-            if self._lost is not None:
-                raise self._lost()
-            # After the wait, during which the array may have been released or damaged.
-            block.check("lease", spec)
+            self.check("lease", block, spec)
             try:
                 lease = self._device.lend(spec, write=write, stream=stream)
             except ContextLostError as error:
@@ -96,18 +93,25 @@ class Leases:
             finally:
                 self._end(lease, block, write=write)
 
-    def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
+    def hold(self, block: int, *, write: bool) -> Held:
         """Hold a block that is given out elsewhere; its turn is that of this call."""
         # By this call, and not when a task first runs: the order is that of the calls.
-        turn = self._order.enter_lease(block, write=write)
-        return self._hold(turn, block, write=write)
+        return Held(self, self._order.enter_lease(block, write=write), block, write)
+
+    def check(self, verb: str, block: Block, spec: ArraySpec) -> None:
+        """Refuse an array that was lost, released or damaged while its turn was waited for.
+
+        Raises:
+            ContextLostError, DeviceLostError, StaleRefError: It was.
+        """
+        if self._lost is not None:
+            raise self._lost()
+        block.check(verb, spec)
 
     def is_idle(self, block: int) -> bool:
-        """Tell whether no operation uses a block, and none waits that will; leases do not count."""
+        """Tell whether no operation and no lease uses a block, and no operation waits that will."""
         used = any(block in launch.reads or block in launch.writes for launch in self._order)
-        return not used and not any(
-            operation.touches(block, write=True) for queue in self._queues for operation in queue.operations
-        )
+        return not used and not self._memory.use(block).pins
 
     def reap(self) -> None:
         """Let go of the blocks that the program's work is done with."""
@@ -135,28 +139,26 @@ class Leases:
         self.tails.clear()
         self._notify()
 
-    @asynccontextmanager
-    async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
-        try:
-            # The turn comes when earlier operations are launched; the program's use must wait until they are
-            # done.
-            await turn.wait()
-            for queue in tuple(self._queues):
-                while any(operation.touches(block, write=write) for operation in queue.operations):
-                    # Nothing more is seen of its operations. Whether the context is lost is asked behind the
-                    # wait.
-                    if queue.is_lost:
-                        break
-                    await queue.wait_changed()
-            while any(tail.use.block == block and (write or tail.write) for tail in self.tails):
-                await self._changed.wait()
-            use = self._memory.pin(block)
-            try:
-                yield
-            finally:
-                self._memory.unpin(use)
-        finally:
-            self._order.leave_lease(turn)
+    async def take(self, held: Held) -> BlockUse:
+        """Wait until a block that is held is not in use; see `Held.wait`."""
+        block, write = held.block, held.write
+        # The turn comes when earlier operations are launched; the program's use waits until they are done.
+        await held.turn.wait()
+        for queue in tuple(self._queues):
+            while any(operation.touches(block, write=write) for operation in queue.operations):
+                # Nothing more is seen of its operations. Whether the context is lost is asked afterwards.
+                if queue.is_lost:
+                    break
+                await queue.wait_changed()
+        while any(tail.use.block == block and (write or tail.write) for tail in self.tails):
+            await self._changed.wait()
+        return self._memory.pin(block)
+
+    def leave(self, held: Held) -> None:
+        """End to hold a block, or to wait for that; later operations on it go on."""
+        if held.use is not None:
+            self._memory.unpin(held.use)
+        self._order.leave_lease(held.turn)
 
     def _end(self, lease: Lease, block: Block, *, write: bool) -> None:
         """Take an array back, before the turn of later operations comes."""
@@ -184,3 +186,39 @@ class Leases:
     def _notify(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+
+
+@attrs.define(eq=False)
+class Held:
+    """A block that is held, or waits for its turn; as an async context manager, it is held inside.
+
+    Attributes:
+        turn: Its turn among operations and leases.
+        block: Id of the block.
+        write: Whether it may be changed meanwhile.
+        use: Its use of the block, while it is held.
+    """
+
+    _leases: Leases
+    turn: Turn
+    block: int
+    write: bool
+    use: BlockUse | None = attrs.field(default=None, init=False)
+
+    async def wait(self) -> None:
+        """Wait until earlier operations on the block are done, or the context is lost; see `Leases.check`."""
+        self.use = await self._leases.take(self)
+
+    def end(self) -> None:
+        """Let go of it; once only."""
+        self._leases.leave(self)
+
+    async def __aenter__(self) -> None:
+        try:
+            await self.wait()
+        except BaseException:
+            self.end()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()

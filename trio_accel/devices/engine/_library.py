@@ -28,13 +28,15 @@ from ..operations._operation import Launch
 from ._engine import Engine
 from ._enqueuer import ThreadedCall
 from ._in_flight import Reply
-from ._rendezvous import Part, PartLaunch, check_part
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
 
 __all__ = ["LibraryActor", "OwnSupervision"]
 
-SPANNING = "spanning"
-"""Argument of actors that run parts of operations that span devices in workers; it names no other library."""
+APART = "?apart"
+"""Behind an import path: an actor of its own with the same library, for operations that read what is lent.
+
+An operation that waits until an array is not lent any more keeps back its library. The operations that read
+the array must not be behind it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +91,7 @@ class LibraryActor(Actor):
     @classmethod
     def library_of(cls, argument: str | None) -> str:
         """Name the backend's library for an argument of the import path; None where it has none."""
-        return cls.library if argument in (None, SPANNING) else f"{cls.library}?{argument}"
+        return cls.library if argument in (None, APART[1:]) else f"{cls.library}?{argument}"
 
     def __init__(self, engine: Engine, argument: str | None = None) -> None:
         self._library_name = self.library_of(argument)
@@ -212,29 +214,6 @@ class LibraryActor(Actor):
             return cast("DeferredReply[None]", reply)  # as none was given
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
-
-    @handles(PartLaunch, ki_protected=True)
-    async def launch_part(self, message: PartLaunch) -> DeferredReply[None]:
-        """Enqueue a part of an operation that spans devices, together with the other parts."""
-        gate, kernels, queue = self._gate, self._kernels, self._queue
-        part = Part(message, kernels, queue, self.context, self._engine)
-        try:
-            prepare = check_part(message, kernels)
-            if prepare is not None:
-                part.failure = await gate.prepare(message, queue, prepare)
-            if not gate.may_launch(message, queue):
-                await gate.wait(message, queue)
-        except Exception as error:  # noqa: BLE001  # whose it is, is told there
-            return self._refused(error)
-        reply: DeferredReply[None] = self.context.defer()
-        part.reply = reply
-        try:
-            await message.rendezvous.come(message.part, part)
-        except Exception as error:
-            if classify(error) is FailureClass.SUSPECT:
-                raise
-            reply.fail(error)
-        return reply
 
     def _launch(
         self,

@@ -32,6 +32,7 @@ from ...backends.base import (
 from ...backends.base.values import host_array
 from .._options import DeviceOptions
 from ..arrays._holds import Hold, held
+from ..arrays._loans import Loan
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ..base._refusals import NotAwaited, what_to_do
@@ -41,9 +42,10 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..host._host_pool import SMALL, Copying
 from ..inline._dispatch import InlineDispatch
+from ..inline._loans import InlineBorrowed
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import Borrowed, LeftMemory, Loan, Stay, WorkerDispatch, spin_together
+from ..worker import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
@@ -75,8 +77,8 @@ class OpenDevice(Device):
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        # Operations that span devices, in workers: they have the device one after the other.
-        self.spanning: trio.Lock = trio.Lock()
+        # For `alone_on`.
+        self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._set_ask()
 
@@ -372,7 +374,7 @@ class OpenDevice(Device):
         ref = owned("copy_to", ref)
         if ref.device is self:
             return await self.ask(Copy(ref))
-        if not _reaches(self, ref.device):
+        if not await _reaches(self, ref.device):
             return await copy_between(opened(ref.device).state.backend, ref, self)
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
@@ -460,17 +462,17 @@ async def lend(
     try:
         for number, ref in enumerate(owners):
             for device in devices:
-                if not _reaches(device, ref.device):
+                if not await _reaches(device, ref.device):
                     copies[number, device] = await ref.copy_to(device)
-        # As for parts of an operation that spans devices (D105): without a checkpoint in between, so that no
-        # two wait for each other.
+        await _have_contexts(ref.device for ref in owners)
+        # Without a checkpoint in between: all that lend the same arrays take their turns in one order, and
+        # none waits for a write that waits for another one.
         for number, ref in enumerate(owners):
-            dispatch = opened(ref.device).dispatch
-            if isinstance(dispatch, WorkerDispatch) and any(_reaches(one, ref.device) for one in devices):
-                loans[number] = dispatch.lend(ref)
+            if any((number, device) not in copies for device in devices):
+                loans[number] = opened(ref.device).dispatch.lend(ref)
         for loan in loans.values():
             await loan.wait(where)
-        yield Lent(where, owners, loans, copies, stay)
+        yield Lent(where, len(owners), loans, copies, stay)
     finally:
         for loan in loans.values():
             loan.end()
@@ -491,10 +493,10 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
         for device in sorted(map(opened, devices), key=attrgetter("path")):
             # Without a checkpoint where it is free: small collectives have no time for it.
             try:
-                device.spanning.acquire_nowait()
+                device.turn.acquire_nowait()
             except trio.WouldBlock:
-                await device.spanning.acquire()
-            held.append(device.spanning)
+                await device.turn.acquire()
+            held.append(device.turn)
         yield
     finally:
         for lock in held:
@@ -518,11 +520,23 @@ async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool
         await spin_together(ends, goes_on)
 
 
-def _reaches(device: Device, owner: Device) -> bool:
+async def _have_contexts(devices: Iterable[Device]) -> None:
+    """Wait until devices of this process have contexts; those in workers have their requests wait."""
+    inline = [one.dispatch for one in map(opened, devices) if isinstance(one.dispatch, InlineDispatch)]
+    while any(one.session is None for one in inline):
+        for one in inline:
+            await one.ready()
+
+
+async def _reaches(device: Device, owner: Device) -> bool:
     """Tell whether operations of a device can read the memory of another one, or of this one itself."""
     one, other = opened(device), opened(owner)
-    both = one.isolation == other.isolation == "process"
-    return one is other or (both and one.state.backend is other.state.backend)
+    if one is other or one.state.backend is not other.state.backend:
+        return one is other
+    if isinstance(one.dispatch, InlineDispatch):
+        return (await one.dispatch.ready()).engine.device.reaches(other.info)
+    # Memory of this process has no descriptor that a worker could map.
+    return isinstance(other.dispatch, WorkerDispatch)
 
 
 @attrs.frozen(eq=False)
@@ -530,7 +544,7 @@ class Lent:
     """Arrays that are held for devices that read them."""
 
     _where: str
-    _refs: Sequence[AccelRef]
+    _count: int
     _loans: Mapping[int, Loan]
     _copies: Mapping[tuple[int, Device], AccelRef]
     _stay: Stay | None
@@ -546,15 +560,14 @@ class Lent:
         """
         dispatch = opened(device).dispatch
         arrays: list[AccelRef] = []
-        borrowed: list[Borrowed] = []
+        borrowed: list[Borrowed | InlineBorrowed] = []
         try:
-            for number, ref in enumerate(self._refs):
-                loan, copy = self._loans.get(number), self._copies.get((number, device))
-                if copy is not None or loan is None or not isinstance(dispatch, WorkerDispatch):
-                    arrays.append(ref if copy is None else copy)
-                else:
-                    borrowed.append(dispatch.borrow(loan, self._stay))
-                    arrays.append(borrowed[-1].array)
+            for number in range(self._count):
+                copy = self._copies.get((number, device))
+                if copy is None:
+                    borrowed.append(dispatch.borrow(self._loans[number], self._stay))
+                    copy = borrowed[-1].array
+                arrays.append(copy)
             for one in borrowed:
                 await one.wait(self._where)
             yield arrays

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from typing import Any, Never, TypeAlias, TypeVar, cast
+from typing import Any, Never, TypeAlias, TypeVar
 
 import attrs
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from ...actors import (
 )
 from ...backends.base import (
     AccelDevice,
+    AccelError,
     ContextLostError,
     DeviceLostError,
     NotSupportedError,
@@ -34,22 +35,23 @@ from ...backends.base import (
 )
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from .._options import DeviceOptions
-from ..arrays._blocks import BlockTable
+from ..arrays._blocks import BlockTable, BorrowedBlock
+from ..arrays._loans import Loan
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, LibraryT
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ..base._waits import Arrival
-from ..engine._context import ContextActor, OnDone, Session, context_policy
+from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._engine import Engine
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._recovery import STEADY
-from ..engine._rendezvous import PartLaunch
 from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch, Operation, Planner, ReplyT, admit
+from ._loans import InlineBorrowed, InlineLoan
 
 __all__ = ["InlineDispatch"]
 
@@ -230,6 +232,9 @@ class InlineDispatch:
         self.made: Callable[[str, float, float], None] = device.recoveries.made
         # Operations have the context variables of the submitter, and no other process counts their launches.
         self.variables: Context | None = None
+        self.nursery: trio.Nursery
+        # Arrays of other devices that this one reads.
+        self.borrowed: set[InlineBorrowed] = set()
         self.launching: Callable[[Launch], None] | None = None
 
     @property
@@ -257,15 +262,13 @@ class InlineDispatch:
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Register the pool of host memory, if there is one, with each context's device."""
-        if self._registrar is None:
-            await trio.lowlevel.checkpoint()
-            yield
-            return
-        pool = self._device.host_pool
-        assert pool is not None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._registrar.run)
-            self._copies = InlineCopies(pool, self._registrar, nursery)
+            self.nursery = nursery
+            if self._registrar is not None:
+                pool = self._device.host_pool
+                assert pool is not None
+                nursery.start_soon(self._registrar.run)
+                self._copies = InlineCopies(pool, self._registrar, nursery)
             yield
             nursery.cancel_scope.cancel(reason="the device ends")
 
@@ -299,6 +302,10 @@ class InlineDispatch:
         blocks = self._device.blocks
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
+        for one in self.borrowed:
+            # What is not there any more is lost here, too.
+            with suppress(AccelError):
+                one.begin(session)
         self._device.availability.begin(session.generation)
 
     def prepared(self) -> None:
@@ -335,7 +342,7 @@ class InlineDispatch:
             planned = operation.plan(planner := Planner(self._device, operation))
             launch = planner.launch(planned)
             path, engine = operation.library, session.engine
-            library, has_refs = session.libraries.get(path), bool(launch.uses)
+            library = session.libraries.get(path)
             if library is None:
                 library = await self._open_library(session, launch)
             if library is None or self.session is not session:
@@ -362,7 +369,7 @@ class InlineDispatch:
                     launch,
                     library,
                     engine,
-                    may_run_again=not has_refs and losses <= self.options.retry,
+                    may_run_again=losses <= self.options.retry and not planner.has_own,
                 )
                 continue
             finally:
@@ -439,19 +446,19 @@ class InlineDispatch:
         session.submissions.submit(context, launch, done)
         return pending
 
-    def submit_part(self, session: Session, launch: PartLaunch, on_done: OnDone) -> None:
-        """Hand a part of an operation that spans devices over to the current context, without waiting.
+    def lend(self, ref: AccelRef) -> InlineLoan:
+        """Ask to hold an array for devices that read it; there is a context."""
+        assert self.session is not None
+        return InlineLoan(ref, self.session, self.session.engine.leases.hold(ref.block.id, write=False))
 
-        Args:
-            session: The current one.
-            launch: The part.
-            on_done: Called once, with its error or None.
-        """
-        assert self._context_ref is not None  # a session is a context's
-        travel = None if self._copies is None else self._copies.start(launch)
-        if travel is not None:
-            launch, on_done = cast("PartLaunch", travel.launch), travel.end_by(on_done)
-        session.submissions.submit(self._context_ref, launch, on_done, invalidates=False)
+    def borrow(self, loan: Loan, stay: object) -> InlineBorrowed:
+        """Ask to read an array that a device holds. Its memory is mapped for as long as that."""
+        block = BorrowedBlock(self._device.blocks, loan.ref.block)
+        array = AccelRef(block, attrs.evolve(loan.ref.spec, block=block.id))
+        loan.users += 1
+        borrowed = InlineBorrowed(array, loan, self)
+        self.borrowed.add(borrowed)
+        return borrowed
 
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:

@@ -29,7 +29,7 @@ from ...backends.base.ops import (
     map_arrays,
 )
 from ...backends.base.values import check_conversion, factor, host_array
-from ..arrays._blocks import Block, BlockTable
+from ..arrays._blocks import Block, BlockTable, BorrowedBlock
 from ..arrays._damage import Damage, in_turn
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
@@ -554,9 +554,16 @@ class Planner:
                     f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
                 )
 
-    def go_on_with(self, other: Planner) -> None:
-        """Have all that another planner of the device has taken and named, with its name and library."""
-        vars(self).update(vars(other))
+    @property
+    def has_own(self) -> bool:
+        """Whether it has taken arrays that a context of the device takes with it; borrowed ones stay."""
+        return not all(isinstance(block, BorrowedBlock) for _, block in self._uses)
+
+    @property
+    def changed(self) -> list[Block]:
+        """Blocks that are written, and were there before."""
+        made = {number for number, _ in self._allocations}
+        return [block for block in self._outputs if block.id not in made]
 
     def launch(self, planned: Planned[Any]) -> Launch:
         """Put what was planned together.

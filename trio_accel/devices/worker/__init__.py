@@ -1,6 +1,6 @@
 """Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
 
-from .front._calls import Borrowed, Loan
+from .front._calls import Borrowed
 from .front._chunks import INTACT, LeftMemory, Stay, free_left_memory
 from .front._dispatch import WorkerDispatch
 from .transport._channel import spin_together
@@ -9,7 +9,6 @@ __all__ = [
     "INTACT",
     "Borrowed",
     "LeftMemory",
-    "Loan",
     "Stay",
     "WorkerDispatch",
     "free_left_memory",

@@ -437,7 +437,7 @@ def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
 
 def test_what_a_handle_has_for_itself_is_counted_and_never_refused(small: Any, run: Runner) -> None:
     device, take = small.device, Taking(small, run)
-    own = Workspace(device.addresses, "own")
+    own = Workspace(device.blocks, "own")
     with device.context:
         first = own.reserve(small.stream, 2 * MEGABYTE)
         assert own.reserve(small.stream, MEGABYTE) == first

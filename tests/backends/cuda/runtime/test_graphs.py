@@ -103,7 +103,7 @@ def test_memory_that_is_not_the_arrays_is_refused(
     if is_captured:
         have_captured(rig, spec)
     before = launches.count
-    _, nbytes, _ = rig.device.addresses.blocks[array.block]
+    _, nbytes, _ = rig.device.blocks.blocks[array.block]
     for offset in (-4, nbytes - 4):
         with pytest.raises(
             ValueError, match=f"does not lie within its block of {nbytes} bytes.*{array.block}"

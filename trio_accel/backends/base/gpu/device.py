@@ -485,14 +485,6 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         """
         return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
-    def lent_to(self, other: AddressDevice[Any, Any, Any], array: ArraySpec) -> DeviceArray:
-        """Return the address of an array for kernels of another device; raises as `at` does.
-
-        Raises:
-            AccelError: That device cannot reach it; see `AccelDevice.check_peer`.
-        """
-        return self.at(array)
-
     def address(self, array: ArraySpec) -> int:
         """Return the address of an array's first element; raises as `at` does."""
         return self.address_within(array, self.span(array))

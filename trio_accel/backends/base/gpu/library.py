@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from ..dtypes import DType
 from ..errors import AccelError
 from ..kernels import KernelEntry
 from ..library import TableLibrary
-from ..ops import ArraySpec, OperationSpec, Peers, StatusArray
+from ..ops import ArraySpec, OperationSpec, StatusArray
 from ..protocols import AccelStream
 from .device import AddressDevice
 from .driver import GpuStream
@@ -72,15 +72,6 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
     def array(self, array: ArraySpec, *, write: bool = True) -> DeviceArray:
         """Return the address and layout of an array."""
         return self.device.at(array)
-
-    def peers(self, peers: Peers) -> list[DeviceArray]:
-        """Return the addresses of arrays that the other parts of an operation lend, in their order."""
-        return [
-            self.array(one.array)
-            if one.owner is None
-            else cast("DeviceT", one.owner).lent_to(self.device, one.array)
-            for one in peers.arrays
-        ]
 
     def workspace(self, nbytes: int) -> int:
         """Return the address of so many bytes of device memory, aligned to 256; 0 for none.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias, overload
 
 import attrs
@@ -16,8 +14,8 @@ import numpy.typing as npt
 from ..dtypes import DType
 
 __all__ = [
-    "ArraySpec", "NumberRole", "PeerArray", "Peers", "Role", "StatusArray", "contiguous_strides", "exact",
-    "number", "packed", "peers", "reads", "scalar", "status", "updates", "writes",
+    "ArraySpec", "NumberRole", "Role", "StatusArray", "contiguous_strides", "exact", "number", "packed",
+    "reads", "scalar", "status", "updates", "writes",
 ]  # fmt: skip
 
 _MOST_LAYOUTS = 1024
@@ -70,66 +68,6 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-@attrs.frozen(eq=False)
-class PeerArray:
-    """An array that one part of an operation lends to the kernels of the others.
-
-    Attributes:
-        array: Its place and layout in the memory of its device.
-        part: Number of the part that has it.
-        owner: Its open device, as the backend knows it; None where the kernel's own device has borrowed
-            the array, and has it at that place.
-    """
-
-    array: ArraySpec
-    part: int
-    owner: object
-
-
-class Peers:
-    """The other parts, as a kernel of one part sees them: arrays that they lend, and whether one has failed.
-
-    While the kernel runs, the stream of every part has come to its kernel, and none goes on behind it.
-
-    Attributes:
-        arrays: The arrays that the part was given.
-        failure: The error of another part, if one has failed.
-    """
-
-    __slots__ = ("_callbacks", "arrays", "failure")
-
-    def __init__(self, arrays: tuple[PeerArray, ...]) -> None:
-        self.arrays: tuple[PeerArray, ...] = arrays
-        self.failure: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
-
-    def on_failure(self, callback: Callable[[], None]) -> None:
-        """Have something called on the Trio thread when another part fails; at once if one has.
-
-        A kernel that waits for its peers stops waiting by this. The callback must be quick and not raise.
-        """
-        self._callbacks.append(callback)
-        # A kernel may say so in a thread while the other part fails: looked at behind, none is overlooked.
-        if self.failure is not None:
-            self._call_back()
-
-    def fail(self, failure: BaseException) -> None:
-        """Note that another part has failed; called by the engine."""
-        if self.failure is None:
-            self.failure = failure
-            self._call_back()
-
-    def end(self) -> None:
-        """End with the operation; called by the engine."""
-        self._callbacks.clear()
-
-    def _call_back(self) -> None:
-        while self._callbacks:
-            # The other thread may take the last one: each is called once.
-            with suppress(IndexError):
-                self._callbacks.pop()()
-
-
 Access: TypeAlias = Literal["read", "write", "update"]
 """Access of an operation to an array: a write overwrites it in full, an update reads and changes it."""
 
@@ -156,7 +94,7 @@ class Role:
     """The role of one field.
 
     Attributes:
-        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``, ``"peers"``; ``"other"`` for a field
+        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``; ``"other"`` for a field
             without a role.
         access: Of arrays: what is done with them.
         count: Of arrays: how many there are.
@@ -165,7 +103,7 @@ class Role:
         is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
     """
 
-    kind: Literal["array", "exact", "scalar", "status", "peers", "other"]
+    kind: Literal["array", "exact", "scalar", "status", "other"]
     access: Access | None = None
     count: Count = "one"
     number: NumberRole | None = None
@@ -259,16 +197,6 @@ def status() -> StatusArray:
     then `OperationSpec.check_status` reads it, and the reply may be made from it.
     """
     field: StatusArray = attrs.field(metadata={_ROLE: Role("status")}, eq=False)
-    return field
-
-
-def peers() -> Peers:
-    """Declare a field of an `OperationSpec` as arrays of other devices, lent by the other parts.
-
-    Only a part of an operation that spans devices has such a field, and one at most; its planner makes the
-    value by `PartPlanner.peers`. The kernel gets the arrays by ``call.peers(...)``.
-    """
-    field: Peers = attrs.field(metadata={_ROLE: Role("peers")}, eq=False)
     return field
 
 

@@ -19,12 +19,10 @@ from ._array import (
     Access,
     ArraySpec,
     NumberRole,
-    Peers,
     Role,
     exact,
     number,
     packed,
-    peers,
     reads,
     role_of,
     scalar,
@@ -85,7 +83,6 @@ class Descriptor:
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
         packed: Indexes of the fields with packed scalars.
-        peers: Name of the field with arrays of other devices; empty where there is none.
         is_in_order: Tells of nearly all specifications that their fields are in order.
     """
 
@@ -97,7 +94,6 @@ class Descriptor:
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
     packed: tuple[int, ...]
-    peers: str
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
@@ -138,7 +134,7 @@ class Descriptor:
 
 
 @dataclass_transform(
-    field_specifiers=(attrs.field, exact, number, packed, peers, reads, scalar, status, updates, writes)
+    field_specifiers=(attrs.field, exact, number, packed, reads, scalar, status, updates, writes)
 )
 def specification(cls: type[SpecT]) -> type[SpecT]:
     """Make a specification of a class whose fields have roles; it is a subclass of `OperationSpec`.
@@ -164,9 +160,8 @@ class OperationSpec:
     Nothing of one is changed once it is made.
 
     A specification holds no actor and no reference, so it means the same in another process.
-    The role of each field is declared: arrays by `reads`, `writes` and `updates`, those of other devices by
-    `peers`, values by `exact`, `scalar` and `number`, status words by `status`. The `Descriptor` of the class
-    is made from the roles.
+    The role of each field is declared: arrays by `reads`, `writes` and `updates`, values by `exact`, `scalar`
+    and `number`, status words by `status`. The `Descriptor` of the class is made from the roles.
 
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
@@ -298,7 +293,6 @@ def _describe(cls: type[Any]) -> Descriptor:
         plan_key=_plan_key(cls, fields),
         has_status="status" in kinds,
         packed=tuple(index for index, field in enumerate(fields) if field.role.is_packed),
-        peers="".join(field.name for field in fields if field.role.kind == "peers"),
         is_in_order=_test(fields),
     )
 
@@ -316,10 +310,6 @@ def _blocks(fields: Iterable[SpecField], access: Access) -> str:
         for field in fields
         if field.is_array and field.role.access in (access, "update")
     ]
-    if access == "read":
-        # Of those that another device lends, these are on this one.
-        lent = "*[one.array.block for one in spec.{}.arrays if one.owner is None], "
-        items += [lent.format(field.name) for field in fields if field.role.kind == "peers"]
     return f"frozenset(({''.join(items)}))"
 
 
@@ -362,8 +352,6 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"is_of({role.count!r}, {value})")
         elif role.kind == "status":
             tests.append(f"is_status({value})")
-        elif role.kind == "peers":
-            tests.append(f"is_peers({value})")
         elif role.kind == "exact":
             tests.append(f"(type({value}) in exact or is_exact({value}))")
         elif role.number is not None:
@@ -371,7 +359,7 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
-    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "is_peers": _is_peers}
+    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact}
     return _generated(" and ".join(tests) or "True", **names, **more)
 
 
@@ -387,8 +375,6 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
         )
     if role.kind == "status" and not _is_status(value):
         raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
-    if role.kind == "peers" and not _is_peers(value):
-        raise TypeError(f"{name}: {where} must be made by planner.peers(), got {_type_of(value)}")
     if role.kind == "exact" and not _is_exact(value):
         raise TypeError(f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}")
     if role.number is not None:
@@ -419,10 +405,6 @@ def _is_exact(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_exact, cast("tuple[object, ...]", value)))
     return isinstance(value, _EXACT)
-
-
-def _is_peers(value: Any) -> bool:
-    return type(value) is Peers
 
 
 def _type_of(value: Any) -> str:

@@ -80,6 +80,10 @@ class _Source:
     def map(self, nbytes: int, descriptor: int, *, write: bool) -> HostArray:
         return map_shared(descriptor, nbytes, write=write)
 
+    def share(self, chunk: HostArray) -> HostArray:
+        # No flag can be set back: it is that of a view of a buffer for reading.
+        return np.frombuffer(chunk.data.toreadonly(), np.uint8)
+
     def drop(self, chunk: HostArray) -> None:
         """Do nothing: the mapping goes with the last array over it."""
 

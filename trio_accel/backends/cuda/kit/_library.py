@@ -15,11 +15,9 @@ from ...base import (
     NotSupportedError,
     checks,
 )
-from ...base.device_array import DeviceArray
 from ...base.gpu.device import AddressDevice
 from ...base.gpu.library import EnqueuingCall, EnqueuingLibrary
 from ...base.kernels import KernelEntry, load_module_kernels
-from ...base.ops import ArraySpec
 from ..runtime._context import CudaContext, CudaMemoryError
 from ..runtime._graphs import Graphs
 from ..runtime._kernels import CudaKernels
@@ -41,7 +39,6 @@ class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
     Attributes:
         architecture: Its compute capability.
         graphs: Graphs of calls that libraries launch again and again.
-        addresses: Addresses of its blocks.
         end_loops: Called when the context counts as lost: each ends a loop that may otherwise never end.
     """
 
@@ -51,20 +48,14 @@ class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
         self.architecture: str = architecture
         context = CudaContext(info.index, info.name, is_alone=keeper is not None)
         try:
-            self.addresses: CudaMemory = CudaMemory(context, info.name, memory_limit, keeper)
+            memory = CudaMemory(context, info.name, memory_limit, keeper)
             kernels = CudaKernels(context, architecture, info.compute_units)
-            super().__init__(info, self.addresses, context, kernels)
+            super().__init__(info, memory, context, kernels)
             self.graphs: Graphs = Graphs(context)
             self.end_loops: list[Callable[[], None]] = []
         except BaseException:
             context.release()
             raise
-
-    def lent_to(self, other: AddressDevice[Any, Any, Any], array: ArraySpec) -> DeviceArray:
-        """Return the address of an array for kernels of another device; see `AddressDevice.lent_to`."""
-        if int(other.context.number) != int(self.context.number):
-            self.addresses.open_to(array.block, int(other.context.number))
-        return self.at(array)
 
 
 KernelCall: TypeAlias = EnqueuingCall[LibraryDevice, CudaStream]

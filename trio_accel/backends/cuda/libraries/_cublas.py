@@ -116,7 +116,7 @@ class Cublas:
     def __init__(self, device: LibraryDevice, library: str) -> None:
         self._device = device
         self._context = device.context
-        self._workspace = Workspace(device.addresses, library)
+        self._workspace = Workspace(device.blocks, library)
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()

@@ -52,24 +52,6 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
         source = _Source(context, self._reclaimer, limit, is_kept=keeper is not None)
         super().__init__(device, limit, source, keeper)
         self._chunk_source = source
-        # Chunks that other devices reach, with the number of the device.
-        self._open_to: set[tuple[int, int]] = set()
-
-    def open_to(self, block: int, device: int) -> None:
-        """Let another device of this process reach a block; blocks for its first one in a chunk.
-
-        Args:
-            block: The block.
-            device: The driver's number of the device.
-
-        Raises:
-            KeyError: No block has this id.
-            AccelError: That device cannot reach it; see `AccelDevice.check_peer`.
-        """
-        chunk = self.blocks[block][2][1]
-        if (chunk, device) not in self._open_to:
-            self._chunk_source.open_to(self._chunks[chunk][0], device)
-            self._open_to.add((chunk, device))
 
     def clear(self) -> None:
         """Give every block back, and wait until the driver has the memory; blocks."""
@@ -145,14 +127,11 @@ class _Source:
             except AccelError as error:
                 raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
 
-    def open_to(self, chunk: DeviceChunk, device: int) -> None:
-        """Let another device reach a chunk (`cuMemSetAccess`)."""
-        location = driver.CUmemLocation()
-        location.type = self._access.location.type
-        location.id = device
-        access = _access(location, self._access.flags)
+    def share(self, chunk: DeviceChunk) -> DeviceChunk:
+        # A mapping of its own: the owner may end, and what is lent is not written to.
         with self._context:
-            self._check(driver.cuMemSetAccess(chunk.address, chunk.nbytes, [access], 1))
+            handle = self._check(driver.cuMemRetainAllocationHandle(chunk.address))
+            return self._mapped(handle, chunk.nbytes, self._reading)
 
     def drop(self, chunk: DeviceChunk) -> None:
         # In a context that only counts as lost, abandoned work still runs and uses this memory.

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, PeerArray, Peers, map_arrays
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
 from ...arrays._blocks import Block
 from ...base._waits import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
-from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, PEERS, TUPLE, Message
+from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Message
 from ..transport._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
@@ -130,9 +130,8 @@ def _decode_value(data: object, host: HostDecoder) -> object:
     items = [_decode_value(value, host) for value in values]
     if tag == TUPLE:
         return tuple(items)
-    if tag != PEERS:
-        return _enum_at(items[0])(items[1])
-    return Peers(tuple([PeerArray(array, part, None) for part, array in cast("Any", items)]))
+    path, value = items
+    return _enum_at(path)(value)
 
 
 @functools.cache

@@ -22,8 +22,9 @@ from ....actors import (
     Meter,
     note_end,
 )
-from ....backends.base import CacheCounts, MemoryStatistics, NotSupportedError
+from ....backends.base import AccelDevice, CacheCounts, MemoryStatistics, NotSupportedError, PlacedBlock
 from ...arrays._blocks import Block, BorrowedBlock
+from ...arrays._loans import Loan, next_abroad
 from ...arrays._ref import AccelRef
 from ...base._library_paths import by_title, is_actor_of
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
@@ -37,7 +38,7 @@ from ._launch_encoding import TemplateTable
 from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest, Place
 from ._requests import RequestSender
 
-__all__ = ["Borrowed", "Leases", "Loan", "MeasuredRequest", "Measures", "Questions", "WorkerActors"]
+__all__ = ["Borrowed", "Leases", "MeasuredRequest", "Measures", "Questions", "WorkerActors", "WorkerLoan"]
 
 
 @attrs.define(eq=False)
@@ -191,14 +192,16 @@ class Leases:
         finally:
             self.give_back(request)
 
-    def lend(self, ref: AccelRef) -> Loan:
+    def lend(self, ref: AccelRef) -> WorkerLoan:
         """Ask to hold an array for devices that read it; `Loan.wait` waits until it is held."""
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=False)
         self._ask(request)
-        return Loan(ref, request, self)
+        return WorkerLoan(ref, request, self)
 
     def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
         """Have the worker know an array that was lent, by another device or this one, and is held."""
+        assert isinstance(loan, WorkerLoan)  # a worker reaches no other memory
+        assert loan.place is not None
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
         is_own = loan.ref.block.table is self._device.blocks
         array = attrs.evolve(loan.ref.spec, block=block.id)
@@ -265,35 +268,37 @@ class Leases:
 
 
 @attrs.define(eq=False)
-class Loan:
-    """An array that its device holds for others, which read it.
+class WorkerLoan(Loan):
+    """An array that a worker holds for other devices.
 
     Attributes:
-        ref: The array.
-        users: Those who need it: the one who lends it, and readers.
         place: Where it is, once it is held.
     """
 
-    ref: AccelRef
     _request: LeaseRequest
     _leases: Leases
-    users: int = attrs.field(default=1, init=False)
-    place: Place = attrs.field(init=False)
+    place: Place | None = attrs.field(default=None, init=False)
 
     async def wait(self, verb: str) -> None:
-        """Wait until it is held.
-
-        Raises:
-            StaleRefError, DeviceLostError: It is not there any more.
-        """
+        """See `Loan.wait`."""
         _, nbytes, number, offset = await self._leases.granted(self._request, self.ref.block, verb)
         self.place = Place(self._leases.chunk(number, nbytes), offset, nbytes)
+        # Readers may need its descriptor again.
+        self.place.chunk.loans += 1
 
-    def end(self) -> None:
-        """End to lend it or to read it; when the last one ends, its device may write to it again."""
-        self.users -= 1
-        if not self.users:
-            self._leases.give_back(self._request)
+    def map_to(self, device: AccelDevice, block: int) -> int:
+        """See `Loan.map_to`."""
+        assert self.place is not None
+        chunk, number = self.place.chunk, next_abroad()
+        device.map_chunk(number, chunk.nbytes, chunk.open_to_read(), write=False)
+        device.expect((PlacedBlock(block, self.place.nbytes, number, self.place.offset),))
+        return number
+
+    def give_back(self) -> None:
+        """See `Loan.give_back`."""
+        self._leases.give_back(self._request)
+        if self.place is not None:
+            self.place.chunk.end_loan()
 
 
 @attrs.frozen(eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from ....backends.base.chunks import ALIGNMENT
 from ....backends.base.host import check_shared, read_only, total_bytes
 from ....backends.base.ops import ArraySpec
 from ...arrays._blocks import BlockTable
+from ...arrays._loans import next_abroad
 from ...base._errors import out_of_descriptors
 from ..transport import _orders
 from ..transport._protocol import Address, Message, NonsenseError
@@ -35,9 +35,6 @@ _MOST = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
 """Text behind the reason for which a device was given up, if it left memory."""
-
-
-_abroad = itertools.count(1)
 
 
 class Borrower(Protocol):
@@ -69,8 +66,7 @@ class Chunk:
     kept: int
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
-    # Below those of a device's own chunks.
-    abroad: int = attrs.field(factory=lambda: -next(_abroad), init=False)
+    abroad: int = attrs.field(factory=next_abroad, init=False)
     borrowers: weakref.WeakKeyDictionary[Borrower, bool] = attrs.field(
         factory=weakref.WeakKeyDictionary["Borrower", bool], init=False
     )

@@ -16,6 +16,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ....actors import Actor, ActorContext, ActorSnapshot
 from ....backends.base import ContextLostError, DeviceLostError
+from ...arrays._loans import Loan
 from ...arrays._pending import Pending
 from ...arrays._ref import AccelRef
 from ...base._errors import damage_to_memory
@@ -32,7 +33,7 @@ from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ..transport import _orders
 from ..transport._channel import Channel, Take
 from ._answers import AnswerHandler
-from ._calls import Borrowed, Leases, Loan, MeasuredRequest, Measures, Questions
+from ._calls import Borrowed, Leases, MeasuredRequest, Measures, Questions, WorkerLoan
 from ._chunks import INTACT, ChunkTable, LeftMemory, Stay
 from ._link import WorkerLink, died
 from ._outcomes import CopyService, OutcomePolicy
@@ -560,7 +561,7 @@ class WorkerDispatch:
         """See `AccelRef.lease`."""
         return self._leases.hold(ref, write=write, stream=stream)
 
-    def lend(self, ref: AccelRef) -> Loan:
+    def lend(self, ref: AccelRef) -> WorkerLoan:
         """Ask to hold an array for devices that read it."""
         return self._leases.lend(ref)
 

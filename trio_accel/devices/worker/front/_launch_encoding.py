@@ -10,7 +10,7 @@ import enum
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -24,7 +24,6 @@ from ....backends.base.ops import (
     ArraySpec,
     CopyToHostSpec,
     OperationSpec,
-    Peers,
     array_key,
     arrays_of,
     map_arrays,
@@ -33,7 +32,7 @@ from ....backends.base.ops import (
 from ...operations._operation import Launch
 from ..transport import _orders
 from ..transport._messages import SHORT
-from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, PEERS, TUPLE, Message
+from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message
 from ..transport._wire_values import encode_fault
 
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
@@ -323,11 +322,8 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if kind is ArraySpec:
         array = cast("ArraySpec", value)
         return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
-    if kind is tuple or kind is Peers:
-        items: Sequence[object] = cast("Any", value)
-        if kind is Peers:
-            items = [(one.part, one.array) for one in cast("Peers", value).arrays]
-        return TUPLE if kind is tuple else PEERS, *[_encode_value(item, host) for item in items]
+    if kind is tuple:
+        return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
         return ENUM, _class_path(kind), _encode_value(value.value, host)
     if kind is complex or issubclass(kind, np.generic):

@@ -544,7 +544,6 @@ class BorrowRequest(LeaseRequest):
         self._on_end = on_end
         self._stay = stay
         self.chunk: Chunk = place.chunk
-        self.chunk.loans += 1
 
     def send(self, worker: Borrower, released: tuple[int, ...]) -> None:
         """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
@@ -579,5 +578,4 @@ class BorrowRequest(LeaseRequest):
     def end(self) -> None:
         """End: no worker of this device reads it any more."""
         super().end()
-        self.chunk.end_loan()
         self._on_end()

@@ -32,7 +32,6 @@ __all__ = [
     "HOST",
     "NAME",
     "OUTPUTS",
-    "PEERS",
     "PICKLED",
     "SIZE",
     "TUPLE",
@@ -76,7 +75,7 @@ PICKLED = Codec(_pickle, _pickle, pickle.loads)
 """For messages of a trusted peer: to read one may run code that the sender has chosen."""
 
 
-TUPLE, ARRAY, COMPLEX, ENUM, HOST, PEERS = range(6)
+TUPLE, ARRAY, COMPLEX, ENUM, HOST = range(5)
 """Tags: the first item of every tuple that stands for a value."""
 
 NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
