@@ -10,7 +10,7 @@ import scipy.linalg
 
 import trio_accel as ta
 from trio_accel.backends.base import HostCall, kernel
-from trio_accel.backends.base.checks import NATIVE
+from trio_accel.backends.base.kit.checks import NATIVE
 from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, operation
 
 

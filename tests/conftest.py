@@ -38,10 +38,10 @@ import trio_accel.tensor  # so that what they declare is known to all tests
 from trio_accel.actors._cell import Cell
 from trio_accel.backends import resolve
 from trio_accel.backends.base import AccelDevice, Isolation
-from trio_accel.backends.base.fast_paths import FastPaths, use_fast_paths
+from trio_accel.backends.base.kit.fast_paths import FastPaths, use_fast_paths
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import CudaBackend
-from trio_accel.devices.worker.launcher._launcher import Launcher, WorkerProcess
+from trio_accel.devices.launcher._launcher import Launcher, WorkerProcess
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "
@@ -307,7 +307,7 @@ def nothing_left_behind(
         KeptLink.end()
     else:
         KeptLink.prepare()
-        monkeypatch.setattr("trio_accel.devices.worker.launcher._launcher.LauncherLink", KeptLink)
+        monkeypatch.setattr("trio_accel.devices.launcher._launcher.LauncherLink", KeptLink)
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
     # Fixtures of a session were set up before, and what an earlier test has left is there too.

@@ -20,7 +20,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from trio_accel.devices.worker.launcher._link import EndOfLink, LauncherLink
+from trio_accel.devices.launcher._link import EndOfLink, LauncherLink
 
 # Of each test: workers are told, and forks of a launcher cannot show it.
 _OF_A_TEST = ("PYTEST_CURRENT_TEST", "TRIO_ACCEL_TEST_MARK")

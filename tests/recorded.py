@@ -30,8 +30,8 @@ from operations_table import CAPABILITIES, public_functions
 
 import trio_accel as ta
 from trio_accel.backends import describe
-from trio_accel.backends.base.kernels import kernels_of
-from trio_accel.backends.base.library import LibraryEntry
+from trio_accel.backends.base.kit.kernels import kernels_of
+from trio_accel.backends.base.kit.library import LibraryEntry
 from trio_accel.devices import Planned
 
 FOLDERS = tuple(CAPABILITIES)

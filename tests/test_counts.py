@@ -18,19 +18,19 @@ import trio_accel as ta
 # through a worker, in the application and in the worker's loop.
 FILES = {
     "matmul": (17, 17, 20),
-    "cholesky": (18, 18, 21),
+    "cholesky": (18, 18, 22),
     "rfft": (18, 18, 20),
     "expression": (20, 20, 20),
-    "loss": (25, 25, 20),
+    "loss": (27, 27, 20),
     "random draw": (26, 22, 25),
     "sparse product": (21, 21, 20),
     "program call": (24, 24, 21),
     # Trio runs the tasks of the ranks in any order: one more file at times.
-    "collective": (40, 30, 39),
+    "collective": (42, 31, 40),
 }
-LINES_PER_FUNCTION = 53.1
-LINES_OF_THE_MEDIAN = 64.5
-LINES = 68_700
+LINES_PER_FUNCTION = 52.8
+LINES_OF_THE_MEDIAN = 64.4
+LINES = 67_950
 PRIVATE_NAMES = 150
 
 

@@ -67,13 +67,29 @@ EXPORTED = ("interop",)  # what of the top is a public name itself
 # The folders of a backend, from the driver up: each imports itself and those before it.
 BACKEND_FOLDERS = ("runtime", "kit", "libraries")
 
-# Those of devices, likewise; besides, the two sides of a worker do not know each other.
-DEVICE_FOLDERS = (
-    *("base", "completion", "_options", "arrays", "operations", "host", "engine", "inline"),
-    *("worker.launcher", "worker.transport", "worker.back", "worker.front", "worker", "front"),
-)
+# The rooms of devices and of the base of backends, and what each may import besides itself: an arrow that is
+# not here is a change of the architecture.
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "devices": {
+        "base": (),
+        "operations": ("base",),
+        "engine": ("base", "operations"),
+        "launcher": ("base",),
+        "wire": ("base", "operations"),
+        "worker": ("base", "operations", "engine", "wire"),
+        # The two sides of a worker do not know each other.
+        "dispatch": ("base", "operations", "engine", "launcher", "wire"),
+        "front": ("base", "operations", "engine", "dispatch"),
+    },
+    "backends.base": {
+        "contract": (),
+        "expressions": ("contract",),
+        "kit": ("contract",),
+        "gpu": ("contract", "expressions", "kit"),
+    },
+}
 # The program of a worker puts the parts together.
-DEVICE_PROGRAM = f"{PACKAGE}.devices.worker.back._process"
+DEVICE_PROGRAM = f"{PACKAGE}.devices.worker._process"
 
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
 THREADS = re.compile(
@@ -82,19 +98,19 @@ THREADS = re.compile(
 # And these, for the reason given.
 THREADS_TOO = {
     "trio_accel.actors._system_state": "the number of a thread: a Trio run has one; nothing is started",
-    "trio_accel.backends.base.communicators": "locks: waited for in one thread, given up from another",
+    "trio_accel.backends.base.kit.communicators": "locks: waited for in one thread, given up from another",
     "trio_accel.backends.base.gpu.driver": "locks: compiled in a thread, launched from several",
     "trio_accel.backends.base.gpu.device": "copies of pageable memory, which make their caller wait",
-    "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
-    "trio_accel.backends.base.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
-    "trio_accel.backends.base.modules": "a lock: two libraries may be imported at once, in two threads",
+    "trio_accel.backends.base.kit.memory": "a lock: memory is given out on one thread and closed on another",
+    "trio_accel.backends.base.kit.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
+    "trio_accel.backends.base.kit.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.libraries._sparse_structures": "locks: threads of streams share a handle",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
-    "trio_accel.devices.worker.back._process": "the heartbeat: a sign of life must not depend on the loop",
-    "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",
-    "trio_accel.devices.worker.transport._protocol": "a lock: taken, it is a barrier",
+    "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
+    "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
+    "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",
     "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
     "trio_accel.testing._leaks": "the leak check looks at the threads there are, and starts none",
 }
@@ -255,7 +271,7 @@ def test_folders_of_a_backend_point_downwards() -> None:
     upwards = []
     for module in modules():
         match module.name.split("."):
-            case [_, "backends", vendor, folder, *_] if folder in BACKEND_FOLDERS:
+            case [_, "backends", vendor, folder, *_] if vendor in VENDORS and folder in BACKEND_FOLDERS:
                 own = f"{PACKAGE}.backends.{vendor}."
                 allowed = BACKEND_FOLDERS[: BACKEND_FOLDERS.index(folder) + 1]
                 names = [name for _, name in module.imports() if name.startswith(own)]
@@ -265,26 +281,46 @@ def test_folders_of_a_backend_point_downwards() -> None:
     assert upwards == []
 
 
-def test_folders_of_devices_point_downwards() -> None:
-    order = {folder: place for place, folder in enumerate(DEVICE_FOLDERS)}
-    upwards = [
-        f"{module.name} imports {name}"
-        for module in modules()
-        for _, name in module.imports()
-        if (mine := device_folder(module.name)) and (other := device_folder(name)) and mine != other
-        if module.name != DEVICE_PROGRAM
-        if order[other] > order[mine] or (mine, other) == ("worker.front", "worker.back")
+@pytest.mark.parametrize("part", ROOMS)
+def test_rooms_import_by_their_table(part: str) -> None:
+    rooms = ROOMS[part]
+    against = [line for module in modules() for line in against_the_table(module, part)]
+    assert against == []
+    folders = {path.parent.name for path in (ROOT / part.replace(".", "/")).glob("*/*.py")}
+    assert folders == rooms.keys()
+
+
+def against_the_table(module: Module, part: str) -> list[str]:
+    """Name every import of a module in a room that the table of its part does not allow."""
+    mine = room_of(module.name, part)
+    if not mine or module.name == DEVICE_PROGRAM:
+        return []
+    allowed = ROOMS[part][mine]
+    return [
+        f"{module.name}:{line} imports {name}: `{mine}` may import {', '.join(allowed) or 'no room'}"
+        for line, name in module.imports()
+        if (other := room_of(name, part)) and other not in (mine, *allowed)
     ]
-    assert upwards == []
 
 
-def device_folder(name: str) -> str:
-    """The folder of devices that a module, or a name in one, lies in; nothing for all others."""
-    package, part, folder, inner, *_ = [*name.split("."), "", "", "", ""]
-    inner = f"{folder}.{inner}"
-    if (package, part) != (PACKAGE, "devices"):
-        return ""
-    return inner if inner in DEVICE_FOLDERS else folder if folder in DEVICE_FOLDERS else ""
+def room_of(name: str, part: str) -> str:
+    """The room of a part that a module, or a name in one, lies in; nothing for all others."""
+    room = name.removeprefix(f"{PACKAGE}.{part}.").partition(".")[0]
+    return room if name.startswith(f"{PACKAGE}.{part}.") and room in ROOMS[part] else ""
+
+
+def test_there_are_few_rooms_and_arrows() -> None:
+    arrows = {part: sum(map(len, rooms.values())) for part, rooms in ROOMS.items()}
+    assert {part: len(rooms) for part, rooms in ROOMS.items()} == {"devices": 8, "backends.base": 4}
+    assert arrows["devices"] <= 30
+    for rooms in ROOMS.values():
+        TopologicalSorter(rooms).prepare()  # raises `CycleError`
+
+
+def test_an_import_against_the_table_is_named() -> None:
+    module = Module("trio_accel.devices.wire._channel", "from ..engine import _completer")
+    (told,) = against_the_table(module, "devices")
+    assert told.endswith(" imports trio_accel.devices.engine._completer: `wire` may import base, operations")
 
 
 def test_a_circle_is_found() -> None:
@@ -324,7 +360,7 @@ UPWARDS = {
     "an actor that knows the version": Module("trio_accel.actors._cell", "from trio_accel import _version"),
     "relative": Module("trio_accel.actors._cell", "from ..devices import Device"),
     "relative, from a package": Module("trio_accel.actors", "from ..devices import Device", is_package=True),
-    "relative, two up": Module("trio_accel.backends.base.ops.fft", "from ....devices import Device"),
+    "relative, two up": Module("trio_accel.backends.base.contract.ops.fft", "from ....devices import Device"),
     "the name of a part": Module("trio_accel.devices.engine._engine", "from trio_accel import fft"),
     "the package itself": Module("trio_accel.linalg._actor", "import trio_accel as ta"),
     "inside a function": Module(
@@ -342,7 +378,7 @@ UPWARDS = {
         "trio_accel.backends.cuda.library", "from trio_accel.backends.cpu import CpuDevice"
     ),
     "a backend below its base": Module(
-        "trio_accel.backends.base.errors", "from trio_accel.backends import cpu"
+        "trio_accel.backends.base.contract.errors", "from trio_accel.backends import cpu"
     ),
     "a capability that knows one backend": Module("trio_accel.fft", "import trio_accel.backends.cpu"),
     "a private name": Module("trio_accel.cli._info", "from trio_accel.devices.engine._engine import Engine"),
@@ -364,7 +400,9 @@ DOWN = {
     "one's own part, from the package": Module(
         "trio_accel.actors", "from ._mailbox import Mailbox", is_package=True
     ),
-    "a part below": Module("trio_accel.linalg._actor", "from trio_accel.backends.base.ops import MatmulSpec"),
+    "a part below": Module(
+        "trio_accel.linalg._actor", "from trio_accel.backends.base.contract.ops import MatmulSpec"
+    ),
     "relative": Module("trio_accel.linalg._actor", "from ..devices import Device"),
     "a library": Module("trio_accel.actors._cell", "import trio.lowlevel\nfrom os import path"),
     "the public names": Module("trio_accel.cli._info", "import trio_accel as ta\nfrom trio_accel import fft"),

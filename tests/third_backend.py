@@ -37,12 +37,18 @@ from trio_accel.backends.base import (
     Waker,
     as_bits,
 )
-from trio_accel.backends.base.chunks import ALIGNMENT
-from trio_accel.backends.base.device import BlockDevice
-from trio_accel.backends.base.device_info import choose
-from trio_accel.backends.base.kernels import kernels_of, load_module_kernels
-from trio_accel.backends.base.library import ComputingCall, ComputingLibrary, LibraryEntry
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec, HostUse, OperationSpec
+from trio_accel.backends.base.contract.device_info import choose
+from trio_accel.backends.base.contract.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopyToHostSpec,
+    HostUse,
+    OperationSpec,
+)
+from trio_accel.backends.base.kit.chunks import ALIGNMENT
+from trio_accel.backends.base.kit.device import BlockDevice
+from trio_accel.backends.base.kit.kernels import kernels_of, load_module_kernels
+from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary, LibraryEntry
 
 BACKEND = "third"
 _MEMORY = 8 << 30

@@ -80,7 +80,7 @@ from .backends.base import (
     StaleRefError,
     Topology,
 )
-from .backends.base.foreign_names import elsewhere as _elsewhere
+from .backends.base.contract.foreign_names import elsewhere as _elsewhere
 from .devices import (
     AccelRef,
     AdaptiveCompletion,

@@ -8,7 +8,7 @@ from typing import Any
 import trio_accel as ta
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
 
 __all__ = ["Engine", "make"]
 

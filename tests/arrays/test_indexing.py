@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import arrays, graphs
-from trio_accel.backends.base.ops import Reduce
+from trio_accel.backends.base.contract.ops import Reduce
 
 Array = npt.NDArray[Any]
 INLINE = ta.DeviceOptions(isolation="inline")

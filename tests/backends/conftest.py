@@ -28,7 +28,7 @@ from trio_accel.backends.base import (
     KernelLibrary,
     NotSupportedError,
 )
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     CopyToHostSpec,

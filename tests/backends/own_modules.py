@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trio_accel.backends.base import LibraryError
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     OperationSpec,
     StatusArray,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trio_accel import linalg
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     CopyFromHostSpec,
     MatmulSpec,
     PhiloxSpec,

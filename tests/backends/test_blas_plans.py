@@ -10,11 +10,11 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.blas import Plan, plan_routine
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     contiguous_strides,
 )
+from trio_accel.backends.base.kit.blas import Plan, plan_routine
 
 FLAGS = (False, True)
 LETTERS = ("N", "T", "C")

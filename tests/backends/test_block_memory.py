@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from trio_accel.backends.base import BlockMemory, OutOfMemoryError
-from trio_accel.backends.base.chunks import ALIGNMENT as A
+from trio_accel.backends.base.kit.chunks import ALIGNMENT as A
 
 Bytes = npt.NDArray[Any]
 LIMIT = 60 * A

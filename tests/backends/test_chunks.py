@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from trio_accel.backends.base.chunks import ALIGNMENT, ChunkAllocator, Placement
+from trio_accel.backends.base.kit.chunks import ALIGNMENT, ChunkAllocator, Placement
 
 KEEP = 100 * ALIGNMENT
 

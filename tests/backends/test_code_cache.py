@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from trio_accel import AccelError
-from trio_accel.backends.base.code_cache import CodeCache, CompiledCode, code_key, default_code_cache
+from trio_accel.backends.base.kit.code_cache import CodeCache, CompiledCode, code_key, default_code_cache
 
 CODE = CompiledCode(b"\x7fELF" + bytes(range(256)), {"add<float>": "_Z3addIfEvv"})
 KEY = code_key(source="extern ...", options=("-arch=sm_90",), driver=13000)
@@ -202,7 +202,7 @@ def run(script: str, *arguments: object) -> list[str]:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from trio_accel.backends.base.code_cache import CodeCache, CompiledCode, code_key
+from trio_accel.backends.base.kit.code_cache import CodeCache, CompiledCode, code_key
 os.chmod(sys.argv[1], 0o500)
 os.setuid(os.stat(sys.argv[1]).st_uid)
 cache = CodeCache(Path(sys.argv[1]))
@@ -228,7 +228,7 @@ def test_a_folder_that_is_only_read_is_read(tmp_path: Path) -> None:
 FARM = """
 import hashlib, os, sys, traceback
 from pathlib import Path
-from trio_accel.backends.base.code_cache import CodeCache, CompiledCode, code_key
+from trio_accel.backends.base.kit.code_cache import CodeCache, CompiledCode, code_key
 
 folder, count, cap = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 

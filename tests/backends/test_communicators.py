@@ -8,14 +8,14 @@ import attrs
 import pytest
 
 from trio_accel.backends.base import LibraryError
-from trio_accel.backends.base.communicators import (
+from trio_accel.backends.base.contract.ops import Waiting
+from trio_accel.backends.base.kit.communicators import (
     ABORTED,
     MISSING,
     NOT_IN_TIME,
     Communicator,
     Communicators,
 )
-from trio_accel.backends.base.ops import Waiting
 
 
 @attrs.define(eq=False)
@@ -71,7 +71,7 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
 
 
 def test_one_that_is_stuck_in_a_call_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.backends.base.communicators._LEAVING", 0.01)
+    monkeypatch.setattr("trio_accel.backends.base.kit.communicators._LEAVING", 0.01)
     made, handle, goes_on, is_in = Communicator("test"), Handle(), threading.Event(), threading.Event()
     made.begin(lambda: handle)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from trio_accel.backends.base.product_layouts import Contraction, plan_contraction
+from trio_accel.backends.base.kit.product_layouts import Contraction, plan_contraction
 
 Array = npt.NDArray[np.float64]
 

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, LibraryError
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from trio_accel.backends.base.contract.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    FillSpec,
+)
 
 FLOAT8 = {DType.float8_e4m3fn: ml_dtypes.float8_e4m3fn, DType.float8_e5m2: ml_dtypes.float8_e5m2}
 

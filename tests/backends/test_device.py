@@ -6,7 +6,7 @@ from chosen import IS_STAND_IN
 from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import NotSupportedError, ops
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,

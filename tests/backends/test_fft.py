@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import FftSpec, FillSpec
+from trio_accel.backends.base.contract.ops import FftSpec, FillSpec
 
 pytestmark = pytest.mark.machine
 

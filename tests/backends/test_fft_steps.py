@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.fft_steps import OUT, SOURCE, Convert, Transform, TransformPlan, View, Zero
-from trio_accel.backends.base.ops import ArraySpec, FftSpec, contiguous_strides
+from trio_accel.backends.base.contract.ops import ArraySpec, FftSpec, contiguous_strides
+from trio_accel.backends.base.kit.fft_steps import OUT, SOURCE, Convert, Transform, TransformPlan, View, Zero
 
 COMPLEX = {DType.float64: DType.complex128, DType.float32: DType.complex64}
 REAL = {complex_: real for real, complex_ in COMPLEX.items()}

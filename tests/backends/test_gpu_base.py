@@ -27,12 +27,12 @@ from trio_accel.backends.base import (
     kernel,
     ops,
 )
-from trio_accel.backends.base.chunks import ALIGNMENT
+from trio_accel.backends.base.contract.protocols import KernelLibrary
 from trio_accel.backends.base.gpu.device import AddressDevice
 from trio_accel.backends.base.gpu.driver import Kernels, Launch
 from trio_accel.backends.base.gpu.kernels import TransferLibrary
 from trio_accel.backends.base.gpu.library import EnqueuingCall, EnqueuingLibrary
-from trio_accel.backends.base.protocols import KernelLibrary
+from trio_accel.backends.base.kit.chunks import ALIGNMENT
 
 Array = npt.NDArray[Any]
 DTYPES = list(DType)

@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from trio_accel.backends.base import DType, InThread, LibraryError, LibraryUsage
-from trio_accel.backends.base.graphs import ChainLibrary, ChainSpec
-from trio_accel.backends.base.kernels import kernel
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     BranchSpec,
     FillSpec,
@@ -22,6 +20,8 @@ from trio_accel.backends.base.ops import (
     LoopSpec,
     OperationSpec,
 )
+from trio_accel.backends.base.gpu.graphs import ChainLibrary, ChainSpec
+from trio_accel.backends.base.kit.kernels import kernel
 
 WHERE = ArraySpec(1, 0, DType.int64, (), ())
 CONDITION = ArraySpec(2, 0, DType.int64, (), ())

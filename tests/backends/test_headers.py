@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_accel.backends.base.code_cache import header_parts
+from trio_accel.backends.base.kit.code_cache import header_parts
 
 
 @pytest.fixture

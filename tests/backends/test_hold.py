@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import ContextPoisonedError, DType
-from trio_accel.backends.base.ops import CopySpec, CopyToHostSpec, FillSpec
+from trio_accel.backends.base.contract.ops import CopySpec, CopyToHostSpec, FillSpec
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trio_accel.backends.base.host import address_of
+from trio_accel.backends.base.kit.host import address_of
 
 
 def read_only(array: Any) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trio_accel.backends.base import launch_cache
-from trio_accel.backends.base.launch_cache import GraphCall, Key, LaunchCache
+from trio_accel.backends.base.kit.launch_cache import GraphCall, Key, LaunchCache
 
 ROOM = 3
 OWNERS = ("first", "second")

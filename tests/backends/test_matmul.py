@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.ops import MatmulSpec
+from trio_accel.backends.base.contract.ops import MatmulSpec
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType, OutOfMemoryError
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 
 KIB = 1024
 

@@ -13,8 +13,8 @@ import pytest
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.kernels import KernelCall, KernelEntry, kernel, kernels_of
-from trio_accel.backends.base.ops import CopySpec
+from trio_accel.backends.base.contract.ops import CopySpec
+from trio_accel.backends.base.kit.kernels import KernelCall, KernelEntry, kernel, kernels_of
 
 
 def move_cpu(spec: Any, call: KernelCall) -> None:

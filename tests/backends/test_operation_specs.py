@@ -9,7 +9,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType, ops
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     OperationSpec,
     StatusArray,

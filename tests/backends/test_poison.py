@@ -8,7 +8,7 @@ import time
 import pytest
 
 from trio_accel.backends.base import ContextPoisonedError
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 
 
 def test_streams_report_it_and_run_nothing_more(backend):
@@ -38,7 +38,7 @@ def test_streams_report_it_and_run_nothing_more(backend):
 
 def _fill() -> FillSpec:
     from trio_accel.backends.base import DType
-    from trio_accel.backends.base.ops import ArraySpec
+    from trio_accel.backends.base.contract.ops import ArraySpec
 
     return FillSpec(1, ArraySpec(1, 0, DType.float64, (1,), (8,)))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trio_accel.backends.base.product_layouts import Product, plan_gemm, plan_matmul, vectors
+from trio_accel.backends.base.kit.product_layouts import Product, plan_gemm, plan_matmul, vectors
 
 N, T, C = 0, 1, 2
 

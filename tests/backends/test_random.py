@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.ops import PHILOX_ROW, PhiloxSpec
+from trio_accel.backends.base.contract.ops import PHILOX_ROW, PhiloxSpec
 
 BLOCK = 4 * PHILOX_ROW
 KINDS = [

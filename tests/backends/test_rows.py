@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType
+from trio_accel.backends.base.contract.ops import ArraySpec, RowsSpec
 from trio_accel.backends.base.expressions import (
     Argument,
     RowExpression,
@@ -22,7 +23,6 @@ from trio_accel.backends.base.expressions import (
     pack_scalars,
 )
 from trio_accel.backends.base.expressions.compiled import ROW_THREADS, make_kernel, rows_arguments
-from trio_accel.backends.base.ops import ArraySpec, RowsSpec
 from trio_accel.testing import stand_in
 
 SPECIAL = Path(stand_in.__file__).parent / "special.h"

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.sparse import spmv
 
 DTYPES = ["float32", "float64", "complex64", "complex128"]

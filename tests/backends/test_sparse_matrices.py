@@ -11,7 +11,7 @@ import scipy.sparse
 from chosen import IS_STAND_IN
 
 from trio_accel.backends.base import LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.sparse import sddmm, spmm, to_dense
 
 DTYPES = ["float32", "float64", "complex64", "complex128"]

@@ -5,7 +5,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import CopySpec, FillSpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import CopySpec, FillSpec, MatmulSpec
 
 
 def test_work_runs_in_the_order_of_its_enqueueing(rig):

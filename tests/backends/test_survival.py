@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from keepers import Keeper
 
 from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError, PlacedBlock
-from trio_accel.backends.base.host import read_only
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FillSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, CopyFromHostSpec, FillSpec
+from trio_accel.backends.base.kit.host import read_only
 
 KIB = 1024
 PATIENCE = 30
@@ -372,7 +372,7 @@ import resource, signal, socket, sys
 import numpy as np
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FillSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, CopyFromHostSpec, FillSpec
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 link = socket.socket(fileno=int(sys.argv[3]))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_accel.backends.base.program_definition import build, flatten, text_of, tree_of
+from trio_accel.backends.base.contract.program_definition import build, flatten, text_of, tree_of
 
 
 class Leaf:

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_accel.backends.base import HostCall, LibraryError, kernel
-from trio_accel.backends.base.communicators import Communicators
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     CloseCommunicatorSpec,
     CollectiveSpec,
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
 )
+from trio_accel.backends.base.kit.communicators import Communicators
 from trio_accel.devices import LibraryActor
 
 # What a test is told by, also in its workers: folders of other test processes are not its own.

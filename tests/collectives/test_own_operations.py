@@ -21,7 +21,7 @@ from worlds import BUSY, contents, kill, opened_world, put
 import trio_accel as ta
 from trio_accel.collectives import CollectiveMismatchError, Rank, RankFailedError, World, WorldBrokenError
 from trio_accel.devices import opened
-from trio_accel.devices.inline._dispatch import InlineDispatch
+from trio_accel.devices.dispatch._inline_dispatch import InlineDispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 own_kernels = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in keeps what a program has compiled")

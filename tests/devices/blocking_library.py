@@ -14,7 +14,7 @@ import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, InThread, KernelLibrary
-from trio_accel.backends.base.ops import MatmulSpec, OperationSpec
+from trio_accel.backends.base.contract.ops import MatmulSpec, OperationSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trio_accel.backends.base.kernels import kernel
+from trio_accel.backends.base.kit.kernels import kernel
 from trio_accel.devices import DECLARED, AccelRef, LibraryActor, Operand, operation
 
 

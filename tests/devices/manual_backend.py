@@ -27,8 +27,8 @@ from trio_accel.backends.base import (
     PlacedBlock,
     Waker,
 )
-from trio_accel.backends.base.host import map_shared
-from trio_accel.backends.base.ops import ArraySpec, OperationSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, OperationSpec
+from trio_accel.backends.base.kit.host import map_shared
 from trio_accel.backends.cpu.manifest import open_library
 from trio_accel.backends.cpu.runtime._memory import CpuMemory, HostLease
 

@@ -14,7 +14,7 @@ import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, KernelLibrary
-from trio_accel.backends.base.ops import OperationSpec
+from trio_accel.backends.base.contract.ops import OperationSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 

@@ -15,7 +15,7 @@ from isolations import inline
 
 import trio_accel as ta
 from trio_accel.backends.base import ops
-from trio_accel.backends.base.kernels import kernel
+from trio_accel.backends.base.kit.kernels import kernel
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="the CPU runs all kernels in threads")

@@ -16,9 +16,9 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.arrays._blocks import Block, BlockTable
 from trio_accel.devices.base._bridge import LoopNotifier
 from trio_accel.devices.base._waits import Availability
+from trio_accel.devices.operations._blocks import Block, BlockTable
 
 LARGE = 8 << 20
 

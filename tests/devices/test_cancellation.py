@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import HostUse
+from trio_accel.backends.base.contract.ops import HostUse
 from trio_accel.devices import Empty, Put, ToHost
 
 BLAS = "trio_accel.linalg:BlasActor"

@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import CompletionPort, Phase, Put
-from trio_accel.devices.completion import _adaptive
+from trio_accel.devices.base import _adaptive
 from trio_accel.devices.engine import _context_state
 
 STRATEGIES = [

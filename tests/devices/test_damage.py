@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import arrays, graphs, jit, linalg
-from trio_accel.backends.base.ops import ArraySpec
+from trio_accel.backends.base.contract.ops import ArraySpec
 from trio_accel.devices import Assign
-from trio_accel.devices.arrays._blocks import Block
+from trio_accel.devices.operations._blocks import Block
 from trio_accel.testing import inject_fault
 
 RECOVERS = ta.DeviceOptions(

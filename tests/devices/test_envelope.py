@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import CopyFromHostSpec, MatmulSpec
 from trio_accel.devices import Launch, Phase
 
 _refusal = partial(ta.LibraryError, "no", library="blas", code=7)

@@ -13,14 +13,14 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.backends.base.fast_paths import FastPaths, current_fast_paths, use_fast_paths
+from trio_accel.backends.base.kit.fast_paths import FastPaths, current_fast_paths, use_fast_paths
 from trio_accel.devices import AdaptiveCompletion
-from trio_accel.devices.arrays._blocks import BlockTable
+from trio_accel.devices.base._adaptive import AdaptivePort
+from trio_accel.devices.base._strategies import window_of
 from trio_accel.devices.base._waits import Availability
-from trio_accel.devices.completion._adaptive import AdaptivePort
-from trio_accel.devices.completion._strategies import window_of
-from trio_accel.devices.worker.front import _pool
-from trio_accel.devices.worker.transport._protocol import WorkerConfig
+from trio_accel.devices.dispatch import _pool
+from trio_accel.devices.operations._blocks import BlockTable
+from trio_accel.devices.wire._protocol import WorkerConfig
 
 NAMES = [field.name for field in attrs.fields(FastPaths)]
 WAYS = {

@@ -15,8 +15,8 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu._backend import CpuDevice
-from trio_accel.devices.host import _host_pool
-from trio_accel.devices.host._host_pool import Copying
+from trio_accel.devices.base import _host_pool
+from trio_accel.devices.base._host_pool import Copying
 
 SHAPES: list[Any] = [0, 5, (), (3, 0, 2), (200, 150)]
 DTYPES: list[Any] = [ta.DType.float64, "complex64", ta.DType.bfloat16, np.int8]

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.host import make_shared
-from trio_accel.devices.host import _host_pool
-from trio_accel.devices.host._host_pool import HostPool, HostRegistrar, Slab
-from trio_accel.devices.worker.back import _memory
-from trio_accel.devices.worker.back._memory import WorkerSlabs
+from trio_accel.backends.base.kit.host import make_shared
+from trio_accel.devices.base import _host_pool
+from trio_accel.devices.base._host_pool import HostPool, HostRegistrar, Slab
+from trio_accel.devices.worker import _memory
+from trio_accel.devices.worker._memory import WorkerSlabs
 
 pytestmark = pytest.mark.machine
 

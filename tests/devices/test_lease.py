@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.worker import WorkerDispatch
+from trio_accel.devices.dispatch import WorkerDispatch
 
 pytestmark = pytest.mark.skipif(
     BACKEND != "cpu", reason="only the host's memory is a NumPy array; tests/interop has those of CUDA"

@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.kernels import KernelCall, KernelEntry
+from trio_accel.backends.base.kit.kernels import KernelCall, KernelEntry
 from trio_accel.backends.cpu import manifest
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)

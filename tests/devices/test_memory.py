@@ -21,9 +21,9 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
+from trio_accel.devices.dispatch import WorkerDispatch
+from trio_accel.devices.dispatch._inline_dispatch import InlineDispatch
 from trio_accel.devices.engine import _context_state
-from trio_accel.devices.inline._dispatch import InlineDispatch
-from trio_accel.devices.worker import WorkerDispatch
 
 pytestmark = pytest.mark.conformance
 

@@ -524,7 +524,7 @@ async def test_an_actor_that_has_the_name_of_a_device(system: ta.System, isolati
 async def test_a_worker_without_proc_is_refused_in_a_sentence(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_accel.devices.worker.launcher._launcher._DESCRIPTORS", "/nowhere/self/fd")
+    monkeypatch.setattr("trio_accel.devices.launcher._launcher._DESCRIPTORS", "/nowhere/self/fd")
     with pytest.raises(ta.NotSupportedError, match="need /proc, which is not mounted here: mount it"):
         await system.open_device("cpu", options=ta.DeviceOptions(isolation="process"))
     assert (await describe_workers()).startswith("none: worker processes need /proc")

@@ -15,7 +15,7 @@ from outside_library import Broken
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import CopySpec, FillSpec, MatmulSpec, OperationSpec
+from trio_accel.backends.base.contract.ops import CopySpec, FillSpec, MatmulSpec, OperationSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_library.py"

@@ -14,7 +14,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices.host._host_pool import Copying
+from trio_accel.devices.base._host_pool import Copying
 
 SIZE = 50_000
 

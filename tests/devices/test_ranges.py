@@ -19,7 +19,7 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 # Its import is noted, too.

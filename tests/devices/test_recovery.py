@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import FftSpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import FftSpec, MatmulSpec
 from trio_accel.devices import Operation
 
 AT_ONCE = ta.Backoff(base=0.0)

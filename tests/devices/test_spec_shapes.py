@@ -11,7 +11,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel import linalg, sparse
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,

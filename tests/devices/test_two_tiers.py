@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.worker import WorkerDispatch
+from trio_accel.devices.dispatch import WorkerDispatch
 
 # A gap long enough to fill.
 GAP = ta.Backoff(initial=0.4, base=0.4, jitter=0.0)

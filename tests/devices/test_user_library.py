@@ -14,7 +14,7 @@ from isolations import inline, isolated
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import MatmulSpec
+from trio_accel.backends.base.contract.ops import MatmulSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner, operation_name
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, CopySpec, GraphNode, OperationSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, CopySpec, GraphNode, OperationSpec
 from trio_accel.devices import Recorded
 from trio_accel.graphs._layout import lay_out
 

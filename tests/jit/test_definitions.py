@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel import DType, jit
-from trio_accel.backends.base.ops import KernelCode, KernelDefinition, KernelParameter, scalar_offsets
+from trio_accel.backends.base.contract.ops import (
+    KernelCode,
+    KernelDefinition,
+    KernelParameter,
+    scalar_offsets,
+)
 from trio_accel.jit._parameters import Scalars
 
 DTYPES = st.sampled_from([*DType])

@@ -16,7 +16,7 @@ from chosen import BACKEND, IS_STAND_IN, NAME
 import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, contiguous_strides
+from trio_accel.backends.base.contract.ops import ArraySpec, contiguous_strides
 from trio_accel.devices import Planned, Planner
 
 pytestmark = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no cuSOLVER")

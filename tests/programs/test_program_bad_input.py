@@ -456,7 +456,7 @@ async def test_many_programs_one_after_the_other(device: ta.Device) -> None:
 
 @isolated
 async def test_too_many_programs_at_once(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.devices.worker.front._link.WORDS", 7)
+    monkeypatch.setattr("trio_accel.devices.dispatch._link.WORDS", 7)
     programs = [await ta.open_program(device, scaled) for _ in range(5)]
     with pytest.raises(RuntimeError, match="a worker serves at most 5 libraries and programs; close some"):
         await ta.open_program(device, scaled)

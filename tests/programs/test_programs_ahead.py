@@ -17,8 +17,8 @@ from chosen import BACKEND
 from noted_programs import Noted, Placed
 
 import trio_accel as ta
-from trio_accel.devices.worker.front._link import WorkerLink
-from trio_accel.devices.worker.front._pool import WorkerPool
+from trio_accel.devices.dispatch._link import WorkerLink
+from trio_accel.devices.dispatch._pool import WorkerPool
 
 X = np.arange(5.0) + 3.0
 

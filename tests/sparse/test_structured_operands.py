@@ -11,7 +11,7 @@ from chosen import IS_STAND_IN
 
 import trio_accel as ta
 from trio_accel import sparse
-from trio_accel.backends.base.ops import parse_shapes
+from trio_accel.backends.base.contract.ops import parse_shapes
 from trio_accel.devices import AccelRef, Operand, operation
 
 

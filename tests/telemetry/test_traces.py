@@ -349,7 +349,7 @@ async def test_failed_and_cancelled_operations(
         await device.synchronize()
     spans = Spans(exporter)
     failed, refused, cancelled = spans["linalg.Matmul"], spans["linalg.Dot"], spans["linalg.Scal"]
-    assert attributes(failed)["error.type"] == "trio_accel.backends.base.errors.LibraryError"
+    assert attributes(failed)["error.type"] == "trio_accel.backends.base.contract.errors.LibraryError"
     assert attributes(refused)["error.type"] == "builtins.ValueError"
     assert failed.status.status_code is refused.status.status_code is StatusCode.ERROR
     assert not spans.named("launch linalg.Dot")

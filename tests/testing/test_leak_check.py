@@ -133,7 +133,7 @@ async def test_an_array_in_a_cycle_is_none(opened: ta.Device) -> None:
 async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     with finds(f"memory of test/{NAME}: 1 block more, "), monkeypatch.context() as broken:
         async with leak_check():
-            broken.setattr("trio_accel.devices.arrays._blocks.Block.__del__", lambda block: None)
+            broken.setattr("trio_accel.devices.operations._blocks.Block.__del__", lambda block: None)
             await opened.put(np.ones(10))
             await opened.synchronize()
 

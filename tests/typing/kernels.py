@@ -23,7 +23,7 @@ from trio_accel.backends.base import (
     kernel,
     ops,
 )
-from trio_accel.backends.base.ops import ArraySpec
+from trio_accel.backends.base.contract.ops import ArraySpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu.libraries.memory import copy
 from trio_accel.backends.cuda.kit._library import KernelCall as CudaCall

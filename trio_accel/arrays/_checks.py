@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import ArraySpec
-from ..backends.base.values import host_array
+from ..backends.base.contract.ops import ArraySpec
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
 from ..devices.base._refusals import shown, what_to_do, whole
 from ..devices.base._views import reshaped

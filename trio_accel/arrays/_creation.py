@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.values import check_conversion, element, host_array
+from ..backends.base.contract.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
 from ..expressions import Elementwise, Out
 from ._checks import check_number, check_ref, flag, placed, whole, wholes

@@ -22,8 +22,8 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from ..actors import binder
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
+from ..backends.base.contract.ops import common_shape
 from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
-from ..backends.base.ops import common_shape
 from ..devices import AccelRef
 from ..devices.base._refusals import said
 from ..expressions import (

@@ -15,7 +15,7 @@ from typing import get_args
 import attrs
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import ArraySpec, Reduce, common_shape
+from ..backends.base.contract.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array

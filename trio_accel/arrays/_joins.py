@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import JoinSpec
+from ..backends.base.contract.ops import JoinSpec
 from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written

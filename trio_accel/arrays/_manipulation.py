@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from ..backends.base import NotSupportedError
-from ..backends.base.values import element
+from ..backends.base.contract.values import element
 from ..devices import AccelRef
 from ..expressions import Elementwise
 from ._checks import axis_of, check_ref, whole, wholes

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..backends.base.values import check_plain
+from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import Combination, Scan, ScanSpec, SegmentSpec
+from ..backends.base.contract.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
 from ..expressions import Elementwise, check_array, promoted_dtype
 from ._actor import ArraysActor

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
+from ..backends.base.contract.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction

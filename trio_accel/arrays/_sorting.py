@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, SearchSpec, SortSpec
+from ..backends.base.contract.ops import ArraySpec, SearchSpec, SortSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, placed, whole

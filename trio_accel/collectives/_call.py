@@ -14,7 +14,7 @@ import trio
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
-from ..devices.arrays._blocks import Block
+from ..devices.operations._blocks import Block
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join

@@ -23,13 +23,13 @@ from ..backends.base import (
     LibraryError,
     NotSupportedError,
 )
-from ..backends.base.communicators import ABORTED, MISSING, NOT_IN_TIME
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     CloseCommunicatorSpec,
     CollectiveSpec,
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
 )
+from ..backends.base.kit.communicators import ABORTED, MISSING, NOT_IN_TIME
 from ..devices import (
     AccelRef,
     Device,

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 import attrs
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import JoinSpec
+from ..backends.base.contract.ops import JoinSpec
 from ..devices import AccelRef, LibraryActor, Operation, PeerCopyActor, Planned, Planner
 from ..expressions import Elementwise
 

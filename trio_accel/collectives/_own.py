@@ -7,9 +7,9 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, LibraryActor, Operation, Planned, Planner
-from ..devices.arrays._blocks import Block
 from ..devices.base._refusals import what_to_do
 from ..devices.engine._library import APART
+from ..devices.operations._blocks import Block
 from ._call import Arrays, PartCall, Turns
 
 __all__ = ["MakesMessage", "OwnCall"]

@@ -1,12 +1,9 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
-from ..backends.base.values import in_range
-from . import _options
-from ._options import *
-from .arrays import _pending
-from .arrays._pending import *
-from .arrays._ref import AccelRef, Device, check_device, device_of
-from .base import _streams
+from ..backends.base.contract.values import in_range
+from .base import _options, _streams
+from .base._options import *
+from .base._port import CompletionPort, CompletionStrategy
 from .base._statistics import (
     CacheStatistics,
     DeviceStatistics,
@@ -15,16 +12,10 @@ from .base._statistics import (
     QueueStatistics,
     RecoveryCost,
 )
+from .base._strategies import AdaptiveCompletion, HostCallbackCompletion, PolledCompletion, SyncCompletion
 from .base._streams import *
 from .base._views import overlaps
 from .base._waits import run_together
-from .completion._port import CompletionPort, CompletionStrategy
-from .completion._strategies import (
-    AdaptiveCompletion,
-    HostCallbackCompletion,
-    PolledCompletion,
-    SyncCompletion,
-)
 from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
@@ -61,7 +52,8 @@ from .front._placement import *
 from .front._recording import *
 from .front._stream import *
 from .front._system import *
-from .operations import _declared
+from .launcher._launcher import describe_workers
+from .operations import _declared, _pending
 from .operations._declared import *
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
@@ -75,7 +67,8 @@ from .operations._operation import (
     operation_name,
     refuse_recording,
 )
-from .worker.launcher._launcher import describe_workers
+from .operations._pending import *
+from .operations._ref import AccelRef, Device, check_device, device_of
 
 __all__: list[str] = [
     "AccelRef",

@@ -14,6 +14,8 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import unknown_option
 from ..backends.base import DType, NotSupportedError
+from ..backends.base.contract.ops import ArraySpec, common_shape
+from ..backends.base.contract.values import is_same_kind
 from ..backends.base.expressions import (
     Argument,
     ArgumentType,
@@ -23,8 +25,6 @@ from ..backends.base.expressions import (
     Weak,
     pack_scalars,
 )
-from ..backends.base.ops import ArraySpec, common_shape
-from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import shown, what_to_do, whole
 

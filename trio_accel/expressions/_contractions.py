@@ -11,8 +11,14 @@ import attrs
 from numpy.lib.stride_tricks import as_strided
 
 from ..backends.base import DType, OutOfMemoryError
-from ..backends.base.ops import ContractionSpec, contraction_terms
-from ..backends.base.subscripts import ContractionPath, Optimize, extents_of, find_path, parse_subscripts
+from ..backends.base.contract.ops import ContractionSpec, contraction_terms
+from ..backends.base.contract.subscripts import (
+    ContractionPath,
+    Optimize,
+    extents_of,
+    find_path,
+    parse_subscripts,
+)
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import whole
 from ._elementwise import Elementwise

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec
 from ..backends.base.expressions import (
     WIDE,
     Argument,
@@ -17,7 +18,6 @@ from ..backends.base.expressions import (
     TypedExpression,
     parse,
 )
-from ..backends.base.ops import ArraySpec, ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (

@@ -10,8 +10,8 @@ import attrs
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
-from ..backends.base.ops import ReductionSpec
-from ..backends.base.values import element
+from ..backends.base.contract.ops import ReductionSpec
+from ..backends.base.contract.values import element
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ._arguments import (
     ARRAYS,

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
+from ..backends.base.contract.ops import RowsSpec
 from ..backends.base.expressions import (
     COUNT,
     WIDE,
@@ -22,7 +23,6 @@ from ..backends.base.expressions import (
     pack_scalars,
     typed_rows,
 )
-from ..backends.base.ops import RowsSpec
 from ..devices import AccelRef, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (

@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
+from ..backends.base.contract.ops import Reduce, ScatterSpec
 from ..backends.base.expressions import ArgumentType, SpecializedExpression, TypedExpression, Weak, parse
-from ..backends.base.ops import Reduce, ScatterSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import refuse_value
 from ._arguments import ARRAYS, ExpressionArgument, Taken, refusal, served_by, take

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec
+from ..backends.base.contract.ops import ArraySpec
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
 from ..devices.base._views import seen

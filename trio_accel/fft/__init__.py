@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
 from . import _convolutions, _functions, _fused, _helpers, _real
 from ._convolutions import *

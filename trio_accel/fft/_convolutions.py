@@ -18,8 +18,8 @@ import numpy as np
 
 from ..actors import arguments_of
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import complex_of
-from ..backends.base.values import host_array
+from ..backends.base.contract.ops import complex_of
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Out, intermediates

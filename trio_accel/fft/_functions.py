@@ -9,9 +9,10 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeAlias
 import attrs
 
 from ..actors import signed_like
-from ..backends.base import DType, ops
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
+from ..backends.base import DType
+from ..backends.base.contract import ops
+from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..devices.base._refusals import what_to_do, whole
 from ..expressions import Out, check_array

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ..actors import unknown_option
-from ..backends.base.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
+from ..backends.base.contract.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..expressions import Elementwise, ExpressionArgument, Out, bind
 from ._functions import Transform

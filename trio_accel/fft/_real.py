@@ -17,7 +17,7 @@ import attrs
 
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..backends.base.ops import FftNorm
+from ..backends.base.contract.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..expressions import Elementwise, Out, intermediates

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec
+from ..backends.base.contract.ops import ArraySpec, BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._graph import Graph, GraphsActor, capture
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, GraphSpec
+from ..backends.base.contract.ops import ArraySpec, GraphSpec
 from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, record
 from ._layout import Input, Layout, dot_of, lay_out, map_reply
 

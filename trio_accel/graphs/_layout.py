@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     ArraySpec,
     BranchSpec,
     GraphNode,

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import arrays, fft, linalg
 from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..backends.base.values import host_array
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._array_api_array import Array
 from ._array_api_dtypes import (

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import fft
-from ..backends.base.values import host_array
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._blocking import Blocking
 

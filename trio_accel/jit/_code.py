@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 import attrs
 
 from ..actors import named_options
-from ..backends.base.ops import KernelCode
+from ..backends.base.contract.ops import KernelCode
 
 __all__ = ["Code", "CompileOptions", "as_code", "cubin", "fatbin", "ltoir", "ptx", "source"]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 import attrs
 
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     Dim3,
     KernelCode,
     KernelDefinition,
@@ -21,7 +21,7 @@ from ..backends.base.ops import (
     KernelSpec,
     scalar_offsets,
 )
-from ..backends.base.values import element
+from ..backends.base.contract.values import element
 from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, device_of
 from ..expressions import bind
 from ._code import Code, CompileOptions, as_code

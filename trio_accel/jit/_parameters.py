@@ -13,8 +13,15 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import ArraySpec, Dim3, KernelLayout, KernelParameter, KernelRole, contiguous_strides
-from ..backends.base.values import ALWAYS_HELD
+from ..backends.base.contract.ops import (
+    ArraySpec,
+    Dim3,
+    KernelLayout,
+    KernelParameter,
+    KernelRole,
+    contiguous_strides,
+)
+from ..backends.base.contract.values import ALWAYS_HELD
 
 __all__ = [
     "Extents",

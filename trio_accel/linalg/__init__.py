@@ -17,7 +17,7 @@ Refusals of all functions, before anything is launched:
 
 import typing as _typing
 
-from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
 from . import (
     _composed,

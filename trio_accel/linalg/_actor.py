@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..backends.base import DType
-from ..backends.base.checks import NATIVE
+from ..backends.base.kit.checks import NATIVE
 from ..devices import LibraryActor
 
 __all__ = ["BlasActor", "BlasLtActor", "SolverActor"]

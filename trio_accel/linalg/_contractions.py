@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.subscripts import Optimize
+from ..backends.base.contract.subscripts import Optimize
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import said
 from ..devices.base._views import NoViewError

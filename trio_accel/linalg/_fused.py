@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     NO_ARRAYS,
     ArraySpec,
     FusedDtypes,
@@ -19,7 +19,7 @@ from ..backends.base.ops import (
     fused_dtypes,
     fused_shape,
 )
-from ..backends.base.values import ALWAYS_HELD
+from ..backends.base.contract.values import ALWAYS_HELD
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Out

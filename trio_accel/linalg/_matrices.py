@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..backends.base.ops import MatmulSpec, Side, Transpose, product_shape
+from ..backends.base.contract.ops import MatmulSpec, Side, Transpose, product_shape
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import BlasActor
 

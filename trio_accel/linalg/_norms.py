@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import common_shape
+from ..backends.base.contract.ops import common_shape
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, LibraryError, LinAlgError
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
+from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ..devices.base._refusals import refuse_dtypes
 from ._actor import BlasActor, SolverActor

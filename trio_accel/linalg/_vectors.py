@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base.checks import INEXACT
-from ..backends.base.ops import ArraySpec, OperationSpec, Transpose, column
+from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose, column
+from ..backends.base.kit.checks import INEXACT
 from ..devices import AccelRef, Operand, operation, operation_like
 from ..expressions import Out
 from ._actor import BlasActor

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
+from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.base._refusals import whole
 from ..expressions import Out

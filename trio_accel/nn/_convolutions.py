@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from ..backends.base.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
+from ..backends.base.contract.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ..expressions import Reduction
 from ._actor import DnnActor

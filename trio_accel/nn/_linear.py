@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import attrs
 
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     NO_ARRAYS,
     ArraySpec,
     FusedDtypes,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, AvgPoolSpec, MaxPoolSpec
+from ..backends.base.contract.ops import ArraySpec, AvgPoolSpec, MaxPoolSpec
 from ..devices import AccelRef, Planned, Planner
 from ._windows import Windows, at_least, check_axes, check_dtypes, is_several, sizes
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..backends.base.ops import AvgPoolGradSpec, MaxPoolGradSpec
+from ..backends.base.contract.ops import AvgPoolGradSpec, MaxPoolGradSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation, operation_like
 from ..expressions import Elementwise, check_array
 from ._actor import DnnActor

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec
+from ..backends.base.contract.ops import ArraySpec
 from ..devices import Planner
 from ..devices.base._refusals import whole
 

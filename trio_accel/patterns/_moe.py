@@ -16,7 +16,7 @@ import outcome
 import trio
 from numpy.typing import NDArray
 
-from ..backends.base.values import check_plain
+from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 from ._numbers import must_be_count, must_be_one_of, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base.values import check_plain
+from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
 __all__ = ["ModelOutputError"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType
-from ..backends.base.values import element
+from ..backends.base.contract.values import element
 from ..devices import AccelRef, Device, Operand, Stack
 from ._batches import BatchResults
 

@@ -1,7 +1,7 @@
 """Programs: your own classes and functions as supervised actors of a device; their arrays survive them."""
 
 from ..backends.base import Refused
-from ..backends.base.programs import is_cancelled, report_progress
+from ..backends.base.kit.programs import is_cancelled, report_progress
 from ._actor import ProgramActor
 from ._method import Array, method
 from ._open import ProgramOpening, open_program, run

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from ..actors import ActorContext
-from ..backends.base.program_definition import ProgramDefinition
+from ..backends.base.contract.program_definition import ProgramDefinition
 from ..devices import LibraryActor, OwnSupervision
 
 __all__ = ["PATH", "ProgramActor"]

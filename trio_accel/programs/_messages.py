@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     RESULT_WORDS,
     ArraySpec,
     ProgramCall,
@@ -21,7 +21,7 @@ from ..backends.base.ops import (
     ProgramResult,
     ProgramReturn,
 )
-from ..backends.base.program_definition import (
+from ..backends.base.contract.program_definition import (
     MOST_PACKED,
     MOST_TEXT,
     Tree,

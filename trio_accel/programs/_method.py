@@ -11,7 +11,7 @@ import attrs
 
 from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
-from ..backends.base.programs import ENQUEUES, REFUSES, UPDATES
+from ..backends.base.kit.programs import ENQUEUES, REFUSES, UPDATES
 
 __all__ = ["Array", "Method", "PlainT", "describe_function", "find_method", "method", "state_of"]
 

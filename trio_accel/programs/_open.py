@@ -18,7 +18,7 @@ import numpy.typing as npt
 import trio
 
 from ..actors import Backoff, Intensity, bind_arguments
-from ..backends.base.program_definition import ProgramDefinition, build, flatten
+from ..backends.base.contract.program_definition import ProgramDefinition, build, flatten
 from ..devices import AccelRef, Device, check_device, opened
 from ..devices.base._refusals import NotAwaited
 from ._actor import PATH, ProgramActor

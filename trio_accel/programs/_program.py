@@ -15,8 +15,8 @@ import trio
 
 from ..actors import ActorFailedError, ActorStoppedError
 from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refused
-from ..backends.base.program_definition import build
-from ..backends.base.programs import GONE
+from ..backends.base.contract.program_definition import build
+from ..backends.base.kit.programs import GONE
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
 from ._messages import (

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import outcome
 import trio
 
-from ..backends.base.ops import Asker
-from ..backends.base.program_definition import build, tree_of
+from ..backends.base.contract.ops import Asker
+from ..backends.base.contract.program_definition import build, tree_of
 from ..devices.base._bridge import LoopNotifier
 
 __all__ = ["Progress", "chosen_callback", "listen", "on_progress"]

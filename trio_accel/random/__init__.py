@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from . import _actor, _generator, _messages, _sobol
 from ._actor import *
 from ._generator import *

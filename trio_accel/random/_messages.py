@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, TypeAlias
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     FIRST,
     PLACE,
     RANDOM_DTYPES,

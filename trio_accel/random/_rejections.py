@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..backends.base.ops import Rejection
+from ..backends.base.contract.ops import Rejection
 from ..devices import AccelRef, Operand
 from ..expressions import ExpressionArgument, Out, Rowwise
 from ._continuous import Continuous, after

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base.ops import JUMP_WORDS, LinearSequence
+from ..backends.base.contract.ops import JUMP_WORDS, LinearSequence
 
 __all__ = ["PERIOD_BITS", "State", "moved", "powers", "seeded"]
 

@@ -12,7 +12,7 @@ from typing import Literal, Self, TypeAlias, cast, get_args
 import numpy as np
 
 from ..backends.base import NotSupportedError
-from ..backends.base.ops import PHILOX_ROW, LinearSequence
+from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device
 from ..expressions import Out
 from ._messages import Bits, SequenceBits

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.values import host_array
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Out
 from ._stream import Stream

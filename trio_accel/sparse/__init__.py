@@ -10,7 +10,7 @@ it was to change is damaged, and its use is refused. All functions raise:
 
 import typing as _typing
 
-from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
 from . import (
     _conversions,

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..backends.base.checks import NATIVE
-from ..backends.base.values import check_plain
+from ..backends.base.contract.values import check_plain
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, check_device
 from ..expressions import Elementwise
 from ._elements import row_indices

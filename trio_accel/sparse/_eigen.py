@@ -13,8 +13,8 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import LinAlgError, NotSupportedError
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import real_of
+from ..backends.base.contract.ops import real_of
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import SearchSpec
+from ..backends.base.contract.ops import SearchSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value

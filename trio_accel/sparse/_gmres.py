@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import real_of
+from ..backends.base.contract.ops import real_of
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand, operation
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
-from ..backends.base.checks import NATIVE
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Out, Reduction

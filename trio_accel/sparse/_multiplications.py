@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..backends.base.ops import Transpose
+from ..backends.base.contract.ops import Transpose
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Out, Scatter

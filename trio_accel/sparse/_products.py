@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import Transpose
+from ..backends.base.contract.ops import Transpose
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, LibraryActor, Operand, operation
 from ._formats import CsrMatrix
 

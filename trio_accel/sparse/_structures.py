@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 
 from ..backends.base import DType, LibraryError
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import (
+from ..backends.base.contract.ops import (
     ArraySpec,
     OperationSpec,
     StatusArray,
@@ -25,6 +24,7 @@ from ..backends.base.ops import (
     status,
     writes,
 )
+from ..backends.base.kit.checks import NATIVE
 from ..devices import Operand, Planned, Planner, operation, operation_like
 from ..devices.base._refusals import whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..backends.base import LibraryError, LinAlgError
-from ..backends.base.checks import NATIVE
-from ..backends.base.ops import Transpose
+from ..backends.base.contract.ops import Transpose
+from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
 from ._elements import check_csr
 from ._formats import CsrMatrix

@@ -18,7 +18,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import System
 from ..backends.base import NotSupportedError
-from ..backends.base.modules import import_extra
+from ..backends.base.kit.modules import import_extra
 from ..devices import System as DeviceSystem
 from ._protocol import check_interval
 

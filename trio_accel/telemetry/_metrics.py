@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 from ..actors import Reading
-from ..backends.base.modules import import_extra
+from ..backends.base.kit.modules import import_extra
 from ._gpus import GpuWatch
 from ._recorder import Recorder
 from ._snapshot import ActorRow, CacheRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot

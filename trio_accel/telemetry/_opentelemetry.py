@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from ..actors import Reading
-from ..backends.base.modules import import_extra
+from ..backends.base.kit.modules import import_extra
 from ._metrics import FIGURES, HISTOGRAMS, Figure
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot

@@ -31,7 +31,7 @@ from ..actors import (
     describe,
 )
 from ..actors import System as ActorSystem
-from ..backends.base.modules import import_extra
+from ..backends.base.kit.modules import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation
 from ._watch import Seen, Watch
 

@@ -12,7 +12,7 @@ cancellation and the errors that any operation can end with. All functions raise
 
 import typing as _typing
 
-from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
+from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
 from . import _contractions, _elements
 from ._contractions import *

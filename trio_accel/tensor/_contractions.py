@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 from ..backends.base import DType
-from ..backends.base.ops import contraction_terms
-from ..backends.base.subscripts import ContractionPath, Optimize
-from ..backends.base.values import factor
+from ..backends.base.contract.ops import contraction_terms
+from ..backends.base.contract.subscripts import ContractionPath, Optimize
+from ..backends.base.contract.values import factor
 from ..devices import AccelRef, LibraryActor, Operand, device_of
 from ..expressions import (
     Contract,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from ..backends.base import DType
-from ..backends.base.values import element, factor
+from ..backends.base.contract.values import element, factor
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Factor, Out, Reduction, check_operands, factors_of
 

@@ -22,8 +22,8 @@ import trio
 
 from ..backends.base import DeviceLostError
 from ..devices import AccelRef, Device, System
+from ..devices.dispatch import WorkerDispatch
 from ..devices.front._device import OpenDevice, opened
-from ..devices.worker import WorkerDispatch
 
 __all__ = ["Census", "Leak", "LeakError", "LeakKind", "everything", "leak_check", "raise_leaks"]
 

@@ -19,7 +19,7 @@ from ..actors._tasks import cells
 from ..backends import resolve
 from ..backends.base import Isolation
 from ..devices import Device, DeviceActor, DeviceOptions, System, open_system
-from ..devices.worker.launcher._launcher import LauncherSupervisor
+from ..devices.launcher._launcher import LauncherSupervisor
 from ._leaks import Census, everything, raise_leaks
 
 __all__ = ["accel_system", "device", "device_options", "no_actors_left", "nothing_leaked"]

@@ -14,14 +14,14 @@ import pytest
 from trio_accel import linalg
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType, OutOfMemoryError
-from trio_accel.backends.base.kernels import KernelEntry
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     FillSpec,
     MatmulSpec,
     contiguous_strides,
 )
+from trio_accel.backends.base.kit.kernels import KernelEntry
 from trio_accel.backends.cpu import CpuBackend
 
 pytestmark = [pytest.mark.no_device, pytest.mark.machine]

@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 
-from trio_accel.devices.worker.transport._channel import Channel
-from trio_accel.devices.worker.transport._protocol import SharedFrame, SharedPage
+from trio_accel.devices.wire._channel import Channel
+from trio_accel.devices.wire._protocol import SharedFrame, SharedPage
 
 
 def answer(sock: socket.socket, seen: SharedFrame, count: int) -> None:

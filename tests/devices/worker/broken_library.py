@@ -9,7 +9,7 @@ import attrs
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import MatmulSpec
+from trio_accel.backends.base.contract.ops import MatmulSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 if "TRIO_ACCEL_TEST_BROKEN" in os.environ:

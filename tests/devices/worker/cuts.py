@@ -7,8 +7,8 @@ import threading
 import pytest
 import trio
 
-from trio_accel.devices.host._host_pool import Copying
-from trio_accel.devices.worker.front import _outcomes
+from trio_accel.devices.base._host_pool import Copying
+from trio_accel.devices.dispatch import _outcomes
 
 __all__ = ["Cut"]
 

@@ -12,9 +12,9 @@ import attrs
 import trio_accel as ta
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, KernelLibrary
-from trio_accel.backends.base.ops import OperationSpec
+from trio_accel.backends.base.contract.ops import OperationSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
-from trio_accel.devices.worker.transport._channel import Channel
+from trio_accel.devices.wire._channel import Channel
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from processes import until
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
-from trio_accel.devices.worker import WorkerDispatch
+from trio_accel.devices.dispatch import WorkerDispatch
 
 __all__ = ["BLAS", "options", "outcome", "replace_worker", "wait_at_worker", "wait_in_flight"]
 

@@ -16,8 +16,8 @@ import sys
 import trio
 
 from trio_accel.actors import open_system
-from trio_accel.backends.base.host import make_shared
-from trio_accel.devices.worker.launcher._launcher import open_launcher
+from trio_accel.backends.base.kit.host import make_shared
+from trio_accel.devices.launcher._launcher import open_launcher
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 PARENT = ("-I", "-S", "-c", "import os, signal; os.fork(); signal.pause()")

@@ -13,10 +13,10 @@ import pytest
 import trio
 from chunk_files import sealed
 
-from trio_accel.devices.worker.launcher._launcher import Launcher
-from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._protocol import ALLOCATIONS, FIRST_WORD, SharedPage
+from trio_accel.devices.launcher._launcher import Launcher
+from trio_accel.devices.wire._answers import ANSWERS, MEMORY
+from trio_accel.devices.wire._channel import Channel, EndOfChannel
+from trio_accel.devices.wire._protocol import ALLOCATIONS, FIRST_WORD, SharedPage
 
 __all__ = ["Puppet", "Puppets", "in_json"]
 

@@ -17,7 +17,7 @@ from processes import descriptors, until
 
 import trio_accel as ta
 from trio_accel.backends.base import DeviceInfo
-from trio_accel.devices.worker import LeftMemory
+from trio_accel.devices.dispatch import LeftMemory
 
 OPTIONS = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
 ADOPTABLE = r"; its arrays are intact: system\.open_device\(adopt=device\)"

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.devices.worker.transport import _frames
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._frames import (
+from trio_accel.devices.wire import _frames
+from trio_accel.devices.wire._channel import Channel, EndOfChannel
+from trio_accel.devices.wire._frames import (
     BUFFER,
     HEADER,
     LOST,
@@ -30,7 +30,7 @@ from trio_accel.devices.worker.transport._frames import (
     Received,
     close_all,
 )
-from trio_accel.devices.worker.transport._protocol import Message
+from trio_accel.devices.wire._protocol import Message
 
 pytestmark = pytest.mark.no_device
 

@@ -16,9 +16,9 @@ from isolated import options
 from processes import children, command, descriptors, everyone, launcher, until
 
 import trio_accel as ta
-from trio_accel.backends.base.modules import search_path
-from trio_accel.devices.worker.launcher import _link as _launcher_link
-from trio_accel.devices.worker.launcher._launcher import open_launcher
+from trio_accel.backends.base.kit.modules import search_path
+from trio_accel.devices.launcher import _link as _launcher_link
+from trio_accel.devices.launcher._launcher import open_launcher
 
 pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 

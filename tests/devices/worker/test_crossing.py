@@ -16,9 +16,9 @@ from processes import until
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import ArraySpec, OperationSpec, updates
+from trio_accel.backends.base.contract.ops import ArraySpec, OperationSpec, updates
 from trio_accel.devices import Operation, Planned, Planner
-from trio_accel.devices.worker.front import _requests
+from trio_accel.devices.dispatch import _requests
 
 
 @attrs.frozen

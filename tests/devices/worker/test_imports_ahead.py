@@ -26,8 +26,8 @@ from processes import children, command, descriptors, launcher, until, workers
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import _probe_process
-from trio_accel.devices.worker.launcher import _launcher_trial
-from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
+from trio_accel.devices.launcher import _launcher_trial
+from trio_accel.devices.launcher._launcher import Launcher, open_launcher
 
 pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 

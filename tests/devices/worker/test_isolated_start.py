@@ -16,10 +16,10 @@ from isolated import options, replace_worker
 from processes import LAUNCHER, command
 
 import trio_accel as ta
-from trio_accel.backends.base.modules import search_path
+from trio_accel.backends.base.kit.modules import search_path
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices.worker.launcher._launcher import open_launcher
-from trio_accel.devices.worker.launcher._link import interpreter_options
+from trio_accel.devices.launcher._launcher import open_launcher
+from trio_accel.devices.launcher._link import interpreter_options
 
 pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 

@@ -20,9 +20,9 @@ from processes import children, descriptors, launcher, workers
 
 from trio_accel.actors import System, open_system
 from trio_accel.backends.base import AccelError, NotSupportedError
-from trio_accel.devices.worker.launcher import _launcher
-from trio_accel.devices.worker.launcher import _link as _launcher_link
-from trio_accel.devices.worker.launcher._launcher import Launcher, LauncherError, StartWorker, open_launcher
+from trio_accel.devices.launcher import _launcher
+from trio_accel.devices.launcher import _link as _launcher_link
+from trio_accel.devices.launcher._launcher import Launcher, LauncherError, StartWorker, open_launcher
 
 pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 

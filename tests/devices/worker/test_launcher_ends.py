@@ -22,8 +22,8 @@ from interrupter import is_only_ctrl_c
 from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
 from trio_accel.actors import ActorFailedError, ActorStarted, System, open_system
-from trio_accel.devices.worker.launcher import _link as _launcher_link
-from trio_accel.devices.worker.launcher._launcher import (
+from trio_accel.devices.launcher import _link as _launcher_link
+from trio_accel.devices.launcher._launcher import (
     Launcher,
     LauncherActor,
     LauncherError,

@@ -21,8 +21,8 @@ from isolated import options
 from processes import LAUNCHER, command, descriptors, launcher, until, wait_dead, workers
 
 import trio_accel as ta
-from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
-from trio_accel.devices.worker.launcher._link import LauncherLink
+from trio_accel.devices.launcher._launcher import Launcher, open_launcher
+from trio_accel.devices.launcher._link import LauncherLink
 
 pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 

@@ -17,8 +17,8 @@ from processes import children, launcher
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted, SystemOptions
-from trio_accel.devices.worker.launcher import _link as _launcher_link
-from trio_accel.devices.worker.launcher._launcher import LauncherError, open_launcher
+from trio_accel.devices.launcher import _link as _launcher_link
+from trio_accel.devices.launcher._launcher import LauncherError, open_launcher
 
 pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 

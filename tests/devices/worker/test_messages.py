@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trio_accel.devices.worker.transport import _messages
-from trio_accel.devices.worker.transport._answers import ANSWERS
+from trio_accel.devices.wire import _messages
+from trio_accel.devices.wire._answers import ANSWERS
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted
-from trio_accel.devices.worker.transport._answers import ANSWERS
+from trio_accel.devices.wire._answers import ANSWERS
 
 pytestmark = pytest.mark.skipif(BACKEND != "cpu" or IS_STAND_IN, reason="what is sent knows no backend")
 

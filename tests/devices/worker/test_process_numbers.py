@@ -16,8 +16,8 @@ from isolated import options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.worker.front._answers import record_of
-from trio_accel.devices.worker.transport._wire_values import _EVENTS, decode_event, encode_event
+from trio_accel.devices.dispatch._answers import record_of
+from trio_accel.devices.wire._wire_values import _EVENTS, decode_event, encode_event
 
 CONTEXT = f"test/{NAME}/context"
 

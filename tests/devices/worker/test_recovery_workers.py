@@ -19,7 +19,7 @@ from recovery_load import AT_ONCE
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
-from trio_accel.devices.worker.transport._channel import Channel, Received
+from trio_accel.devices.wire._channel import Channel, Received
 
 # What takes a launcher's life, or starts one in another environment.
 own_launcher = pytest.mark.own_launcher

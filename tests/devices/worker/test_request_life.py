@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_accel.devices.worker.front._request import RemoteRequest
+from trio_accel.devices.dispatch._request import RemoteRequest
 
 
 class CancelledError(Exception):

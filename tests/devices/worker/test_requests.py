@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker.front._request import RemoteRequest
-from trio_accel.devices.worker.front._requests import RequestTable
+from trio_accel.devices.dispatch._request import RemoteRequest
+from trio_accel.devices.dispatch._requests import RequestTable
 
 pytestmark = pytest.mark.any_backend
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker.transport import _frames, _protocol
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._frames import Received, close_all
-from trio_accel.devices.worker.transport._protocol import SIZE, Message, SharedFrame, SharedPage
+from trio_accel.devices.wire import _frames, _protocol
+from trio_accel.devices.wire._channel import Channel, EndOfChannel
+from trio_accel.devices.wire._frames import Received, close_all
+from trio_accel.devices.wire._protocol import SIZE, Message, SharedFrame, SharedPage
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 

@@ -22,7 +22,7 @@ from processes import descriptors, until
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Empty
-from trio_accel.devices.worker.front import _pool
+from trio_accel.devices.dispatch import _pool
 
 # NVIDIA's driver fails behind such limits, and the next test that uses it in this process would meet that.
 pytestmark = pytest.mark.skipif(

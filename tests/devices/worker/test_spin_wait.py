@@ -14,10 +14,10 @@ import trio.testing
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.completion import _strategies
-from trio_accel.devices.completion._strategies import window_of
-from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
+from trio_accel.devices.base import _strategies
+from trio_accel.devices.base._strategies import window_of
+from trio_accel.devices.wire import _channel
+from trio_accel.devices.wire._channel import Channel, EndOfChannel, SpinWait
 
 PERIOD, WINDOW = 0.05, 0.2
 

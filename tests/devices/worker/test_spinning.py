@@ -26,10 +26,10 @@ from isolated import BLAS, options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
-from trio_accel.devices.worker.transport._frames import Received
-from trio_accel.devices.worker.transport._protocol import SharedPage
+from trio_accel.devices.wire import _channel
+from trio_accel.devices.wire._channel import Channel, EndOfChannel, SpinWait
+from trio_accel.devices.wire._frames import Received
+from trio_accel.devices.wire._protocol import SharedPage
 
 
 class Peers:

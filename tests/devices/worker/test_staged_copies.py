@@ -23,11 +23,11 @@ from processes import until
 from recovery_load import MEMORY
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import FillSpec
+from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Operation, Planned, Planner, Put, ToHost
-from trio_accel.devices.host import _host_pool
-from trio_accel.devices.worker.front._dispatch import Generations
+from trio_accel.devices.base import _host_pool
+from trio_accel.devices.dispatch._worker_dispatch import Generations
 
 pytestmark = pytest.mark.any_backend
 

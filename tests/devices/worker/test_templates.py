@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel.backends.base import CacheCounts, DType
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -32,12 +32,12 @@ from trio_accel.backends.base.ops import (
     writes,
 )
 from trio_accel.devices import Launch
-from trio_accel.devices.worker.back import _launch_decoding as _back
-from trio_accel.devices.worker.back._launch_decoding import LaunchTemplate
-from trio_accel.devices.worker.back._memory import WorkerBlocks
-from trio_accel.devices.worker.front import _launch_encoding as _front
-from trio_accel.devices.worker.front._launch_encoding import TemplateTable
-from trio_accel.devices.worker.front._request import HostArrays
+from trio_accel.devices.dispatch import _launch_encoding as _front
+from trio_accel.devices.dispatch._launch_encoding import TemplateTable
+from trio_accel.devices.dispatch._request import HostArrays
+from trio_accel.devices.worker import _launch_decoding as _back
+from trio_accel.devices.worker._launch_decoding import LaunchTemplate
+from trio_accel.devices.worker._memory import WorkerBlocks
 
 FLOAT32 = DType.float32
 

@@ -28,7 +28,7 @@ from trio_accel.backends.base import (
     OutOfMemoryError,
     errors,
 )
-from trio_accel.devices.worker.transport._wire_values import decode_error, encode_error
+from trio_accel.devices.wire._wire_values import decode_error, encode_error
 
 pytestmark = pytest.mark.no_device
 

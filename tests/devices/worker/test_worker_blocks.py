@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType, StaleRefError
-from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
-from trio_accel.devices.arrays._blocks import BlockTable
+from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
 from trio_accel.devices.base._waits import Availability
-from trio_accel.devices.worker.back._launch_decoding import LaunchTemplate, no_host
-from trio_accel.devices.worker.back._memory import WorkerBlocks
-from trio_accel.devices.worker.front._launch_encoding import encode_spec
+from trio_accel.devices.dispatch._launch_encoding import encode_spec
+from trio_accel.devices.operations._blocks import BlockTable
+from trio_accel.devices.worker._launch_decoding import LaunchTemplate, no_host
+from trio_accel.devices.worker._memory import WorkerBlocks
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.worker.transport import _wire_values
+from trio_accel.devices.wire import _wire_values
 
 VALUES: dict[str, object] = {
     "str": "x",

@@ -1,17 +1,18 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from . import checks, dtypes, errors, foreign, ops, protocols
-from .chunks import ChunkAllocator, Placement
-from .device_array import DeviceArray
-from .device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
-from .dtypes import *
-from .errors import *
-from .foreign import *
-from .kernels import DeviceCall, HostCall, KernelCall, KernelDevice, kernel
-from .memory import BlockMemory, ChunkSource
-from .protocols import *
-from .topology import DeviceLink, LinkKind, Topology
-from .values import as_bits, scalar
+from .contract import dtypes, errors, foreign, ops, protocols
+from .contract.device_array import DeviceArray
+from .contract.device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
+from .contract.dtypes import *
+from .contract.errors import *
+from .contract.foreign import *
+from .contract.protocols import *
+from .contract.topology import DeviceLink, LinkKind, Topology
+from .contract.values import as_bits, scalar
+from .kit import checks
+from .kit.chunks import ChunkAllocator, Placement
+from .kit.kernels import DeviceCall, HostCall, KernelCall, KernelDevice, kernel
+from .kit.memory import BlockMemory, ChunkSource
 
 __all__: list[str] = [
     "BackendReport",

@@ -17,9 +17,10 @@ from ..base import (
     NotSupportedError,
     Poison,
 )
-from ..base.device import BlockDevice
-from ..base.device_info import choose
-from ..base.host import (
+from ..base.contract.device_info import choose
+from ..base.contract.ops import ArraySpec
+from ..base.kit.device import BlockDevice
+from ..base.kit.host import (
     has_shared_memory,
     keep_freed_memory,
     map_shared,
@@ -27,8 +28,7 @@ from ..base.host import (
     total_bytes,
     usable_cores,
 )
-from ..base.modules import import_ahead
-from ..base.ops import ArraySpec
+from ..base.kit.modules import import_ahead
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
 from .runtime._memory import CpuMemory, HostArray, HostLease

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from ..base.kernels import KernelEntry, kernels_of, load_module_kernels
-from ..base.library import ComputingDevice, LibraryEntry
+from ..base.kit.kernels import KernelEntry, kernels_of, load_module_kernels
+from ..base.kit.library import ComputingDevice, LibraryEntry
 from .kit._library import CpuLibrary
 
 __all__ = ["LIBRARIES", "load_library", "open_library"]

@@ -17,8 +17,8 @@ from ..base import (
     OutOfMemoryError,
     Software,
 )
-from ..base.device_info import choose
-from ..base.modules import import_ahead
+from ..base.contract.device_info import choose
+from ..base.kit.modules import import_ahead
 from ._installed import Installed, installed
 from ._links import find_links
 from ._probe import DeviceFacts, Probe, probe, taken

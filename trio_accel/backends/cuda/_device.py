@@ -15,7 +15,7 @@ from ..base import (
     NotSupportedError,
     Poison,
 )
-from ..base.ops import ArraySpec
+from ..base.contract.ops import ArraySpec
 from ._installed import Installed
 from .kit._library import CudaLibrary, LibraryDevice, ModuleLibrary
 from .manifest import LIBRARIES

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..base import Software
-from ..base.modules import search_path
+from ..base.kit.modules import search_path
 from . import _probe_process
 from ._probe import ChildError, ask
 from .manifest import LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import DeviceInfo, DeviceLink, LinkKind
-from ..base.modules import search_path
+from ..base.kit.modules import search_path
 from . import _links_process
 from ._probe import ChildError, ask
 

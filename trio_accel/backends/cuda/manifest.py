@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from ..base.library import LibraryEntry
+from ..base.kit.library import LibraryEntry
 
 __all__ = ["LIBRARIES", "STAND_IN", "VENDOR", "VERSIONS", "Vendor"]
 

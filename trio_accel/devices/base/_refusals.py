@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsIndex, TypeA
 import numpy as np
 
 from ...backends.base import DType
-from ...backends.base.foreign_names import instead_of
+from ...backends.base.contract.foreign_names import instead_of
 
 __all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "said", "shown", "what_to_do", "whole"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from ...backends.base.ops import ArraySpec, contiguous_strides
+from ...backends.base.contract.ops import ArraySpec, contiguous_strides
 
 __all__ = [
     "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "permuted",

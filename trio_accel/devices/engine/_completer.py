@@ -16,12 +16,12 @@ import trio
 
 from ...actors import DirectReply, is_number
 from ...backends.base import Refused
-from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
-from ..arrays._blocks import Block, bare
+from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
 from ..base._errors import FailureClass, classify, leaves_unchanged
+from ..base._host_pool import SMALL
+from ..base._port import CompletionPort, CompletionStrategy
 from ..base._waits import Alarms
-from ..completion._port import CompletionPort, CompletionStrategy
-from ..host._host_pool import SMALL
+from ..operations._blocks import Block, bare
 from ..operations._hooks import EngineHook, Phase, notify
 from ..operations._operation import Launch
 from ._context_state import ContextState

@@ -28,9 +28,9 @@ from ...backends.base import (
     KernelLibrary,
     NotSupportedError,
 )
-from ...backends.base.modules import import_extra
-from .._options import DeviceOptions
-from ..arrays._blocks import BlockTable
+from ...backends.base.kit.modules import import_extra
+from ..base._options import DeviceOptions
+from ..operations._blocks import BlockTable
 from ..operations._faults import anew
 from ..operations._operation import Launch
 from ._context_state import EngineObserver

@@ -10,8 +10,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError
-from ..arrays._blocks import BlockTable
 from ..base._errors import FailureClass, classify, locate, loss_of
+from ..operations._blocks import BlockTable
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ._in_flight import InFlight

@@ -9,16 +9,16 @@ import trio
 
 from ...actors import Actor, ActorContext, ActorRestarted, Ref, System, describe
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
-from .._options import DeviceOptions
-from ..arrays._blocks import BlockTable
-from ..arrays._pending import Pending
 from ..base._errors import locate
+from ..base._host_pool import HostPool
+from ..base._options import DeviceOptions
 from ..base._statistics import Recoveries
 from ..base._waits import Availability
-from ..host._host_pool import HostPool
+from ..operations._blocks import BlockTable
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
 from ..operations._operation import Launch
+from ..operations._pending import Pending
 from ._context import OnDone
 from ._recovery import Losses
 

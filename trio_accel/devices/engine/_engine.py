@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 import trio
 
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, KernelLibrary, LibraryUsage, PlacedBlock
-from .._options import DeviceOptions
-from ..arrays._blocks import BlockTable
+from ..base._options import DeviceOptions
+from ..base._port import CompletionPort
 from ..base._statistics import QueueStatistics
+from ..base._strategies import best_completion
 from ..base._waits import Alarms
-from ..completion._port import CompletionPort
-from ..completion._strategies import best_completion
+from ..operations._blocks import BlockTable
 from ..operations._operation import Launch
 from ._completer import CancelGrace, Completer
 from ._context_state import ContextState, EngineObserver, Watchdog

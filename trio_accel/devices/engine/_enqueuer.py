@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
-from ...backends.base.modules import import_extra
-from ...backends.base.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
-from ..arrays._blocks import BlockTable
+from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
+from ...backends.base.kit.modules import import_extra
 from ..base._bridge import CallThread, failure_of
+from ..base._port import CompletionPort
 from ..base._waits import Alarms
-from ..completion._port import CompletionPort
+from ..operations._blocks import BlockTable
 from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
 from ._completer import Completer

@@ -17,8 +17,8 @@ from ...backends.base import (
     OutOfMemoryError,
     PlacedBlock,
 )
-from ..arrays._blocks import BlockTable
 from ..base._errors import leaves_unchanged
+from ..operations._blocks import BlockTable
 from ..operations._operation import Launch
 
 __all__ = ["NOT_YET", "BlockUse", "BlockUses", "InFlight", "MemoryInUse", "Reply"]

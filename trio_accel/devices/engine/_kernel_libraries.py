@@ -11,7 +11,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, KernelLibrary
-from ...backends.base.programs import ImportsCode
+from ...backends.base.kit.programs import ImportsCode
 
 __all__ = ["KernelLibraries"]
 

@@ -10,9 +10,9 @@ import attrs
 import trio
 
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextLostError, Lease
-from ...backends.base.ops import ArraySpec
-from ..arrays._blocks import Block
+from ...backends.base.contract.ops import ArraySpec
 from ..base._waits import Turn
+from ..operations._blocks import Block
 from ._in_flight import BlockUse, MemoryInUse
 from ._launch_gate import LaunchOrder
 from ._stream_queues import StreamQueue

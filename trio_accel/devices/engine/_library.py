@@ -22,7 +22,7 @@ from ...actors import (
     quick,
 )
 from ...backends.base import DType, InThread, KernelLibrary
-from ...backends.base.fast_paths import current_fast_paths
+from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine

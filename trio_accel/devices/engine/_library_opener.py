@@ -25,8 +25,8 @@ from ...actors import (
     handles,
 )
 from ...backends.base import ContextLostError, DeviceLostError
-from .._options import DeviceOptions
 from ..base._library_paths import argument_of, title_of
+from ..base._options import DeviceOptions
 from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe
-from .._options import DeviceOptions
+from ..base._options import DeviceOptions
 from ..base._waits import Availability
 
 __all__ = ["STEADY", "Losses", "recovery_policy"]

@@ -6,8 +6,8 @@ import attrs
 
 from ...actors import System
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError
-from .._options import DeviceOptions
-from ..worker import LeftMemory, WorkerDispatch
+from ..base._options import DeviceOptions
+from ..dispatch import LeftMemory, WorkerDispatch
 from ._device import OpenDevice
 
 __all__ = ["check_adoption", "options_of_heir", "take_memory"]

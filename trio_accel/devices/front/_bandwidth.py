@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ...actors import named_arguments
-from ..arrays._ref import Device, check_device
+from ..operations._ref import Device, check_device
 
 __all__ = ["measure_bandwidth"]
 

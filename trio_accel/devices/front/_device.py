@@ -29,23 +29,23 @@ from ...backends.base import (
     NotSupportedError,
     SharesCudaMemory,
 )
-from ...backends.base.values import host_array
-from .._options import DeviceOptions
-from ..arrays._holds import Hold, held
-from ..arrays._loans import Loan
-from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
+from ...backends.base.contract.values import host_array
+from ..base._host_pool import SMALL, Copying
+from ..base._options import DeviceOptions
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
+from ..dispatch import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
+from ..dispatch._inline_dispatch import InlineDispatch
+from ..dispatch._loans import InlineBorrowed
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
-from ..host._host_pool import SMALL, Copying
-from ..inline._dispatch import InlineDispatch
-from ..inline._loans import InlineBorrowed
+from ..operations._holds import Hold, held
 from ..operations._hooks import Around, Ask, EngineHook
+from ..operations._loans import Loan
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
+from ..operations._pending import Pending
+from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]

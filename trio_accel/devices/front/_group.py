@@ -9,8 +9,8 @@ from typing import Never, Protocol
 import attrs
 
 from ...actors import SupervisorScope, named_arguments
-from .._options import DeviceOptions
-from ..arrays._ref import AccelRef, Device
+from ..base._options import DeviceOptions
+from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 from ._opening import DeviceOpening
 from ._placement import DeviceLoad, Key, PlacementError, PlacementPolicy, able, by_key

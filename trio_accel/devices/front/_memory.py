@@ -12,14 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
-from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
-from ...backends.base.values import check_conversion, check_plain, check_same_kind, element, host_array
-from ..arrays._ref import AccelRef, Device
+from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
+from ...backends.base.contract.values import (
+    check_conversion,
+    check_plain,
+    check_same_kind,
+    element,
+    host_array,
+)
 from ..base._refusals import what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
+from ..operations._ref import AccelRef, Device
 
 __all__ = [
     "Assign",

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 from trio.lowlevel import enable_ki_protection
 
-from ..arrays._ref import Device
 from ..base._refusals import NotAwaited
+from ..operations._ref import Device
 
 __all__ = ["DeviceOpening"]
 

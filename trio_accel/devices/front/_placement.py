@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import attrs
 
 from ...backends.base import AccelError
-from ..arrays._ref import Device
+from ..operations._ref import Device
 
 __all__ = ["DeviceLoad", "Key", "PlacementError", "PlacementPolicy", "able", "by_key", "by_load"]
 

@@ -11,13 +11,11 @@ import numpy as np
 import trio
 
 from ...backends.base import DType, ForeignArray, NotSupportedError
-from ...backends.base.ops import ArraySpec, GraphNode
-from ..arrays._blocks import Block, BlockTable
-from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef, Device
+from ...backends.base.contract.ops import ArraySpec, GraphNode
 from ..base._views import reach
 from ..engine._library import LibraryActor
 from ..engine._library_opener import find_actor, load_actor
+from ..operations._blocks import Block, BlockTable
 from ..operations._faults import Faults
 from ..operations._operation import (
     RECORDING,
@@ -27,6 +25,8 @@ from ..operations._operation import (
     Planner,
     recording_now,
 )
+from ..operations._pending import Pending
+from ..operations._ref import AccelRef, Device
 from ._device import opened
 
 __all__ = ["Recorded", "record"]

@@ -14,9 +14,9 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import named_arguments
-from ..arrays._ref import AccelRef, Device, check_device
 from ..base._refusals import NotAwaited, what_to_do
 from ..operations._operation import refuse_recording
+from ..operations._ref import AccelRef, Device, check_device
 
 __all__ = ["stream"]
 

@@ -20,10 +20,10 @@ from ... import actors
 from ...actors import SystemOptions, named_arguments
 from ...backends import candidates, members
 from ...backends.base import AccelBackend, DeviceInfo, NotSupportedError
-from .._options import DeviceOptions
-from ..arrays._ref import Device
+from ..base._options import DeviceOptions
 from ..base._refusals import opens
-from ..worker import free_left_memory
+from ..dispatch import free_left_memory
+from ..operations._ref import Device
 from ._adoption import check_adoption, options_of_heir, take_memory
 from ._device import DeviceActor, OpenDevice, opened
 from ._group import DeviceGroup, GpuReadings

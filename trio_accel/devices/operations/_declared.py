@@ -32,8 +32,7 @@ import numpy as np
 
 from ...actors import signed_like, unknown_option
 from ...backends.base import DType, LibraryError, LinAlgError
-from ...backends.base.kernels import ALLOWED
-from ...backends.base.ops import (
+from ...backends.base.contract.ops import (
     ArraySpec,
     NumberRole,
     OperationSpec,
@@ -50,10 +49,11 @@ from ...backends.base.ops import (
     updates,
     writes,
 )
-from ..arrays._ref import AccelRef, device_of
+from ...backends.base.kit.kernels import ALLOWED
 from ._named import refuse_as
 from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
+from ._ref import AccelRef, device_of
 
 __all__ = [
     "DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation",

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ...actors import bind_arguments
 from ...backends.base import AccelError, NotSupportedError
-from ..arrays._ref import AccelRef
 from ..base._refusals import shown, what_to_do
+from ._ref import AccelRef
 
 __all__ = ["named", "named_methods", "refuse_as"]
 

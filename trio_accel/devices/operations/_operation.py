@@ -18,7 +18,7 @@ from trio.lowlevel import TrioToken, current_task, current_trio_token
 
 from ...actors import Request, actor_path_of, unknown_option
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
-from ...backends.base.ops import (
+from ...backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -28,16 +28,16 @@ from ...backends.base.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.values import check_conversion, factor, host_array
-from ..arrays._blocks import Block, BlockTable, BorrowedBlock
-from ..arrays._damage import Damage, in_turn
-from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef, DeviceRequest
+from ...backends.base.contract.values import check_conversion, factor, host_array
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
+from ._blocks import Block, BlockTable, BorrowedBlock
+from ._damage import Damage, in_turn
 from ._faults import FaultHit, Faults
+from ._pending import Pending
+from ._ref import AccelRef, DeviceRequest
 
 __all__ = [
     "RECORDING",

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from ...backends.base import DType
-from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
-from ..arrays._ref import AccelRef
+from ...backends.base.contract.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
 from ..base._refusals import shown, whole
 from ._operation import Planned, Planner
+from ._ref import AccelRef
 
 __all__ = ["PlanSource", "Structured", "check_steps", "refuse_value", "written"]
 

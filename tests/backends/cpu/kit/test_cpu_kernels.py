@@ -12,7 +12,7 @@ import pytest
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import KernelCall, LibraryError, NotSupportedError, OutOfMemoryError
-from trio_accel.backends.base.kernels import kernel
+from trio_accel.backends.base.kit.kernels import kernel
 
 pytestmark = [pytest.mark.no_device, pytest.mark.machine]
 

@@ -16,7 +16,7 @@ import pytest
 from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import (
+from trio_accel.backends.base.contract.ops import (
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,

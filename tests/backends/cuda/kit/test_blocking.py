@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 
 from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, InThread
-from trio_accel.backends.base.kernels import kernel, kernels_of
+from trio_accel.backends.base.kit.kernels import kernel, kernels_of
 from trio_accel.backends.cuda.kit._library import KernelCall
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]

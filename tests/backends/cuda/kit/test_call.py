@@ -20,10 +20,10 @@ pytest.importorskip("cuda.bindings")
 from cuda.bindings import driver
 
 from trio_accel.backends.base import DType, LibraryError, OutOfMemoryError
-from trio_accel.backends.base.device_array import DeviceArray
+from trio_accel.backends.base.contract.device_array import DeviceArray
+from trio_accel.backends.base.contract.ops import ArraySpec, OperationSpec
 from trio_accel.backends.base.gpu.workspace import Workspace
-from trio_accel.backends.base.kernels import kernel
-from trio_accel.backends.base.ops import ArraySpec, OperationSpec
+from trio_accel.backends.base.kit.kernels import kernel
 from trio_accel.backends.cuda.kit._library import KernelCall
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]

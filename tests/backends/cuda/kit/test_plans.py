@@ -15,8 +15,8 @@ from own_modules import Moved, install
 pytest.importorskip("cuda.bindings")
 
 from trio_accel.backends.base import CacheCounts, LibraryError
-from trio_accel.backends.base.kernels import kernel
-from trio_accel.backends.base.library import PlanCache
+from trio_accel.backends.base.kit.kernels import kernel
+from trio_accel.backends.base.kit.library import PlanCache
 from trio_accel.backends.cuda.kit._library import CudaLibrary, KernelCall, LibraryDevice, ModuleLibrary
 
 pytestmark = pytest.mark.one_backend

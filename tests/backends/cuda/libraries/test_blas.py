@@ -11,7 +11,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, LibraryError, NotSupportedError, OutOfMemoryError
-from trio_accel.backends.base.ops import MatmulSpec
+from trio_accel.backends.base.contract.ops import MatmulSpec
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 

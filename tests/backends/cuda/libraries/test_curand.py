@@ -13,7 +13,7 @@ import pytest
 from chosen import BACKEND, IS_STAND_IN
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import PHILOX_ROW, PhiloxSpec
+from trio_accel.backends.base.contract.ops import PHILOX_ROW, PhiloxSpec
 
 pytestmark = pytest.mark.one_backend
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.device_array import merged
+from trio_accel.backends.base.contract.device_array import merged
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
     TypedExpression,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
-from trio_accel.backends.base.ops import FftSpec
+from trio_accel.backends.base.contract.ops import FftSpec
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 

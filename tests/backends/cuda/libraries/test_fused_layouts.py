@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, FusedMatmulSpec, contiguous_strides
+from trio_accel.backends.base.contract.ops import ArraySpec, FusedMatmulSpec, contiguous_strides
 
 pytestmark = pytest.mark.one_backend
 

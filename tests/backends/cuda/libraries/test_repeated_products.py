@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import CopyFromHostSpec, MatmulSpec
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 

@@ -15,7 +15,7 @@ from chosen import BACKEND, IS_STAND_IN
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType, LinAlgError
-from trio_accel.backends.base.ops import ArraySpec, OperationSpec, real_of
+from trio_accel.backends.base.contract.ops import ArraySpec, OperationSpec, real_of
 from trio_accel.devices import DECLARED
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 
 from trio_accel.backends.base import LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, CopyFromHostSpec
 from trio_accel.sparse import spmv
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]

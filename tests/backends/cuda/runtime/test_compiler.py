@@ -11,7 +11,7 @@ pytest.importorskip("cuda.core")
 
 from cuda.core import Program, ProgramOptions
 
-from trio_accel.backends.base.code_cache import CodeCache
+from trio_accel.backends.base.kit.code_cache import CodeCache
 from trio_accel.backends.cuda.runtime import _compiler
 
 pytestmark = pytest.mark.no_device

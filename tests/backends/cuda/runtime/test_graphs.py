@@ -14,7 +14,7 @@ from driver_spy import Calls, Spy
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import CopyFromHostSpec, MatmulSpec
 
 pytestmark = [pytest.mark.no_device, pytest.mark.usefixtures("only_cuda")]
 
@@ -534,7 +534,7 @@ import ctypes
 import numpy as np
 from trio_accel.backends import resolve
 from trio_accel.backends.base import ContextPoisonedError, DType
-from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
 
 device = resolve("cuda")[0].open_device(0, memory_limit=None)
 stream, library = device.open_stream("main"), device.open_library("blas")

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..errors import OutOfRangeError
-from ..ops import StatusArray
+from ..contract.errors import OutOfRangeError
+from ..contract.ops import StatusArray
 from ._typing import Step, TypedExpression
 
 __all__ = ["CHECK_WORDS", "check_places", "check_words", "places_of", "word_of"]

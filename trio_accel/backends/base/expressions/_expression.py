@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import attrs
 
-from ..foreign_names import instead_of
+from ..contract.foreign_names import instead_of
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
 __all__ = ["Apply", "Expression", "Index", "Literal", "Load", "Name", "Node", "Place", "parse"]

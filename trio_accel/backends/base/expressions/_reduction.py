@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType
-from ..foreign_names import instead_of
+from ..contract.dtypes import DType
+from ..contract.foreign_names import instead_of
 from ._evaluate import Overflow, evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from ..dtypes import DType
+from ..contract.dtypes import DType
 from ._reduction import TypedReduction
 from ._source import (
     Access,

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType
+from ..contract.dtypes import DType
 from ._evaluate import Overflow, evaluate
 from ._expression import Expression, parse
 from ._functions import CONSTANTS, FUNCTIONS

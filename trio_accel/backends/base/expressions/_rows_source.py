@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from ..dtypes import DType
+from ..contract.dtypes import DType
 from ._reduction import TypedReduction
 from ._reduction_source import combination, finished
 from ._rows import COUNT, SpecializedRows, found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtypes import DType
-from ..errors import NotSupportedError
-from ..ops import Reduce
+from ..contract.dtypes import DType
+from ..contract.errors import NotSupportedError
+from ..contract.ops import Reduce
 from ._checked import places_of
 from ._source import (
     Layouts,

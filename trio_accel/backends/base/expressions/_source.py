@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import attrs
 import numpy as np
 
-from ..dtypes import DType
+from ..contract.dtypes import DType
 from ._checked import word_of
 from ._typing import Step, TypedExpression
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..dtypes import DType
+from ..contract.dtypes import DType
 from ._expression import Expression, parse
 from ._reduction import Reduction, TypedReduction, typed_reduction
 from ._typing import ArgumentType, TypedExpression, Weak, typed

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..dtypes import DType
-from ..errors import NotSupportedError
+from ..contract.dtypes import DType
+from ..contract.errors import NotSupportedError
 from ._expression import Apply, Expression, Index, Literal, Load, Node, Place
 from ._functions import FUNCTIONS, Function
 

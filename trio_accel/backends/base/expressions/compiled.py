@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import attrs
 
-from ..device_array import merged
-from ..dtypes import DType
-from ..errors import NotSupportedError
-from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
+from ..contract.device_array import merged
+from ..contract.dtypes import DType
+from ..contract.errors import NotSupportedError
+from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
 from ._rows import SpecializedRows
 from ._rows_source import ROW_THREADS, RowLayouts, rows_source

@@ -15,16 +15,16 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..device import BlockDevice, ChunkT, StreamT
-from ..device_array import DeviceArray, merged
-from ..device_info import DeviceInfo
-from ..dtypes import DType
-from ..host import address_of
-from ..memory import BlockMemory, no_such_block
-from ..ops import ArraySpec, HostUse
-from ..pools import PagePool
-from ..protocols import LibraryUsage
-from ..values import as_bits, scalar
+from ..contract.device_array import DeviceArray, merged
+from ..contract.device_info import DeviceInfo
+from ..contract.dtypes import DType
+from ..contract.ops import ArraySpec, HostUse
+from ..contract.protocols import LibraryUsage
+from ..contract.values import as_bits, scalar
+from ..kit.device import BlockDevice, ChunkT, StreamT
+from ..kit.host import address_of
+from ..kit.memory import BlockMemory, no_such_block
+from ..kit.pools import PagePool
 from .driver import GpuContext, GpuStream, Kernels, with_axes
 from .workspace import Arena
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import numpy as np
 
-from ..protocols import AccelStream
+from ..contract.protocols import AccelStream
 
 __all__ = ["Function", "GpuContext", "GpuStream", "Kernels", "LastUses", "Launch", "LoadedCode", "with_axes"]
 

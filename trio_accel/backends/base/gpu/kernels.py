@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from .. import ops
-from ..device_array import DeviceArray
-from ..errors import DriverError, LibraryError
+from ..contract import ops
+from ..contract.device_array import DeviceArray
+from ..contract.errors import DriverError, LibraryError
 from ..expressions import CHECK_WORDS, SpecializedExpression, check_words, compiled
 from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..device_array import DeviceArray, transposed
-from ..dtypes import DType
-from ..errors import AccelError
-from ..kernels import KernelEntry
-from ..library import TableLibrary
-from ..ops import ArraySpec, OperationSpec, StatusArray
-from ..protocols import AccelStream
+from ..contract.device_array import DeviceArray, transposed
+from ..contract.dtypes import DType
+from ..contract.errors import AccelError
+from ..contract.ops import ArraySpec, OperationSpec, StatusArray
+from ..contract.protocols import AccelStream
+from ..kit.kernels import KernelEntry
+from ..kit.library import TableLibrary
 from .device import AddressDevice
 from .driver import GpuStream
 from .workspace import Region

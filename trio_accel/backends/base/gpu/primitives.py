@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import numpy as np
 
-from .. import ops
-from ..device_array import DeviceArray
-from ..dtypes import DType
-from ..errors import NotSupportedError
+from ..contract import ops
+from ..contract.device_array import DeviceArray
+from ..contract.dtypes import DType
+from ..contract.errors import NotSupportedError
+from ..contract.ops import ArraySpec
 from ..expressions._source import cast_of, element_of, literal_of, prelude, register_of
-from ..ops import ArraySpec
 from .device import AddressDevice
 from .driver import Function, Kernels, LoadedCode
 from .kernels import CompiledLibrary

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from ..errors import OutOfMemoryError
-from ..memory import BlockMemory
+from ..contract.errors import OutOfMemoryError
+from ..kit.memory import BlockMemory
 from .driver import GpuContext, GpuStream
 
 __all__ = ["Arena", "Region", "Workspace"]

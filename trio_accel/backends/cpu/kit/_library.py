@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...base.library import ComputingLibrary
+from ...base.kit.library import ComputingLibrary
 from ..runtime._stream import CpuStream
 
 __all__ = ["CpuLibrary"]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from ...base.errors import OutOfRangeError
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec
+from ...base.contract.errors import OutOfRangeError
+from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert
 from ._convolutions import FLOATS, widened
 

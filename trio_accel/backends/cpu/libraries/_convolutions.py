@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...base.dtypes import DType
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
+from ...base.contract.dtypes import DType
+from ...base.contract.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, to_float32
 
 __all__ = ["batched", "convolution", "convolution_input_grad", "convolution_weight_grad", "widened"]

@@ -18,9 +18,9 @@ import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
 from ...base import DType, NotSupportedError
-from ...base.blas import Factor, Matrix, Plan, Routine
-from ...base.checks import scalar_of
-from ...base.ops import ArraySpec, OperationSpec
+from ...base.contract.ops import ArraySpec, OperationSpec
+from ...base.kit.blas import Factor, Matrix, Plan, Routine
+from ...base.kit.checks import scalar_of
 from ..runtime._memory import HostArray
 
 __all__ = ["LONGEST", "Blas", "FortranRoutine", "Lapack", "check_size", "each", "find"]

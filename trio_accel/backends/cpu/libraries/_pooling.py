@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ...base.errors import OutOfRangeError
-from ...base.kernels import HostCall, kernel
-from ...base.ops import AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
+from ...base.contract.errors import OutOfRangeError
+from ...base.contract.ops import AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert
 from ._convolutions import FLOATS, batched, widened
 

@@ -7,8 +7,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base.kernels import HostCall, kernel
-from ...base.ops import (
+from ...base.contract.ops import (
     IDENTITIES,
     CountSpec,
     GroupSpec,
@@ -20,6 +19,7 @@ from ...base.ops import (
     accumulator_of,
     identity_of,
 )
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 
 __all__ = ["combine_segments", "count", "group", "scan", "search", "select", "sort"]

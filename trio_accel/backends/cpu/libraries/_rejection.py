@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...base.kernels import HostCall
-from ...base.ops import PHILOX_ROW, PLACE, RejectionSpec
+from ...base.contract.ops import PHILOX_ROW, PLACE, RejectionSpec
+from ...base.kit.kernels import HostCall
 from ..runtime._memory import HostArray
 from ._philox import philox4x32, unit64
 

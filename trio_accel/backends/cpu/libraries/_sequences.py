@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base.kernels import HostCall
-from ...base.ops import FIRST, SequenceSpec, SobolSpec
+from ...base.contract.ops import FIRST, SequenceSpec, SobolSpec
+from ...base.kit.kernels import HostCall
 from ..runtime._memory import HostArray
 
 __all__ = ["linear_sequence", "sobol_points"]

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.sparse import _sparsetools
 
-from ...base.checks import check_structure
-from ...base.errors import LibraryError
-from ...base.kernels import HostCall, kernel
+from ...base.contract.errors import LibraryError
+from ...base.kit.checks import check_structure
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 
 __all__ = ["checked", "make"]

@@ -10,9 +10,9 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
-from ...base.checks import NATIVE
-from ...base.errors import LibraryError
-from ...base.kernels import HostCall, kernel
+from ...base.contract.errors import LibraryError
+from ...base.kit.checks import NATIVE
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._sparse_structures import checked
 

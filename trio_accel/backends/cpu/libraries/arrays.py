@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...base.dtypes import DType
+from ...base.contract.dtypes import DType
+from ...base.contract.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ...base.expressions import (
     Argument,
     Places,
@@ -23,8 +24,7 @@ from ...base.expressions import (
     places_of,
     unpack_scalars,
 )
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, pieces
 from ._primitives import combine_segments, count, group, scan, search, select, sort
 

@@ -9,11 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ...base import DType, ops
-from ...base.blas import plan_routine
-from ...base.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ArraySpec, Transpose
+from ...base import DType
+from ...base.contract import ops
+from ...base.contract.ops import ArraySpec, Transpose
+from ...base.kit.blas import plan_routine
+from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, pieces, to_float32
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...base import DType
-from ...base.kernels import HostCall, kernel
-from ...base.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
+from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert
 
 __all__ = ["fused_matmul"]

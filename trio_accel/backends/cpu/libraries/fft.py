@@ -10,10 +10,10 @@ import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base.checks import NATIVE
-from ...base.host import usable_cores
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ArraySpec, FftSpec, FusedFftSpec
+from ...base.contract.ops import ArraySpec, FftSpec, FusedFftSpec
+from ...base.kit.checks import NATIVE
+from ...base.kit.host import usable_cores
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from . import arrays
 

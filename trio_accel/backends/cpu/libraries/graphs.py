@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from ...base import NotSupportedError
-from ...base.graphs import CHAINS, bound_nodes, replay
-from ...base.kernels import KernelEntry, kernel
-from ...base.library import ComputingCall, ComputingDevice
-from ...base.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec
+from ...base.contract.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec
+from ...base.gpu.graphs import CHAINS, bound_nodes, replay
+from ...base.kit.kernels import KernelEntry, kernel
+from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 

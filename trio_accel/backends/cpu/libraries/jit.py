@@ -13,9 +13,9 @@ import numpy as np
 
 from ....actors import describe
 from ...base import LibraryError, NotSupportedError
-from ...base.kernels import HostCall, kernel
-from ...base.lent import Keepers, Lent
-from ...base.ops import KernelDefinition, KernelSpec, scalar_offsets
+from ...base.contract.ops import KernelDefinition, KernelSpec, scalar_offsets
+from ...base.kit.kernels import HostCall, kernel
+from ...base.kit.lent import Keepers, Lent
 from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
 

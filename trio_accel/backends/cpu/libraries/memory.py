@@ -7,9 +7,7 @@ from functools import partial
 import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
-from ...base.kernels import HostCall, kernel
-from ...base.library import ComputingCall
-from ...base.ops import (
+from ...base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -19,6 +17,8 @@ from ...base.ops import (
     JoinSpec,
     OperationSpec,
 )
+from ...base.kit.kernels import HostCall, kernel
+from ...base.kit.library import ComputingCall
 from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray, convert
 

@@ -10,11 +10,11 @@ from weakref import ref
 import numpy as np
 
 from ...base import DType
-from ...base.kernels import KernelCall, KernelEntry, kernel
-from ...base.lent import Lent
-from ...base.library import ComputingDevice
-from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from ...base.programs import ProgramHost
+from ...base.contract.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from ...base.kit.kernels import KernelCall, KernelEntry, kernel
+from ...base.kit.lent import Lent
+from ...base.kit.library import ComputingDevice
+from ...base.kit.programs import ProgramHost
 from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...base.kernels import HostCall, kernel
-from ...base.ops import PHILOX_ROW, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
+from ...base.contract.ops import PHILOX_ROW, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._philox import philox4x32, unit64
 from ._rejection import rejection

@@ -14,9 +14,9 @@ import numpy as np
 import scipy.linalg
 
 from ...base import DType
-from ...base.checks import NATIVE
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ArraySpec, OperationSpec, StatusArray
+from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
+from ...base.kit.checks import NATIVE
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._fortran import Lapack, check_size, each
 

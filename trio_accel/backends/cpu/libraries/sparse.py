@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.sparse import _sparsetools
 
-from ...base.checks import NATIVE, scalar_of
-from ...base.kernels import HostCall, kernel
+from ...base.kit.checks import NATIVE, scalar_of
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._sparse_structures import checked, make
 from ._sparse_systems import check_structure_only, incomplete, least_residual, solve, solve_triangular

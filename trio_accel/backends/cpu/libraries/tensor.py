@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...base.checks import INEXACT, scalar_of
-from ...base.kernels import HostCall, kernel
-from ...base.ops import ContractionSpec
+from ...base.contract.ops import ContractionSpec
+from ...base.kit.checks import INEXACT, scalar_of
+from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, to_float32
 
 __all__ = ["contract"]

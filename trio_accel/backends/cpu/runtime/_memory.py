@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import BlockMemory, ChunkKeeper, NotSupportedError
-from ...base.chunks import ALIGNMENT
-from ...base.host import available_bytes, make_shared, map_shared
-from ...base.ops import ArraySpec
+from ...base.contract.ops import ArraySpec
+from ...base.kit.chunks import ALIGNMENT
+from ...base.kit.host import available_bytes, make_shared, map_shared
 
 __all__ = ["CpuMemory", "HostArray", "HostLease", "convert", "pieces", "to_float32"]
 

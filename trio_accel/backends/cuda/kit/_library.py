@@ -6,18 +6,11 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from ...base import (
-    AccelError,
-    ChunkKeeper,
-    DeviceInfo,
-    DType,
-    LibraryError,
-    NotSupportedError,
-    checks,
-)
+from ...base import AccelError, ChunkKeeper, DeviceInfo, DType, LibraryError, NotSupportedError
 from ...base.gpu.device import AddressDevice
 from ...base.gpu.library import EnqueuingCall, EnqueuingLibrary
-from ...base.kernels import KernelEntry, load_module_kernels
+from ...base.kit import checks
+from ...base.kit.kernels import KernelEntry, load_module_kernels
 from ..runtime._context import CudaContext, CudaMemoryError
 from ..runtime._graphs import Graphs
 from ..runtime._kernels import CudaKernels

@@ -10,9 +10,9 @@ from typing import Any
 from cuda.bindings import driver
 
 from ...base import AccelError, CompilationError, DriverError
+from ...base.contract.ops import KernelDefinition, KernelInfoSpec, KernelSpec
 from ...base.gpu.driver import GpuStream
 from ...base.gpu.kernels import UserKernel
-from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec
 from ..runtime._compiler import CompiledKernel, kernels_in, ptx_log
 from ..runtime._context import CudaContext
 

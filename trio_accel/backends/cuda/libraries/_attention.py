@@ -15,9 +15,9 @@ import attrs
 from nvmath.bindings import cublas
 
 from ...base import DType, OutOfRangeError
-from ...base.device_array import DeviceArray, broadcast
+from ...base.contract.device_array import DeviceArray, broadcast
+from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
-from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas

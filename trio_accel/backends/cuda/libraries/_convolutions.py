@@ -9,8 +9,13 @@ from typing import Any, TypeAlias
 import attrs
 
 from ...base import DType
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
+from ...base.contract.ops import (
+    ArraySpec,
+    ConvolutionInputGradSpec,
+    ConvolutionSpec,
+    ConvolutionWeightGradSpec,
+)
+from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._cudnn import Graph, Layout
 from ._dnn_base import (

@@ -12,7 +12,7 @@ from nvmath.bindings import cublas
 
 from ...base import DType
 from ...base.gpu.workspace import Workspace
-from ...base.product_layouts import Product
+from ...base.kit.product_layouts import Product
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, scratch
 

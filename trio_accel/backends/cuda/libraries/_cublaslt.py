@@ -14,8 +14,8 @@ import numpy.typing as npt
 from nvmath.bindings import cublas, cublasLt
 
 from ...base import DType, NotSupportedError
-from ...base.ops import ArraySpec, FusedMatmulSpec, contiguous_strides, fused_dtypes
-from ...base.product_layouts import Product, broadcast_operands, plan_matmul
+from ...base.contract.ops import ArraySpec, FusedMatmulSpec, contiguous_strides, fused_dtypes
+from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
 
 __all__ = ["Order", "Problem", "Routine"]
 

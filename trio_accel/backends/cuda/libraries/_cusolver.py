@@ -12,9 +12,9 @@ from cuda.bindings import driver
 from nvmath.bindings import cublas, cusolverDn
 
 from ...base import DType
-from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray, stacked
+from ...base.contract.device_array import DeviceArray, stacked
 from ...base.gpu.driver import Kernels
+from ...base.kit.checks import NATIVE
 from ..runtime._context import CudaContext
 from ..runtime._stream import scratch
 from ._cublas import KINDS

@@ -8,7 +8,7 @@ import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType
-from ...base.checks import NATIVE
+from ...base.kit.checks import NATIVE
 
 __all__ = ["AS_IT_IS", "VALUE_TYPES", "csr", "dense", "factors", "operation_of", "vector"]
 

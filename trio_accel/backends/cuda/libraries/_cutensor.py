@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from nvmath.bindings import cutensor
 
-from ...base.ops import ContractionSpec
+from ...base.contract.ops import ContractionSpec
 from ..runtime._context import CudaContext
 from ..runtime._stream import capture_once
 from ._cublas import Factors, Kind

@@ -9,8 +9,8 @@ from struct import Struct
 from typing import Any, ClassVar
 
 from ...base import DType
+from ...base.contract.ops import ArraySpec
 from ...base.gpu.driver import Function
-from ...base.ops import ArraySpec
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from . import _cudnn
 from ._cudnn import Cudnn, Graph

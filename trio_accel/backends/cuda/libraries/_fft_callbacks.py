@@ -11,8 +11,8 @@ from cuda.bindings import driver
 from nvmath.bindings import cufft
 
 from ...base import DType
+from ...base.contract.ops import ElementwiseSpec
 from ...base.expressions import compiled
-from ...base.ops import ElementwiseSpec
 from ..kit._library import KernelCall
 from ..runtime._compiler import compiled as compile_source
 from ..runtime._context import CudaContext

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import attrs
 
 from ...base import DType
-from ...base.device_array import DeviceArray, broadcast
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec
+from ...base.contract.device_array import DeviceArray, broadcast
+from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec
+from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import Attention, AttentionKernels, Lengths, Sizes
 from ._cudnn import Graph, Layout

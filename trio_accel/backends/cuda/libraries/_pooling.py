@@ -7,9 +7,16 @@ from struct import Struct
 from typing import Any
 
 from ...base import DType, OutOfRangeError
-from ...base.device_array import DeviceArray
-from ...base.kernels import kernel
-from ...base.ops import AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec, OperationSpec, StatusArray
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import (
+    AvgPoolGradSpec,
+    AvgPoolSpec,
+    MaxPoolGradSpec,
+    MaxPoolSpec,
+    OperationSpec,
+    StatusArray,
+)
+from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._dnn_base import FLOATS, GRID, KINDS, DnnKernels, grid_of, wide, wide_of, wide_result
 

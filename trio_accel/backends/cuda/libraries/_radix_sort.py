@@ -11,7 +11,7 @@ import numpy as np
 from cuda.bindings import nvrtc
 
 from ...base import DType, NotSupportedError
-from ...base.code_cache import CompiledCode, code_key, default_code_cache
+from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
 from ..kit._library import KernelCall
 
 __all__ = ["RadixSort"]

@@ -14,12 +14,12 @@ from cuda.bindings import driver
 from nvmath.bindings import cublas
 
 from ...base import DType
-from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
-from ...base.checks import INEXACT, NATIVE, check_dtype
-from ...base.device_array import broadcast
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
-from ...base.product_layouts import vectors
+from ...base.contract.device_array import broadcast
+from ...base.contract.ops import ArraySpec, OperationSpec, contiguous_strides
+from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
+from ...base.kit.checks import INEXACT, NATIVE, check_dtype
+from ...base.kit.kernels import kernel
+from ...base.kit.product_layouts import vectors
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, factor_of
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 

@@ -16,10 +16,10 @@ import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType, LibraryError, NotSupportedError
-from ...base.checks import NATIVE
+from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
-from ...base.ops import ArraySpec, StatusArray
+from ...base.kit.checks import NATIVE
 from ..kit._library import KernelCall, LibraryDevice
 from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, factors
 from ._radix_sort import RadixSort

@@ -15,9 +15,9 @@ from cuda.bindings import driver
 from nvmath.bindings import cusparse
 
 from ...base import DType
-from ...base.checks import check_structure
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, StatusArray, array_key
+from ...base.contract.ops import ArraySpec, StatusArray, array_key
+from ...base.kit.checks import check_structure
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._sparse_makers import ANY, Job, Maker, MakerKernels
 

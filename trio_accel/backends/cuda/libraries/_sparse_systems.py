@@ -11,9 +11,9 @@ import numpy as np
 from nvmath.bindings import cudss, cusparse
 
 from ...base import DType, LibraryError, NotSupportedError
-from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray
-from ...base.kernels import kernel
+from ...base.contract.device_array import DeviceArray
+from ...base.kit.checks import NATIVE
+from ...base.kit.kernels import kernel
 from ..kit._library import Errors, KernelCall, LibraryDevice
 from ._cublas import KINDS
 from ._cudss import SIZES, Cudss, System, is_solved

@@ -10,13 +10,13 @@ import attrs
 from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
-from ...base.checks import INEXACT, INTEGERS
-from ...base.device_array import DeviceArray
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import MatmulSpec, OperationSpec
 from ...base.gpu.driver import Function, with_axes
-from ...base.kernels import kernel
-from ...base.launch_cache import GraphCall, Key
-from ...base.ops import MatmulSpec, OperationSpec
-from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
+from ...base.kit.checks import INEXACT, INTEGERS
+from ...base.kit.kernels import kernel
+from ...base.kit.launch_cache import GraphCall, Key
+from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
 from ._cublas import HOST, KINDS, Factors, Kind

@@ -10,9 +10,9 @@ from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
 from ...base import NotSupportedError
-from ...base.device_array import DeviceArray, broadcast
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
+from ...base.contract.device_array import DeviceArray, broadcast
+from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch

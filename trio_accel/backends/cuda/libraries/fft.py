@@ -13,10 +13,13 @@ import attrs
 from nvmath.bindings import cufft
 
 from ...base import LibraryError, NotSupportedError
-from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import ArraySpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
-from ...base.fft_steps import (
+from ...base.gpu.driver import LoadedCode
+from ...base.gpu.kernels import CompiledExpression
+from ...base.kit.checks import NATIVE
+from ...base.kit.fft_steps import (
     OUT,
     SOURCE,
     Convert,
@@ -29,10 +32,7 @@ from ...base.fft_steps import (
     scale_of,
     single,
 )
-from ...base.gpu.driver import LoadedCode
-from ...base.gpu.kernels import CompiledExpression
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, FftSpec, FusedFftSpec, OperationSpec
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream

@@ -14,15 +14,10 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import LibraryError
+from ...base.contract.ops import ArraySpec, BranchSpec, GraphSpec, LoopSpec
 from ...base.gpu.driver import Function
-from ...base.graphs import ChainLibrary, ChainSpec, Works, run_works
-from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    BranchSpec,
-    GraphSpec,
-    LoopSpec,
-)
+from ...base.gpu.graphs import ChainLibrary, ChainSpec, Works, run_works
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream

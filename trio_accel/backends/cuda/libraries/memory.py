@@ -5,11 +5,11 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
-from ...base.device_array import DeviceArray
-from ...base.foreign import ForeignArray
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.foreign import ForeignArray
+from ...base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ...base.gpu.kernels import TransferLibrary
-from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["MemoryLibrary"]

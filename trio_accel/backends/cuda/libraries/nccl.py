@@ -10,9 +10,7 @@ import attrs
 import numpy as np
 
 from ...base import DType, InThread, LibraryError, NotSupportedError
-from ...base.communicators import Communicators
-from ...base.kernels import kernel
-from ...base.ops import (
+from ...base.contract.ops import (
     ArraySpec,
     CloseCommunicatorSpec,
     CollectiveSpec,
@@ -20,6 +18,8 @@ from ...base.ops import (
     OpenCommunicatorSpec,
     OperationSpec,
 )
+from ...base.kit.communicators import Communicators
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["NcclLibrary"]

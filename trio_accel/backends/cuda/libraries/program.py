@@ -15,10 +15,8 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import AccelError, InThread, Refused
-from ...base.device_array import DeviceArray
-from ...base.kernels import kernel
-from ...base.lent import Lent
-from ...base.ops import (
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import (
     ArraySpec,
     OperationSpec,
     ProgramCall,
@@ -26,7 +24,9 @@ from ...base.ops import (
     ProgramResult,
     ProgramReturn,
 )
-from ...base.programs import ProgramHost
+from ...base.kit.kernels import kernel
+from ...base.kit.lent import Lent
+from ...base.kit.programs import ProgramHost
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._foreign import ProgramArray, described, foreign_array

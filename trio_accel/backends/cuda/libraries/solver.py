@@ -17,11 +17,11 @@ import attrs
 from nvmath.bindings import cublas, cusolver
 
 from ...base import DType
-from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
+from ...base.contract.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
+from ...base.contract.ops import ArraySpec
 from ...base.gpu.library import Order
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec
+from ...base.kit.checks import NATIVE
+from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 

@@ -13,10 +13,10 @@ import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType, LibraryError
-from ...base.checks import NATIVE, scalar_of
-from ...base.device_array import DeviceArray
-from ...base.kernels import kernel
-from ...base.ops import OperationSpec
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import OperationSpec
+from ...base.kit.checks import NATIVE, scalar_of
+from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector

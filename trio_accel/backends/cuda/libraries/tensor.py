@@ -7,11 +7,11 @@ from typing import ClassVar
 import attrs
 from nvmath.bindings import cublas, cutensor
 
-from ...base.checks import INEXACT
-from ...base.device_array import DeviceArray
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, ContractionSpec
-from ...base.product_layouts import Contraction, plan_contraction
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import ArraySpec, ContractionSpec
+from ...base.kit.checks import INEXACT
+from ...base.kit.kernels import kernel
+from ...base.kit.product_layouts import Contraction, plan_contraction
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
 from . import _cutensor

@@ -16,8 +16,8 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelError, CompilationError, NotSupportedError
-from ...base.code_cache import CodeCache, CompiledCode, code_key, default_code_cache, header_parts
-from ...base.ops import KernelCode, KernelDefinition
+from ...base.contract.ops import KernelCode, KernelDefinition
+from ...base.kit.code_cache import CodeCache, CompiledCode, code_key, default_code_cache, header_parts
 
 if TYPE_CHECKING:
     # To import it takes 0.3 s, which a device that compiles nothing does without.

@@ -14,8 +14,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from ...base import ContextPoisonedError, DeviceInfo, DType, StaleRefError
-from ...base.device_array import DeviceArray
-from ...base.foreign import ForeignArray
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.foreign import ForeignArray
 from ._context import CudaContext
 from ._stream import CudaEvent, CudaStream
 

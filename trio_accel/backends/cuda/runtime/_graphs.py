@@ -12,8 +12,8 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import NotSupportedError
-from ...base.fast_paths import current_fast_paths
-from ...base.launch_cache import Key, LaunchCache
+from ...base.kit.fast_paths import current_fast_paths
+from ...base.kit.launch_cache import Key, LaunchCache
 from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 

@@ -11,7 +11,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelError, BlockMemory, ChunkKeeper
-from ...base.pools import Reclaimer
+from ...base.kit.pools import Reclaimer
 from ._context import CudaContext, CudaMemoryError
 
 __all__ = ["CudaMemory", "DeviceChunk"]

@@ -16,7 +16,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelEvent, Waker
-from ...base.pools import PagePool
+from ...base.kit.pools import PagePool
 from ._context import CudaContext
 
 __all__ = ["EventNotifier", "StatusWord", "StatusWords"]

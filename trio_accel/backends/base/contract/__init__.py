@@ -1,0 +1,1 @@
+"""What a backend implements: protocols, specifications of operations, dtypes, values and errors."""

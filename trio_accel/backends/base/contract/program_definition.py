@@ -1,0 +1,280 @@
+"""Definitions of programs, as text that another process reads; and the trees of their arguments.
+
+A tree is nested dicts, lists and tuples of arrays and plain values, as text and a list of the arrays.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+
+from ....actors import Backoff, Intensity
+from .dtypes import DType
+from .ops import ArraySpec
+
+__all__ = [
+    "MOST_PACKED", "MOST_TEXT", "ProgramDefinition", "Tree", "build", "flatten", "packed_of", "text_of",
+    "tree_of", "values_of",
+]  # fmt: skip
+
+Tree: TypeAlias = Any
+"""Plain values stand for themselves; a list begins with a tag that names its kind."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_MOST_DEPTH = 32
+_ARRAY, _LIST, _TUPLE, _DICT, _COMPLEX, _BYTES, _PACKED = "altdcbp"
+_SEQUENCES = {list: _LIST, tuple: _TUPLE}
+# What `marshal` writes and reads as it is: of exactly these types.
+_VALUES = _PLAIN | {complex, bytes}
+_NESTED = frozenset({list, tuple, dict})
+# To walk over so few values takes no longer than to look at all of them.
+_FEW = 16
+
+
+def flatten(
+    where: str,
+    value: object,
+    leaf: Callable[[str, Any], int | None],
+    packed: list[object] | None = None,
+    *,
+    depth: int = 0,
+) -> Tree:
+    """Make a tree of a value.
+
+    Args:
+        where: Its name in errors, such as ``"encode: batch['ids']"``.
+        value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
+            and tuples of these.
+        leaf: Called with the place and the value of arrays and of all other types; returns the
+            number of the array, or None if it is none.
+        packed: Gets collections that have many values, and no arrays: they are walked over in C alone. None
+            to put all values into the tree.
+        depth: How deep it is nested; -1 for one whose values are packed one by one.
+
+    Raises:
+        TypeError: It holds something else.
+        ValueError: It is nested too deeply.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"{where[:200]}: nested more than {_MOST_DEPTH} deep")
+    if packed is not None and depth >= 0 and kind in _NESTED and _is_packed(where, value):
+        packed.append(value)
+        return [_PACKED, len(packed) - 1]
+    if kind in _SEQUENCES:
+        items = enumerate(cast("Sequence[object]", value))
+        nested = [flatten(f"{where}[{index}]", item, leaf, packed, depth=depth + 1) for index, item in items]
+        return [_SEQUENCES[cast("type[list[object]]", kind)], *nested]
+    if isinstance(value, Mapping):
+        return [_DICT, *_items(where, cast("Mapping[object, object]", value), leaf, packed, depth)]
+    number = leaf(where, value)
+    return _tagged(where, value) if number is None else [_ARRAY, number]
+
+
+def _is_packed(where: str, value: Any) -> bool:
+    """Tell whether a collection has many values, all of which `marshal` writes.
+
+    No step of Python is one for each value.
+
+    Raises:
+        ValueError: There are more than any call takes.
+    """
+    level, count = [value], 0
+    for _ in range(_MOST_DEPTH):
+        kinds = frozenset(map(type, level))
+        if kinds <= _VALUES:
+            return count > _FEW
+        if not kinds <= _VALUES | _NESTED:
+            return False
+        if dict in kinds:
+            dicts: list[dict[Any, Any]] = [one for one in level if type(one) is dict]
+            if not {str}.issuperset(map(type, chain.from_iterable(dicts))):
+                return False
+            level = [one for one in level if type(one) is not dict] + [one.values() for one in dicts]
+            kinds = frozenset(map(type, level))
+        if kinds & _VALUES:
+            level = [one for one in level if type(one) not in _VALUES]
+        count += sum(map(len, level))
+        if count > MOST_PACKED:
+            told = f"more than {MOST_PACKED} values; hand large values over as arrays"
+            raise ValueError(f"{where[:200]}: {told}")
+        level = list(chain.from_iterable(level))
+    return False
+
+
+def _tagged(where: str, value: object) -> Tree:
+    """Return the tree of a plain value that JSON does not have."""
+    if isinstance(value, (complex, np.complexfloating)):
+        number = complex(cast("complex", value))
+        return [_COMPLEX, number.real, number.imag]
+    if isinstance(value, (bytes, bytearray)):
+        return [_BYTES, base64.b64encode(value).decode()]
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return cast("Any", value).item()
+    raise TypeError(
+        f"{where} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _items(
+    where: str,
+    value: Mapping[object, object],
+    leaf: Callable[[str, Any], int | None],
+    packed: list[object] | None,
+    depth: int,
+) -> list[Tree]:
+    items: list[Tree] = []
+    for key, item in value.items():
+        if type(key) is not str:
+            raise TypeError(f"{where}: the keys of a dict must be strings, got {key!r}")
+        items.append([key, flatten(f"{where}[{key!r}]", item, leaf, packed, depth=depth + 1)])
+    return items
+
+
+def build(tree: Tree, arrays: Sequence[object], packed: Sequence[object] = ()) -> Any:
+    """Make the value of a tree.
+
+    Args:
+        tree: From `flatten`.
+        arrays: The arrays by their numbers.
+        packed: What was packed, likewise.
+    """
+    if type(tree) is not list:
+        return tree
+    tag, *items = cast("Sequence[Any]", tree)
+    if tag in (_ARRAY, _PACKED):
+        return (arrays if tag == _ARRAY else packed)[items[0]]
+    if tag == _DICT:
+        return {key: item if type(item) is not list else build(item, arrays, packed) for key, item in items}
+    if tag == _COMPLEX:
+        return complex(*items)
+    if tag == _BYTES:
+        return base64.b64decode(items[0])
+    # Most are plain values, for which a call each would take most of the time.
+    values = [item if type(item) is not list else build(item, arrays, packed) for item in items]
+    return values if tag == _LIST else tuple(values)
+
+
+def text_of(tree: Tree) -> str:
+    """Return a tree as text; NaN and infinities too."""
+    return _encode(tree)
+
+
+def tree_of(text: str) -> Tree:
+    """Return the tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
+    return _known(text) if len(text) <= _MOST_KNOWN else json.loads(text)
+
+
+def packed_of(values: list[object]) -> bytes:
+    """Return packed values as bytes: an application writes them, and a worker reads them."""
+    # The older version keeps no track of objects that are in several places: each is written again.
+    return marshal.dumps(values, 2) if values else b""
+
+
+def values_of(packed: bytes) -> list[object]:
+    """Return the values of `packed_of`; other ones at each call."""
+    return cast("list[object]", marshal.loads(packed)) if packed else []  # noqa: S302  # of the application
+
+
+# Longer ones are not kept to be read once only.
+_MOST_KNOWN = 1 << 12
+_known = lru_cache(1024)(json.loads)
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+MOST_TEXT = 1 << 20
+"""The most characters of a definition, and of the arguments of a call."""
+
+MOST_PACKED = 1 << 23
+"""The most bytes, and values, of packed arguments of a call."""
+
+
+@attrs.frozen(kw_only=True)
+class ProgramDefinition:
+    """Definition of a program.
+
+    Attributes:
+        name: Its name in the tree.
+        number: Tells programs of one name apart that were opened one after the other.
+        target: Import path of its class or function, ``"package.module:Class"``.
+        arguments: Tree of the constructor's arguments: a tuple and a dict. None for a function.
+        arrays: The arrays among them.
+        updated: Numbers of those that a method may change.
+        intensity: How often it may be restarted; None for the device's.
+        backoff: Waiting before a restart; None for the device's.
+        refuses_all: Whether each error of a call is its asker's own, and restarts nothing.
+    """
+
+    name: str
+    number: int
+    target: str
+    arguments: Tree
+    arrays: tuple[ArraySpec, ...]
+    updated: frozenset[int]
+    intensity: Intensity | None
+    backoff: Backoff | None
+    refuses_all: bool = False
+
+    def encode(self) -> str:
+        """Write it as a text: its name, then the rest; the name ends at the first space behind it.
+
+        Raises:
+            ValueError: It is too long.
+        """
+        arrays = [
+            (
+                int(array.block),
+                int(array.offset),
+                array.dtype.value,
+                _whole(array.shape),
+                _whole(array.strides),
+            )
+            for array in self.arrays
+        ]
+        intensity = None if self.intensity is None else attrs.asdict(self.intensity)
+        backoff = None if self.backoff is None else attrs.asdict(self.backoff)
+        rest: list[Any] = [self.number, self.target, self.arguments, arrays, sorted(self.updated)]
+        text = json.dumps(
+            [*rest, intensity, backoff, self.refuses_all], separators=(",", ":"), ensure_ascii=False
+        )
+        if len(text) > MOST_TEXT:
+            raise ValueError(
+                f"program {self.name!r}: its arguments are {len(text)} characters as text, at most "
+                f"{MOST_TEXT} are allowed; hand large values over as arrays"
+            )
+        return f"{self.name} {text}"
+
+    @classmethod
+    def decode(cls, text: str) -> ProgramDefinition:
+        """Read what `encode` made."""
+        name, _, rest = text.partition(" ")
+        number, target, arguments, arrays, updated, intensity, backoff, refuses_all = json.loads(rest)
+        return cls(
+            name=name,
+            number=number,
+            target=target,
+            arguments=arguments,
+            arrays=tuple(
+                ArraySpec(block, offset, DType(dtype), tuple(shape), tuple(strides))
+                for block, offset, dtype, shape, strides in arrays
+            ),
+            updated=frozenset(updated),
+            intensity=None if intensity is None else Intensity(**intensity),
+            backoff=None if backoff is None else Backoff(**backoff),
+            refuses_all=refuses_all,
+        )
+
+
+def _whole(numbers: tuple[int, ...]) -> list[int]:
+    return [int(number) for number in numbers]

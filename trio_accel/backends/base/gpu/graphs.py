@@ -1,0 +1,377 @@
+"""Graphs on any backend: how a chain of operations is replayed, and on a GPU captured and launched as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+import attrs
+
+from ..contract.errors import AccelError, NotSupportedError
+from ..contract.ops import (
+    ArraySpec,
+    BranchSpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    LoopSpec,
+    OperationSpec,
+    graph_recipe,
+)
+from ..contract.protocols import AccelStream, InThread
+from ..kit.launch_cache import GraphCall, Key, LaunchCache
+from .library import EnqueuingLibrary
+
+__all__ = ["CHAINS", "Chain", "ChainLibrary", "ChainSpec", "Works", "bound_nodes", "replay", "run_works"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+ChainSpec: TypeAlias = "GraphSpec | BranchSpec | LoopSpec"
+Works: TypeAlias = Sequence[tuple[str, Callable[[], object]]]
+"""Names of the operations of a chain, and what runs each, perhaps more than once."""
+
+CHAINS = (GraphSpec, BranchSpec, LoopSpec)
+"""Specifications that hold a recipe."""
+
+# Of all chains of a library, each at the addresses of one replay.
+_MOST = 64
+_MOST_DUE = 1024
+
+
+def bound_nodes(spec: ChainSpec) -> list[tuple[GraphNode, OperationSpec]]:
+    """Take the operations of a recipe, each with its specification for the arrays of this replay."""
+    recipe = graph_recipe(spec.recipe)
+    return list(zip(recipe.nodes, recipe.bind(spec.arrays), strict=True))
+
+
+def replay(spec: ChainSpec, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
+    """Run the operations of a chain one after the other, or those that its condition chooses.
+
+    Args:
+        spec: The chain.
+        works: Its operations.
+        read: Reads the condition as it is now.
+        count: Notes how many turns a loop had.
+
+    Raises:
+        AccelError: An operation failed; see `run_works`.
+    """
+    if isinstance(spec, BranchSpec):
+        number = spec.chosen(read())
+        if 0 <= number < len(works):
+            run_works(works, [number])
+    elif isinstance(spec, LoopSpec):
+        turns = 0
+        while turns < spec.limit and read():
+            run_works(works)
+            turns += 1
+        count(turns)
+    else:
+        run_works(works)
+
+
+def run_works(works: Works, numbers: Sequence[int] | None = None) -> None:
+    """Run operations of a chain one after the other: all, or those of certain numbers.
+
+    Raises:
+        AccelError: One failed; the message begins with its number and its name.
+    """
+    for number in range(len(works)) if numbers is None else numbers:
+        name, work = works[number]
+        try:
+            work()
+        except AccelError as error:
+            error.message = f"node {number} of the graph, {name}: {error.message}"
+            raise
+
+
+@attrs.frozen(eq=False)
+class Chain:
+    """The plan of a graph.
+
+    Attributes:
+        recipe: Its operations.
+        call: By which its captured graphs are known.
+        is_captured: Whether all of it can be captured.
+        is_blocking: Whether one of them blocks when it is enqueued: a condition is read by the host then.
+        has_conditions: Whether parts of it run on conditions.
+        due: Where it is to be captured before it is launched the next time, with the bytes of workspace that
+            it needs.
+    """
+
+    recipe: GraphRecipe
+    call: GraphCall
+    is_captured: bool
+    is_blocking: bool
+    has_conditions: bool
+    due: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
+
+
+class ChainLibrary(EnqueuingLibrary[Any, Any]):
+    """Replay of chains by libraries of its own: at first one operation after the other.
+
+    Base of the library of graphs of a GPU, before the base of that backend's libraries. Once a chain has run
+    some times at the same addresses, it is captured, in a thread. From then on it is launched as a graph. By
+    then everything that it needs is loaded.
+
+    Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
+    the host waits for the condition and reads it, in a thread.
+
+    A vendor's library overrides the methods that raise `NotImplementedError` here. Its streams say by
+    `is_capturing` whether what is enqueued there becomes part of a graph.
+    """
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self._libraries: dict[str, Any] = {self.name: self}
+        # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
+        self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
+        self._cache.most = _MOST
+        # How many operations were enqueued.
+        self._enqueued = 0
+        # The last question for a key, and the key.
+        self._found: tuple[ChainSpec | None, int, Any, Key | None] = (None, 0, None, None)
+        # The stream of the last launch.
+        self._stream: Any = None
+
+    def _open(self, name: str) -> Any:
+        """Open a library of the backend, for this one alone; blocks."""
+        return self._device.open_library(name)
+
+    def _address(self, array: ArraySpec) -> int:
+        """Return the place of an array; KeyError where its block has no memory yet."""
+        return int(self._device.address(array))
+
+    def _freed(self) -> int:
+        """Tell how often memory was freed: as long as nothing is, every block is where it was."""
+        return int(self._device.blocks.freed)
+
+    def _failure(self) -> Exception | None:
+        """Tell why the context is lost, if it is."""
+        self._device.context.look()
+        failure: Exception | None = self._device.context.failure()
+        return failure
+
+    def _workspace(self, stream: Any) -> int:
+        """Return the bytes of workspace that operations on a stream have had."""
+        return int(self._device.arena.place(stream)[1])
+
+    def _make_graph(
+        self, stream: Any, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
+    ) -> Any:
+        """Capture the work that a function enqueues, to be launched on a stream; blocks."""
+        raise NotImplementedError
+
+    def _is_in_place(self, graph: Any) -> bool:
+        """Tell whether a graph uses workspace that is there: another chain may have needed more since."""
+        raise NotImplementedError
+
+    def _launch_graph(self, graph: Any) -> bool:
+        """Launch a graph; returns False where the driver refuses it."""
+        raise NotImplementedError
+
+    def _discard(self, graph: Any) -> None:
+        """Give a graph back."""
+        raise NotImplementedError
+
+    def _capture_parts(self, spec: BranchSpec | LoopSpec, works: Works, stream: Any) -> None:
+        """Capture the parts that run on a condition, which the device reads by itself."""
+        raise NotImplementedError
+
+    def _read(self, condition: ArraySpec, stream: Any) -> int:
+        """Wait for a stream, and read a condition; blocks."""
+        raise NotImplementedError
+
+    def _write(self, count: ArraySpec, stream: Any, turns: int) -> None:
+        """Enqueue that a count of turns is written."""
+        self._device.arrays.fill(stream, self._device.at(count), turns)
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
+        on: Any = stream
+        if not isinstance(spec, CHAINS) or type(stream) is not self.streams:
+            super().enqueue(spec, stream)
+        elif on.is_closed or self._device.context.is_lost or not self.launch_chain(spec, on):
+            chain: Chain | None = self._find_plan(spec)
+            # In a thread of the engine, the device may be closed meanwhile.
+            with on.in_use() if chain is not None and chain.is_blocking else nullcontext():
+                super().enqueue(spec, stream)
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Open the libraries of a chain, and prepare its operations; later on capture it."""
+        prepare = super().prepare(spec)
+        if prepare is not None:
+            # The first use of a library opens it, which may block.
+            return InThread(prepare)
+        chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
+        if chain is None:
+            return None
+        capture = self._prepare_capture(chain, spec) if chain.due else None
+        if chain.is_blocking and (capture is not None or not self._is_cached(chain, spec)):
+            return InThread(capture)
+        return capture
+
+    def _is_cached(self, chain: Chain, spec: Any) -> bool:
+        """Tell whether a chain will be launched as a graph."""
+        try:
+            entry = self._cache.entries.get(self._key(chain, spec, self._stream))
+        except KeyError:
+            return False
+        return entry is not None and self._is_in_place(entry.value)
+
+    def _prepare_capture(self, chain: Chain, spec: Any) -> Callable[[], None] | None:
+        try:
+            key = self._key(chain, spec, self._stream)
+        except KeyError:
+            # Its outputs have no memory yet.
+            return None
+        if key not in chain.due or not self._cache.has_room():
+            return None
+        return partial(self._in_context, self._capture, key, chain, spec)
+
+    def plan_chain(self, spec: ChainSpec, device: object) -> Chain:
+        """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
+
+        Raises:
+            NotSupportedError: A library has no such operation.
+        """
+        has_conditions = not isinstance(spec, GraphSpec)
+        is_captured, is_blocking = True, has_conditions
+        for node, bound in bound_nodes(spec):
+            library = self._library(node.library)
+            if bound.operation not in library.operations:
+                raise NotSupportedError(
+                    f"{node.operation}: the {self.backend.upper()} backend's library {node.library!r} has no "
+                    f"{type(bound).__name__}",
+                    backend=self.backend,
+                )
+            if isinstance(bound, CHAINS):
+                part = self._chain_of(bound)
+                is_captured, is_blocking = is_captured and part.is_captured, is_blocking or part.is_blocking
+                has_conditions = has_conditions or part.has_conditions
+                continue
+            is_captured = is_captured and library.captures(bound)
+            while (prepare := library.prepare(bound)) is not None:
+                prepare()
+                if isinstance(prepare, InThread):
+                    is_captured, is_blocking = False, True
+                    break
+        return Chain(graph_recipe(spec.recipe), GraphCall(self), is_captured, is_blocking, has_conditions)
+
+    def _chain_of(self, spec: ChainSpec) -> Chain:
+        """Return the plan of a chain in another one; it is made anew if it has made way."""
+        found: Chain | None = self._find_plan(spec)
+        made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
+        return made
+
+    def _library(self, name: str) -> Any:
+        library = self._libraries.get(name)
+        if library is None:
+            library = self._libraries[name] = self._open(name)
+        return library
+
+    def launch_chain(self, spec: ChainSpec, stream: Any) -> bool:
+        """Launch the captured graph of a chain, if there is one; no context need be current for that.
+
+        Returns False where the chain is to be enqueued one by one, with its kernel.
+        """
+        self._stream = stream
+        chain: Chain | None = self._find_plan(spec)
+        if chain is None:
+            return False
+        key = self._key(chain, spec, stream)
+        entry = self._cache.entries.get(key)
+        if entry is None:
+            return False
+        if not self._is_in_place(entry.value):
+            self._cache.remove(key)
+            return False
+        entry.last = stream.launched
+        if self._launch_graph(entry.value):
+            self._plans.note_launch(chain)
+            return True
+        chain.call.refuse(key)
+        self._cache.remove(key)
+        return False
+
+    def run_chain(self, spec: ChainSpec, chain: Chain, stream: Any) -> None:
+        """Enqueue a chain one by one, and note it where it is to be captured the next time."""
+        before = self._enqueued
+        try:
+            self._enqueue_chain(spec, stream)
+        except Exception as error:
+            if self._enqueued == before or stream.is_capturing or self._failure() is not None:
+                raise
+            # The operations that were enqueued before the refusal run, and their memory is in use.
+            stream.after(partial(_raise, error))
+            return
+        if chain.is_captured and not stream.is_capturing:
+            key = self._key(chain, spec, stream)
+            if not chain.call.is_refused(key) and self._cache.is_due(key):
+                if len(chain.due) >= _MOST_DUE:
+                    chain.due.clear()
+                chain.due[key] = self._workspace(stream)
+
+    def _enqueue_chain(self, spec: ChainSpec, stream: Any) -> None:
+        """Enqueue the operations of a chain, one after the other, or those that its condition chooses."""
+        works = [
+            (node.operation, partial(self._enqueue_node, node, bound, stream))
+            for node, bound in bound_nodes(spec)
+        ]
+        if stream.is_capturing and not isinstance(spec, GraphSpec):
+            self._capture_parts(spec, works, stream)
+            return
+        condition: Any = getattr(spec, "condition", None)
+        count: Any = getattr(spec, "count", None)
+        replay(spec, works, partial(self._read, condition, stream), partial(self._write, count, stream))
+
+    def _enqueue_node(self, node: GraphNode, bound: OperationSpec, stream: Any) -> None:
+        if isinstance(bound, CHAINS):
+            # The needs of its operations are prepared with its plan, which may have made way meanwhile.
+            self._chain_of(bound)
+            self._enqueue_chain(bound, stream)
+        else:
+            self._library(node.library).enqueue(bound, stream)
+            self._enqueued += 1
+
+    def _key(self, chain: Chain, spec: ChainSpec, stream: Any) -> Key:
+        freed = self._freed()
+        at, when, where, key = self._found
+        if at is not spec or when != freed or where is not stream or key is None:
+            key = chain.call, stream, *[self._address(array) for array in spec.arrays]
+            self._found = spec, freed, stream, key
+        return key
+
+    def _capture(self, key: Key, chain: Chain, spec: ChainSpec) -> None:
+        """Capture a chain at the addresses of a key; without a graph it goes on as before."""
+        workspace, launching = chain.due.pop(key, 0), key[1]
+        try:
+            enqueue = partial(self._enqueue_chain, spec)
+            graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
+        except Exception as error:
+            # Also of a vendor's library: its refusal of a call that it would not capture is no crash of it.
+            failure = self._failure()
+            if failure is not None:
+                raise failure from error
+            chain.call.refuse(key)
+            self._cache.forget(key)
+            _logger.info(
+                "a graph of %d operations is replayed one by one: %s", len(chain.recipe.nodes), error
+            )
+            return
+        self._cache.store(key, graph, launching.launched)
+
+    def _close_libraries(self) -> None:
+        """Throw all graphs away, and close what was opened for them."""
+        self._cache.clear()
+        for name, library in self._libraries.items():
+            if name != self.name:
+                library.close()
+        self._libraries.clear()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

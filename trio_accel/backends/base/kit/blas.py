@@ -1,0 +1,291 @@
+"""How operations on matrices are put to a BLAS: the same on all backends.
+
+A BLAS knows matrices by columns. An operation whose result is stored by rows is computed as its transpose:
+sides and triangles change, letters do not. A matrix that is stored the other way than the result is read by
+the letter of its transpose. It is copied only where no letter says that, or where it has gaps within rows and
+columns (D109).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..contract.ops import ArraySpec, OperationSpec, Side, contiguous_strides
+
+__all__ = ["Factor", "Matrix", "Plan", "Routine", "leading", "plan_routine"]
+
+_ACROSS = {"N": "T", "T": "N"}
+_OPPOSITE: Mapping[Side, Side] = {"L": "R", "R": "L"}
+
+
+def leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
+    """Count the elements from one line of `length` to the next; None for any other layout."""
+    if length > 1 and within != itemsize:
+        return None
+    if count <= 1:
+        return max(length, 1)
+    return step // itemsize if step >= length * itemsize and step % itemsize == 0 else None
+
+
+@attrs.frozen
+class Factor:
+    """A number that is handed over at the call.
+
+    Attributes:
+        field: The field of the specification that holds it.
+        is_conjugated: Whether its conjugate is meant.
+    """
+
+    field: str
+    is_conjugated: bool = False
+
+    def of(self, spec: OperationSpec) -> complex:
+        """Return the number."""
+        number: complex = getattr(spec, self.field)
+        return number.conjugate() if self.is_conjugated else number
+
+
+@attrs.frozen
+class Matrix:
+    """A matrix as a routine sees it, whose address is handed over at the call.
+
+    Attributes:
+        field: The field of the specification that holds it.
+        shape: Rows and columns.
+        strides: Bytes from one row to the next, and from one column to the next.
+        itemsize: Bytes of an element.
+        is_turned: Whether it is the transpose of what the field holds.
+    """
+
+    field: str
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    itemsize: int
+    is_turned: bool = False
+
+    @property
+    def turned(self) -> Matrix:
+        """The transpose."""
+        (rows, columns), (down, across) = self.shape, self.strides
+        return Matrix(self.field, (columns, rows), (across, down), self.itemsize, not self.is_turned)
+
+    @property
+    def is_by_columns(self) -> bool:
+        """Whether a BLAS can take it as it is."""
+        return 0 in self.shape or self._leading() is not None
+
+    @property
+    def is_across(self) -> bool:
+        """Whether a BLAS can take its transpose only."""
+        return not self.is_by_columns and self.turned.is_by_columns
+
+    @property
+    def lead(self) -> int:
+        """Elements from one column to the next, of a matrix by columns."""
+        return max(self._leading() or 0, self.shape[0], 1)
+
+    def _leading(self) -> int | None:
+        (rows, columns), (down, across) = self.shape, self.strides
+        return leading(columns, rows, across, down, self.itemsize)
+
+
+@attrs.frozen
+class Routine:
+    """A call of the BLAS.
+
+    Attributes:
+        name: Its name, without the letter of the type.
+        arguments: Letters, sizes, factors and matrices, in the order of the BLAS.
+    """
+
+    name: str
+    arguments: tuple[str | int | Factor | Matrix, ...]
+
+
+@attrs.define(eq=False)
+class Plan:
+    """How the operations of one plan key are run.
+
+    Attributes:
+        is_complex: Whether elements have an imaginary part.
+        stack: Extents of the stack of the result.
+        routine: Name of the routine for each matrix of the stack; None where the result is empty.
+        plain: Name of the routine where alpha is 1, if that is another one.
+        copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
+        steps: By field, bytes from one matrix to the next along each axis of the stack.
+    """
+
+    is_complex: bool
+    stack: tuple[int, ...] = ()
+    routine: Routine | None = None
+    plain: Routine | None = None
+    copies: dict[str, Literal["C", "F"]] = attrs.field(factory=dict[str, Literal["C", "F"]])
+    steps: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
+    _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
+
+    def routine_for(self, spec: OperationSpec) -> Routine | None:
+        """Return the name of the routine for an operation."""
+        return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
+
+    def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+        """Yield the addresses for each call, given those of the arrays."""
+        lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
+        for places in zip(*lists.values(), strict=True):
+            yield dict(zip(lists, places, strict=True))
+
+    def addresses(self, field: str, first: int) -> npt.NDArray[np.uint64]:
+        """Return the addresses of a field's matrices, in the order of the stack, given the first one."""
+        steps = zip(self.stack, self.steps[field], strict=True)
+        found = np.array(first, np.uint64)
+        for extent, step in steps:
+            found = np.add.outer(found, (np.arange(extent) * step).astype(np.uint64))
+        return found.ravel()
+
+    def operand(self, field: str, array: ArraySpec) -> Matrix:
+        """Return the layout of a matrix; of a stack, that of the first one."""
+        self._shapes[field] = array.shape
+        self._step(field, array.strides)
+        (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]
+        return Matrix(field, (rows, columns), (down, along), array.dtype.itemsize)
+
+    def result(self, field: str, array: ArraySpec) -> Matrix:
+        """Return a matrix that is changed, or its copy by rows."""
+        matrix = self.operand(field, array)
+        if not matrix.is_by_columns and not matrix.is_across:
+            return self._copied(matrix.turned).turned
+        return matrix
+
+    def seen(self, matrix: Matrix, op: str) -> tuple[Matrix, str, bool]:
+        """An operand by columns, the letter that makes of it what is wanted, and whether it was turned."""
+        if op == "C" and not self.is_complex:
+            op = "T"
+        if op == "C" or not matrix.is_across:
+            return self.by_columns(matrix), op, False
+        return matrix.turned, _ACROSS[op], True
+
+    def by_columns(self, matrix: Matrix) -> Matrix:
+        """Return an operand by columns, or its copy."""
+        return matrix if matrix.is_by_columns else self._copied(matrix)
+
+    def _copied(self, matrix: Matrix) -> Matrix:
+        field, size = matrix.field, matrix.itemsize
+        self.copies[field] = "C" if matrix.is_turned else "F"
+        self._step(field, contiguous_strides(self._shapes[field], size))
+        return attrs.evolve(matrix, strides=(size, matrix.shape[0] * size))
+
+    def _step(self, field: str, strides: tuple[int, ...]) -> None:
+        shape = self._shapes[field][:-2]
+        # A matrix that serves several results stays where it is.
+        steps = [0 if extent == 1 else step for extent, step in zip(shape, strides, strict=False)]
+        self.steps[field] = (0,) * (len(self.stack) - len(steps)) + tuple(steps)
+
+
+def plan_routine(spec: Any) -> Plan:
+    """Find the call for an operation, one of those of `linalg` that the table below names."""
+    (result,) = spec.outputs()
+    plan = Plan(result.dtype.kind == "complex", result.shape[:-2])
+    if result.size:
+        _PLANNERS[spec.operation](plan, spec)
+    return plan
+
+
+def _plan_gemm(plan: Plan, spec: Any) -> None:
+    a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
+    op_a, op_b = spec.trans_a, spec.trans_b
+    if _is_by_rows(c, like=a):
+        a, b, c, op_a, op_b = b.turned, a.turned, c.turned, op_b, op_a
+    a, of_a, _ = plan.seen(a, op_a)
+    b, of_b, _ = plan.seen(b, op_b)
+    (m, n), k = c.shape, a.shape[1 if of_a == "N" else 0]
+    # A product with a vector has a routine of its own, which does not conjugate the vector.
+    if n == 1 and k and of_b != "C":
+        step = 1 if of_b == "N" else b.lead
+        plan.routine = Routine("gemv", (of_a, *a.shape, _ALPHA, a, a.lead, b, step, _BETA, c, 1))
+    elif m == 1 and k and "C" not in (of_a, of_b):
+        step = 1 if of_a == "T" else a.lead
+        arguments = _ACROSS[of_b], *b.shape, _ALPHA, b, b.lead, a, step, _BETA, c, c.lead
+        plan.routine = Routine("gemv", arguments)
+    else:
+        sources = a, a.lead, b, b.lead
+        plan.routine = Routine("gemm", (of_a, of_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
+
+
+def _plan_symm(plan: Plan, spec: Any) -> None:
+    a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
+    side, lower, kind = spec.side, spec.lower, _kind(plan, spec)
+    if _is_by_rows(c, like=a):
+        a, b, c, side, lower = a.turned, b.turned, c.turned, _OPPOSITE[side], not lower
+    # The transpose of a Hermitian matrix is another one.
+    a, _, is_turned = plan.seen(a, "N" if kind == "sy" else "C")
+    b, uplo, (m, n) = plan.by_columns(b), _uplo(lower != is_turned), c.shape
+    if side == "L" and n == 1:
+        plan.routine = Routine(f"{kind}mv", (uplo, m, _ALPHA, a, a.lead, b, 1, _BETA, c, 1))
+    elif side == "R" and m == 1 and kind == "sy":
+        plan.routine = Routine("symv", (uplo, n, _ALPHA, a, a.lead, b, b.lead, _BETA, c, c.lead))
+    else:
+        arguments = side, uplo, m, n, _ALPHA, a, a.lead, b, b.lead, _BETA, c, c.lead
+        plan.routine = Routine(f"{kind}mm", arguments)
+
+
+def _plan_syrk(plan: Plan, spec: Any) -> None:
+    operands = [plan.operand(name, getattr(spec, name)) for name in ("a", "b") if hasattr(spec, name)]
+    c, kind, is_plain, lower = plan.result("c", spec.c), _kind(plan, spec), spec.trans == "N", spec.lower
+    is_by_rows = _is_by_rows(c, like=operands[0])
+    if is_by_rows:
+        c, operands = c.turned, [operand.turned for operand in operands]
+        is_plain, lower = not is_plain, not lower
+    if kind == "sy" and all(operand.is_across for operand in operands):
+        is_plain, operands = not is_plain, [operand.turned for operand in operands]
+    operands = [plan.by_columns(operand) for operand in operands]
+    n, k = operands[0].shape if is_plain else operands[0].shape[::-1]
+    trans = "N" if is_plain else "C" if kind == "he" else "T"
+    # The transpose of a Hermitian matrix is its conjugate.
+    alpha = Factor("alpha", is_conjugated=is_by_rows and kind == "he")
+    sources = [argument for operand in operands for argument in (operand, operand.lead)]
+    name = f"{kind}rk" if len(operands) == 1 else f"{kind}r2k"
+    plan.routine = Routine(name, (_uplo(lower), trans, n, k, alpha, *sources, _BETA, c, c.lead))
+
+
+def _plan_triangular(plan: Plan, spec: Any) -> None:
+    a, x = plan.operand("a", spec.a), plan.result("out", spec.out)
+    side, lower, diagonal = spec.side, spec.lower, "U" if spec.unit_diagonal else "N"
+    name = "trs" if spec.operation == "linalg.trsm" else "trm"
+    if _is_by_rows(x, like=a):
+        a, x, side, lower = a.turned, x.turned, _OPPOSITE[side], not lower
+    a, op, is_turned = plan.seen(a, spec.trans)
+    uplo, (m, n) = _uplo(lower != is_turned), x.shape
+    plan.routine = Routine(f"{name}m", (side, uplo, op, diagonal, m, n, _ALPHA, a, a.lead, x, x.lead))
+    if side == "L" and n == 1:
+        plan.plain = Routine(f"{name}v", (uplo, op, diagonal, m, a, a.lead, x, 1))
+    elif side == "R" and m == 1 and op != "C":
+        plan.plain = Routine(f"{name}v", (uplo, _ACROSS[op], diagonal, n, a, a.lead, x, x.lead))
+
+
+_ALPHA, _BETA = Factor("alpha"), Factor("beta")
+_PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
+    "linalg.gemm": _plan_gemm,
+    "linalg.symm": _plan_symm,
+    "linalg.syrk": _plan_syrk,
+    "linalg.syr2k": _plan_syrk,
+    "linalg.trmm": _plan_triangular,
+    "linalg.trsm": _plan_triangular,
+}
+
+
+def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
+    """Tell whether to take a result by rows; one that is stored both ways is taken as an operand is."""
+    is_either = matrix.is_by_columns and matrix.turned.is_by_columns
+    return not (like if is_either else matrix).is_by_columns
+
+
+def _kind(plan: Plan, spec: Any) -> str:
+    return "he" if spec.hermitian and plan.is_complex else "sy"
+
+
+def _uplo(lower: bool) -> str:
+    return "L" if lower else "U"

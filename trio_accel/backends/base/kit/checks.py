@@ -1,0 +1,129 @@
+"""Checks of libraries before anything is enqueued, in the same words on every backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from ..contract.dtypes import DType
+from ..contract.errors import LibraryError, NotSupportedError
+from ..contract.ops import ArraySpec, OperationSpec
+
+__all__ = [
+    "INEXACT",
+    "INTEGERS",
+    "LOW_PRECISION",
+    "NATIVE",
+    "check_dtype",
+    "check_dtypes",
+    "check_shapes",
+    "check_structure",
+    "scalar_of",
+]
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+NATIVE = (DType.float32, DType.float64, DType.complex64, DType.complex128)
+"""Types that BLAS has, computed in themselves."""
+
+LOW_PRECISION = (DType.float16, DType.bfloat16)
+"""Types that are computed in float32 and rounded once."""
+
+INEXACT = (*LOW_PRECISION, *NATIVE)
+
+INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
+"""Types of whole numbers, computed modulo two to the power of their bits."""
+
+_FAULTS = {
+    1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
+    2: "indptr: its elements must not decrease",
+    3: "indices: a matrix of {columns} columns has them from 0 on",
+    4: "indptr: it must end at the {stored} stored elements",
+}
+
+
+def check_dtype(backend: str, operation: str, dtype: DType, allowed: Collection[DType]) -> None:
+    """Refuse an element type that an operation does not have.
+
+    Raises:
+        NotSupportedError: It is not among the allowed ones.
+    """
+    if dtype not in allowed:
+        names = ", ".join(str(other) for other in allowed)
+        raise NotSupportedError(
+            f"the {backend.upper()} backend has no {operation} for {dtype}; it has {names}", backend=backend
+        )
+
+
+def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[DType, ...]]) -> None:
+    """Refuse an operation for whose dtypes its kernel was not declared.
+
+    Args:
+        backend: Name of the backend.
+        spec: The operation.
+        allowed: The kernel's dtypes; see `DTypes`.
+
+    Raises:
+        NotSupportedError: A dtype is not among these.
+    """
+    for field, dtypes in allowed.items():
+        name = field or next(one.name for one in spec.descriptor().fields if one.is_array)
+        array: ArraySpec | None = getattr(spec, name)
+        if array is not None:
+            operation = _words(spec.operation)
+            check_dtype(backend, f"{operation} with {field}" if field else operation, array.dtype, dtypes)
+
+
+def _words(operation: str) -> str:
+    """Return the last name of an operation in small letters: ``copy_to_host`` of ``...CopyToHostSpec``."""
+    return _CAPITAL.sub("_", operation.rpartition(".")[2].removesuffix("Spec")).lower()
+
+
+def check_shapes(backend: str, library: str, spec: OperationSpec) -> None:
+    """Refuse on a backend what `OperationSpec.check_shapes` refuses.
+
+    Raises:
+        NotSupportedError: Dtypes that do not fit.
+        LibraryError: Shapes that do not fit.
+    """
+    try:
+        spec.check_shapes(library)
+    except TypeError as error:
+        raise NotSupportedError(f"the {backend.upper()} backend: {error}", backend=backend) from error
+    except ValueError as error:
+        raise LibraryError(str(error), library=library, code="invalid_value") from error
+
+
+def check_structure(fault: int, matrix: tuple[int, int], stored: int) -> None:
+    """Refuse a sparse matrix over what was found wrong with its structure.
+
+    Args:
+        fault: 0 for nothing; 1 for row pointers that do not begin at 0, or end beyond what is stored; 2 for
+            decreasing ones; 3 for a column outside; 4 for row pointers that end before what is stored does.
+        matrix: Its rows and columns.
+        stored: How many elements are stored.
+
+    Raises:
+        LibraryError: There is a fault.
+    """
+    if fault:
+        rows, columns = matrix
+        text = _FAULTS[fault].format(rows=rows, more=rows + 1, columns=columns, stored=stored)
+        raise LibraryError(text, library="sparse", code="invalid_value")
+
+
+def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:
+    """Take a factor to the kind of number that a type can hold: an int stays an int.
+
+    Raises:
+        LibraryError: It has an imaginary part and the type has none.
+    """
+    if dtype.kind == "complex":
+        return value
+    if value.imag:
+        raise LibraryError(
+            f"{name}: {value!r} has an imaginary part, {dtype} has none",
+            library=library,
+            code="invalid_value",
+        )
+    return value.real

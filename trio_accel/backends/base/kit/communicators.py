@@ -1,0 +1,218 @@
+"""Communicators of a worker: found by their numbers, waited for with an end, and given up from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+from ..contract.errors import LibraryError
+from ..contract.ops import Waiting
+
+__all__ = ["ABORTED", "MISSING", "NOT_IN_TIME", "Communicator", "Communicators", "Handle"]
+
+MISSING = "NO_COMMUNICATOR"
+"""Code of a `LibraryError`: the worker has no communicator of that number, perhaps as it is new."""
+ABORTED = "ABORTED"
+"""Code of a `LibraryError`: the communicator was given up from outside."""
+NOT_IN_TIME = "NOT_IN_TIME"
+"""Code of a `LibraryError`: others have not come in time."""
+
+# Looks without a pause, before the thread sleeps between two.
+_EAGER = 200
+_PAUSE = 50e-6
+# For a call into the vendor's library to return, before the communicator is given up all the same.
+_LEAVING = 1.0
+# For the vendor's library to give a communicator up, before that counts as stuck.
+_CLOSING = 10.0
+
+
+class Handle(Protocol):
+    """A communicator of a vendor's library that never blocks."""
+
+    def poll(self) -> bool:
+        """Tell whether what was begun is there, or enqueued.
+
+        Raises:
+            LibraryError: It has failed.
+        """
+        ...
+
+    def abort(self) -> None:
+        """End all of it, and what is in flight. Blocks for a while. Called once, from any thread."""
+        ...
+
+
+class Communicator:
+    """One rank of a communicator. One thread works with it, and another one may give it up at any time.
+
+    Args:
+        library: Name of the library, for errors.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._lock = threading.Lock()
+        self._handle: Any = None
+        self._is_aborted = False
+        # What the last kernel tells the watchdog.
+        self._waiting: Waiting | None = None
+
+    def begin(self, make: Callable[[], Handle]) -> None:
+        """Make the handle, unless it was given up before.
+
+        Raises:
+            LibraryError: It was.
+        """
+        with self._entered():
+            self._handle = make()
+
+    @contextmanager
+    def calling(self, waiting: Waiting) -> Generator[None, None, None]:
+        """Tell the watchdog that the calls inside wait for others, until the communicator is given up."""
+        self._waiting = waiting
+        waiting.is_over, waiting.is_calling = self._is_aborted, True
+        try:
+            yield
+        finally:
+            waiting.is_calling = False
+
+    @contextmanager
+    def _entered(self) -> Generator[None, None, None]:
+        with self._lock:
+            self.check()
+            yield
+
+    def check(self) -> None:
+        """Refuse to go on where it was given up.
+
+        Raises:
+            LibraryError: It was.
+        """
+        if self._is_aborted:
+            raise LibraryError(
+                "the communicator was given up, as a rank has failed or a collective was cancelled",
+                library=self._library,
+                code=ABORTED,
+            )
+
+    def call(self, function: Callable[[Any], object]) -> None:
+        """Call something with the handle; it must not block.
+
+        Raises:
+            LibraryError: The communicator was given up; or as the function does.
+        """
+        with self._entered():
+            function(self._handle)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until what was begun is there, or the communicator is given up. Blocks.
+
+        Args:
+            seconds: How long at most.
+
+        Raises:
+            LibraryError: It has failed, was given up, or others have not come in time.
+        """
+        deadline = time.monotonic() + seconds
+        looks = 0
+        while True:
+            with self._entered():
+                if self._handle.poll():
+                    return
+            looks += 1
+            if looks > _EAGER:
+                if time.monotonic() > deadline:
+                    raise LibraryError(
+                        f"other ranks have not come within {seconds:g} s",
+                        library=self._library,
+                        code=NOT_IN_TIME,
+                    )
+                time.sleep(_PAUSE)
+
+    def abort(self) -> None:
+        """Give it up: whatever waits by it ends. Blocks for a while. Any thread; a second time does nothing.
+
+        A thread that works with it does not touch it any more. One that is stuck in a call of the library is
+        given a second to return.
+        """
+        has_lock = self._lock.acquire(timeout=_LEAVING)
+        try:
+            handle, self._handle = self._handle, None
+            self._is_aborted = True
+        finally:
+            if has_lock:
+                self._lock.release()
+        if self._waiting is not None:
+            # What does not end now is stuck.
+            self._waiting.is_over = True
+        if handle is not None:
+            handle.abort()
+
+
+class Communicators:
+    """Those of a process, by the application's numbers. A worker has one device, and so one rank of each.
+
+    Args:
+        library: Name of the library, for errors.
+
+    Attributes:
+        most: How many numbers are remembered that were given up.
+    """
+
+    most: ClassVar[int] = 1024
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._open: dict[int, Communicator] = {}
+        # Also those that were given up before they were to be opened.
+        self._closed: dict[int, None] = {}
+        self._lock = threading.Lock()
+
+    def new(self, number: int) -> Communicator:
+        """Enter a communicator, which can be given up from now on.
+
+        Raises:
+            LibraryError: It was given up before.
+        """
+        made = Communicator(self._library)
+        with self._lock:
+            if number in self._closed:
+                made.abort()
+            else:
+                self._open[number] = made
+        made.check()
+        return made
+
+    def find(self, number: int) -> Communicator:
+        """Return a communicator.
+
+        Raises:
+            LibraryError: There is none, or it was given up.
+        """
+        found = self._open.get(number)
+        if found is None:
+            code = ABORTED if number in self._closed else MISSING
+            raise LibraryError(f"there is no communicator {number} here", library=self._library, code=code)
+        found.check()
+        return found
+
+    def close(self, number: int, waiting: Waiting) -> None:
+        """Give a communicator up, also before it is open. Blocks for a while, in which nothing is stuck."""
+        waiting.until = time.monotonic() + _CLOSING
+        waiting.is_calling = True
+        try:
+            self._close(number)
+        finally:
+            waiting.is_calling = False
+
+    def _close(self, number: int) -> None:
+        with self._lock:
+            found = self._open.pop(number, None)
+            self._closed[number] = None
+            if len(self._closed) > self.most:
+                del self._closed[next(iter(self._closed))]
+        if found is not None:
+            found.abort()

@@ -1,0 +1,413 @@
+"""Kernels of a backend: functions that run the operations of one specification class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy.typing as npt
+
+from ..contract.device_array import DeviceArray
+from ..contract.device_info import DeviceInfo
+from ..contract.dtypes import DType
+from ..contract.errors import NotSupportedError
+from ..contract.ops import ArraySpec, OperationSpec, StatusArray
+from ..contract.protocols import AccelStream
+
+if TYPE_CHECKING:
+    # Python 3.13 has the default; the checkers know it for all.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    ArrayT_co = TypeVarWithDefault("ArrayT_co", covariant=True, default=object)
+    PlanT_co = TypeVarWithDefault("PlanT_co", covariant=True, default=object)
+else:
+    ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
+
+__all__ = [
+    "ALLOWED",
+    "DTypes",
+    "DeviceCall",
+    "HostCall",
+    "KernelCall",
+    "KernelDevice",
+    "KernelEntry",
+    "kernel",
+    "kernels_of",
+    "load_module_kernels",
+]
+
+_KERNELS = "_trio_accel_kernels"
+# In the namespace of a module or a class: the kernels that were declared there.
+_TABLE = "__trio_accel_kernels__"
+
+ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
+"""By the names of declared operations, the dtypes that they have; by the names of fields, as `DTypes`."""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+DTypes: TypeAlias = Mapping[str, tuple[DType, ...]]
+"""By the names of fields that hold arrays, the dtypes that a kernel has; ``""`` for the first such field."""
+
+
+class KernelDevice(Protocol):
+    """The open device, as its kernels see it."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Description of the device."""
+        ...
+
+
+class KernelCall(Protocol[ArrayT_co, PlanT_co]):
+    """One launch, as its kernel sees it: ``kernel(spec, call)``.
+
+    A backend that computes where its kernels run gives them arrays: `HostCall`. One that enqueues gives them
+    addresses: `DeviceCall`. Memory of the call is its own until the operation is complete.
+    """
+
+    @property
+    def plan(self) -> PlanT_co:
+        """Result of the kernel's `plan` function; None if it has none."""
+        ...
+
+    @property
+    def device(self) -> KernelDevice:
+        """The open device; ``device.info`` says which."""
+        ...
+
+    @property
+    def stream(self) -> AccelStream:
+        """The stream of the operation."""
+        ...
+
+    def array(self, array: ArraySpec, *, write: bool = True) -> ArrayT_co:
+        """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
+
+        Args:
+            array: The array.
+            write: Whether it may be written to. A NumPy array without that cannot be made writable.
+
+        Raises:
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
+        """
+        ...
+
+    def at(self, array: ArraySpec) -> int:
+        """Return the address of an array's first element; raises as `array` does."""
+        ...
+
+    def workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of memory where the kernel runs; 0 for none.
+
+        Raises:
+            OutOfMemoryError: There is not so much.
+        """
+        ...
+
+    def status(self, words: StatusArray) -> int:
+        """Return the address to write status words to, which are zero now."""
+        ...
+
+
+HostCall: TypeAlias = KernelCall[npt.NDArray[Any], PlanT_co]
+"""A launch where the kernel computes in the thread of the stream, as on the CPU backend: `array` gives a view
+of memory. The parameter is the type of `plan`: ``HostCall[Plan]``."""
+
+
+class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
+    """A launch where the kernel enqueues on the stream, as on CUDA, with the device's context current.
+
+    `array` gives the address and layout. The parameter is the type of `plan`: ``DeviceCall[Plan]``.
+    """
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        ...
+
+    def packed(self, array: ArraySpec, order: Literal["C", "F"] = "C") -> int:
+        """Return the address of an array's elements without gaps: its own, or that of a copy."""
+        ...
+
+    def result(self, array: ArraySpec, order: Literal["C", "F"] = "C", *, is_updated: bool = False) -> int:
+        """Return the address to write an array to, without gaps: its own, or that of workspace.
+
+        Workspace is copied to the array behind the kernel.
+
+        Args:
+            array: The array.
+            order: Order of its matrices there.
+            is_updated: Whether the kernel reads its contents, too.
+        """
+        ...
+
+    def host_workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of host memory; 0 for none."""
+        ...
+
+    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
+        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
+
+        Args:
+            count: How many.
+            judge: Called with the words that the kernel has written, when the operation is complete; an error
+                of it is the error of the operation. It is short. It may be called in a thread of the device.
+        """
+        ...
+
+
+def _prepares(kernel: KernelEntry) -> bool:
+    return kernel.is_blocking or (kernel.plan is not None and not kernel.is_quick)
+
+
+@attrs.frozen
+class KernelEntry:
+    """The kernel of one specification class.
+
+    Attributes:
+        operation: Names the class; see `OperationSpec.operation`.
+        backend: Name of the backend.
+        function: Called as ``function(spec, call)``.
+        plan: Called as ``plan(spec, device)``; None where operations have nothing in common.
+        dtypes: The dtypes that it has; empty for any.
+        is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
+        is_blocking: Whether `function` may take long, so that it is called in a thread.
+        where: File and line, for errors.
+        prepares: Whether there may be anything to do before it is called in place.
+    """
+
+    operation: str
+    backend: str
+    function: Callable[..., object]
+    plan: Callable[..., Any] | None = None
+    dtypes: DTypes = attrs.field(factory=dict[str, tuple[DType, ...]], hash=False)
+    is_quick: bool = False
+    is_blocking: bool = False
+    where: str = attrs.field(default="", eq=False)
+    prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
+
+
+class _Declared(Protocol):
+    """A function as `trio_accel.devices.operation` makes it."""
+
+    @property
+    def spec(self) -> type[OperationSpec]: ...
+
+
+def kernel(
+    *operations: type[OperationSpec] | str | _Declared,
+    backend: str,
+    dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None = None,
+    plan: Callable[..., Any] | None = None,
+    is_quick: bool = False,
+    is_blocking: bool = False,
+) -> Callable[[FunctionT], FunctionT]:
+    """Declare a function as a kernel; a function may be one for several operations and backends.
+
+    The functions of a module are the kernels of the library that has the module's import path as its name.
+    A kernel is called as ``kernel(spec, call)``, and returns None. Where the backend computes in the thread
+    of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
+
+    Args:
+        operations: The operations: declared functions, specification classes, or the
+            `OperationSpec.operation` of some.
+        backend: Name of the backend, such as ``"cpu"``.
+        dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
+            operation with another is refused before it is launched.
+        plan: Called as ``plan(spec, device)``: makes what operations with equal `Descriptor.plan_key` have in
+            common, or refuses them. It may block; it is called off the event loop, and its result, which is
+            not None, is kept.
+        is_quick: Whether `plan` takes no longer than a launch: then it is called in place.
+        is_blocking: Whether the function may wait for the device, or takes long for another reason: then it
+            is called in a thread, and the event loop goes on. For backends that have no thread for each
+            stream.
+
+    Raises:
+        TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
+        ValueError: The operation has a kernel for this backend already, or was declared for other dtypes, or
+            there are no dtypes.
+    """
+    specs = [one if isinstance(one, (str, type)) else one.spec for one in operations]
+    frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where a class or a module is made: only its frame has its names
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    names = [one if isinstance(one, str) else one.operation for one in specs]
+    allowed = [_checked_dtypes(dtypes, one, place) for one in specs]
+
+    def declare(function: FunctionT) -> FunctionT:
+        where = _where(function, place)
+        # In the body of a class.
+        is_method = frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
+        _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
+        if plan is not None:
+            _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
+        for name, has in zip(names, allowed, strict=True):
+            made = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, where)
+            _check_declared(made)
+            if is_method or frame.f_code.co_name == "<module>":
+                _enter(made, frame.f_locals)
+            setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
+        return function
+
+    return declare
+
+
+def _checked_dtypes(
+    dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None,
+    operation: type[OperationSpec] | str,
+    where: str,
+) -> DTypes:
+    if dtypes is None:
+        return {}
+    by_field = cast(
+        "Mapping[str, Collection[DType]]", dtypes if isinstance(dtypes, Mapping) else {"": dtypes}
+    )
+    for field, those in by_field.items():
+        if not those:
+            raise ValueError(
+                f"{where}: dtypes: there are none{field and f' of {field}'}: no operation could run"
+            )
+        for dtype in those:
+            if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
+                raise TypeError(f"{where}: dtypes: {dtype!r} is none of the members of DType")
+        if field and not isinstance(operation, str):
+            arrays = [one.name for one in operation.descriptor().fields if one.is_array]
+            if field not in arrays:
+                found = ", ".join(arrays)
+                raise ValueError(
+                    f"{where}: dtypes: {operation.__qualname__} has no array {field!r}; it has {found}"
+                )
+    return {field: tuple(those) for field, those in by_field.items()}
+
+
+def _where(function: Callable[..., Any], place: str) -> str:
+    code = getattr(function, "__code__", None)
+    return place if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _check_signature(
+    function: Callable[..., Any], names: tuple[str, str], *, is_method: bool, where: str
+) -> None:
+    """Refuse what cannot be called with two arguments, by file and line."""
+    wanted = f"({'self, ' if is_method else ''}{', '.join(names)})"
+    if not callable(function):
+        raise TypeError(f"{where}: a function {wanted} is needed, got {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # A function of an extension may not tell.
+        return
+    try:
+        signature.bind(*([None] * (3 if is_method else 2)))
+    except TypeError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"{where}: {name} must take {wanted}, it takes {signature}") from None
+
+
+def _enter(made: KernelEntry, namespace: dict[str, Any]) -> None:
+    """Note a kernel of a module or a class; refuse a second one for the same operation."""
+    table: dict[tuple[str, str], KernelEntry] = namespace.setdefault(_TABLE, {})
+    key = made.operation, made.backend
+    other = table.get(key)
+    # The same place again is a module that is loaded anew; another file a cell of a notebook.
+    if other is not None and other.where != made.where and _file(other) == _file(made):
+        raise ValueError(_two_kernels(other, made))
+    table[key] = made
+
+
+def _file(kernel: KernelEntry) -> str:
+    return kernel.where.rpartition(":")[0]
+
+
+def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
+    return (
+        f"{second.where}: {first.operation} has two kernels for backend {first.backend!r}: {_name_of(first)} "
+        f"at {first.where}, and {_name_of(second)}"
+    )
+
+
+def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]:
+    """Return the kernels for a backend that a module or a class has, by the names of their operations.
+
+    Raises:
+        ValueError: An operation has two, or one that has no dtype of its declaration.
+    """
+    found: dict[str, KernelEntry] = {}
+    for declared in _declared(names):
+        if declared.backend != backend:
+            continue
+        # Again: backends import no capability, so an operation may have been declared behind its kernel.
+        _check_declared(declared)
+        other = found.setdefault(declared.operation, declared)
+        if other.function is not declared.function:
+            raise ValueError(_two_kernels(other, declared))
+    return found
+
+
+def _check_declared(kernel: KernelEntry) -> None:
+    """Refuse a kernel that no operation of its declaration could run on, by file and line."""
+    for field, wanted in ALLOWED.get(kernel.operation, {}).items():
+        has = kernel.dtypes.get(field, wanted)
+        if not set(has) & set(wanted):
+            raise ValueError(
+                f"{kernel.where}: dtypes: {kernel.operation} is declared for {', '.join(map(str, wanted))}, "
+                f"and {_name_of(kernel)} for backend {kernel.backend!r} has {', '.join(map(str, has))}: no "
+                "operation could run"
+            )
+
+
+def _name_of(kernel: KernelEntry) -> str:
+    return getattr(kernel.function, "__qualname__", repr(kernel.function))
+
+
+def _declared(names: Mapping[str, Any]) -> Iterable[KernelEntry]:
+    # Several functions may have had one name, such as `_`.
+    yield from names.get(_TABLE, {}).values()
+    # Others are imported; a function may be there by several names.
+    for function in {id(value): value for value in names.values()}.values():
+        declared = getattr(function, _KERNELS, ())
+        if isinstance(declared, tuple):
+            yield from declared
+
+
+def load_module_kernels(
+    library: str, backend: str, known: Iterable[str], device: str
+) -> dict[str, KernelEntry]:
+    """Import a module of kernels that has the name of a library; blocks.
+
+    Args:
+        library: Its import path.
+        backend: Name of the backend.
+        known: Libraries that the backend has, for the error.
+        device: Name of the device, for the error.
+
+    Raises:
+        NotSupportedError: There is no such module, or it has no kernel for this backend.
+        ImportError: An import in the module failed.
+    """
+    try:
+        module: ModuleType = importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if library != missing and not library.startswith(f"{missing}."):
+            raise
+        raise NotSupportedError(
+            f"the {backend.upper()} backend has no library {library!r}; it has {', '.join(sorted(known))}, "
+            "and there is no module of this name with kernels",
+            backend=backend,
+            device=device,
+        ) from error
+    kernels = kernels_of(vars(module), backend)
+    if not kernels:
+        raise NotSupportedError(
+            f"module {library!r} has no kernels for backend {backend!r}; "
+            f'declare them with @kernel(Spec, backend="{backend}")',
+            backend=backend,
+            device=device,
+        )
+    return kernels

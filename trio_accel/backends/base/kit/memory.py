@@ -1,0 +1,456 @@
+"""The blocks of one device: their bytes, their places, and the keeper of their chunks."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from ..contract.errors import OutOfMemoryError
+from ..contract.protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
+from .chunks import ALIGNMENT, ChunkAllocator, Placement
+
+__all__ = ["BlockMemory", "ChunkSource", "no_such_block"]
+
+_MOST_SPARES = 64
+
+ChunkT = TypeVar("ChunkT")
+BlockT = TypeVar("BlockT")
+BlockT_co = TypeVar("BlockT_co", covariant=True)
+
+
+# Place of a block: its id in the allocator, its chunk, and bytes from the chunk's start.
+_Place: TypeAlias = tuple[int, int, int]
+
+
+def no_such_block(block: int) -> KeyError:
+    """Make the error for a block that does not exist."""
+    return KeyError(f"block {block} does not exist")
+
+
+class ChunkSource(Protocol[ChunkT, BlockT_co]):
+    """A backend's source of chunks."""
+
+    @property
+    def first(self) -> int:
+        """Bytes of the first chunk."""
+        ...
+
+    @property
+    def keep(self) -> int:
+        """The most bytes of chunks that are kept while they hold no block."""
+        ...
+
+    def make(self, nbytes: int) -> tuple[ChunkT, int]:
+        """Make a chunk of at least `nbytes` for this process alone; returns it and its size.
+
+        Raises:
+            MemoryError: The device has too little left.
+        """
+        ...
+
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[ChunkT, int]:
+        """Make a chunk and hand it to a keeper; returns it and its size.
+
+        Raises:
+            MemoryError: The device has too little left.
+            Exception: The error of the keeper.
+        """
+        ...
+
+    def map(self, nbytes: int, descriptor: int, *, write: bool) -> ChunkT:
+        """Map a chunk of another process; the descriptor stays the caller's."""
+        ...
+
+    def share(self, chunk: ChunkT) -> ChunkT:
+        """Map a chunk of another device of this process, to be read: its memory stays until it is dropped."""
+        ...
+
+    def drop(self, chunk: ChunkT) -> None:
+        """Give a chunk of this process back."""
+
+    def block(self, chunk: ChunkT, offset: int, nbytes: int) -> BlockT_co:
+        """Make the backend's handle of a block, such as an address or an array."""
+        ...
+
+    def available(self) -> int:
+        """Return the bytes that the device has left."""
+        ...
+
+
+class BlockMemory(Generic[ChunkT, BlockT]):
+    """The blocks of one device, and how many bytes they take.
+
+    Blocks are placed in chunks. Empty chunks are kept for later blocks, because memory that is fresh from the
+    system costs more than a search for a place. The engine allocates in Trio's thread; a device is closed in
+    another.
+
+    The place of a freed block is kept as a spare, with the backend's handle, for the next block of its size.
+    The allocator counts spares as taken. It gets all of them back when no gap is large enough for a new
+    block, and when a chunk has no block left. So a program whose results have many sizes finds a place for
+    each of them without a search.
+
+    Args:
+        device: Name of the device.
+        limit: The most bytes that its blocks may take.
+        source: Makes the chunks.
+        keeper: Gets the chunks.
+
+    Attributes:
+        blocks: By id: the backend's handle of the block, its size and its place. Not to be changed from
+            outside.
+        fixed_workspace: Workspace by library that the limit does not concern, in bytes.
+        freed: How often anything was freed: while this is the same, every block is where it was.
+        relieve: Gives idle workspace back; returns whether there was any.
+    """
+
+    def __init__(
+        self, device: str, limit: int, source: ChunkSource[ChunkT, BlockT], keeper: ChunkKeeper | None = None
+    ) -> None:
+        self._device = device
+        self._limit = limit
+        self._source = source
+        self._keeper = keeper
+        self._used = 0
+        self._peak = 0
+        self._workspace = 0
+        self.fixed_workspace: Counter[str] = Counter()
+        self.relieve: Callable[[], bool] | None = None
+        self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
+        self.freed: int = 0
+        # The allocator knows places by ids of their own, since a place stays taken when its block is freed.
+        # They count down from -1, so that they never equal the id of a block.
+        self._last_place = 0
+        # Freed places with their handles, by size in whole alignments.
+        self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
+        self._spare_count = 0
+        self._chunks: dict[int, tuple[ChunkT, int]] = {}
+        # By chunk, its number of blocks.
+        self._counts: dict[int, int] = {}
+        # Chunks of another process or device that are mapped and not adopted yet.
+        self._mapped: set[int] = set()
+        # Blocks in these, which libraries may read before they are adopted.
+        self._expected: set[int] = set()
+        self._last_chunk = 0
+        self._allocator = self._new_allocator()
+        # Re-entrant: `relieve` gives workspace back, which takes the lock, while a place is looked for.
+        self._lock = threading.RLock()
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        """Make a block of uninitialised memory.
+
+        Raises:
+            OutOfMemoryError: The limit, or the machine, has not so much left.
+            KeyError: The id is taken.
+            ValueError: The size is negative.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes: {nbytes} is negative")
+        size = -(-nbytes // ALIGNMENT) or 1
+        with self._lock:
+            if block in self.blocks:
+                raise KeyError(f"block {block} exists already")
+            if nbytes > self._limit - self._used and nbytes > self._free():
+                raise self._error(nbytes, self._free())
+            spares = self._spares.get(size)
+            if spares:
+                made = spares.pop()
+                self._spare_count -= 1
+                if made[1] != nbytes:
+                    made = self._made(made[2], nbytes)
+            else:
+                made = self._made(self._place(nbytes), nbytes)
+            self.blocks[block] = made
+            self._counts[made[2][1]] += 1
+            self._used = used = self._used + nbytes
+            if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
+                self._peak = used
+            is_over = used + self._workspace > self._limit
+        if is_over and self._workspace and self.relieve is not None:
+            # Blocks go before workspace, because workspace can be made again.
+            self.relieve()
+
+    def take_workspace(self, nbytes: int) -> None:
+        """Count memory that kernels need for themselves.
+
+        Raises:
+            OutOfMemoryError: The limit leaves too little, also without the workspace that was idle.
+        """
+        if nbytes > self._room() and self.relieve is not None:
+            self.relieve()
+        with self._lock:
+            if nbytes > self._room():
+                raise self._error(nbytes, self._room())
+            self._workspace += nbytes
+
+    def add_fixed_workspace(self, library: str, nbytes: int) -> None:
+        """Count memory that a library cannot work without, in the statistics only: the limit excludes it.
+
+        Args:
+            library: Its name.
+            nbytes: How much more it is; below 0 for less.
+        """
+        with self._lock:
+            self.fixed_workspace[library] += nbytes
+
+    def give_workspace(self, nbytes: int) -> None:
+        """Take memory off the count of `take_workspace`."""
+        with self._lock:
+            self._workspace -= nbytes
+
+    def _room(self) -> int:
+        """Return the bytes that the limit leaves for workspace."""
+        return max(0, self._limit - self._used - self._workspace)
+
+    def free(self, block: int) -> None:
+        """Give a block back.
+
+        Raises:
+            KeyError: No block has this id.
+        """
+        with self._lock:
+            try:
+                made = self.blocks.pop(block)
+            except KeyError:
+                raise no_such_block(block) from None
+            self.freed += 1
+            if block in self._expected:
+                # It lies in memory that is not the device's own.
+                self._expected.remove(block)
+                return
+            _, nbytes, place = made
+            counts, spares, chunk = self._counts, self._spares, place[1]
+            self._used -= nbytes
+            counts[chunk] = left = counts[chunk] - 1
+            if not left:
+                # The allocator gives a chunk back only when all of it is free, so its spares must go.
+                self._give_spares_back()
+            elif self._spare_count < _MOST_SPARES:
+                size = -(-nbytes // ALIGNMENT) or 1
+                if size in spares:
+                    spares[size].append(made)
+                else:
+                    spares[size] = [made]
+                self._spare_count += 1
+                return
+            self._allocator.free(place[0])
+
+    def _place(self, nbytes: int) -> _Place:
+        """Have the allocator find a place."""
+        if not self._allocator.has_gap(nbytes):
+            self._give_spares_back()
+        self._last_place -= 1
+        try:
+            placement = self._allocate(nbytes)
+        except MemoryError as error:
+            failed = self.exhausted(nbytes)
+            if isinstance(error.__cause__, OSError):
+                # There may be enough, and a limit of the process in the way.
+                failed.add_note(f"the system refused {error}; see the limits of the process (ulimit -a)")
+            raise failed from error
+        return self._last_place, placement.chunk, placement.offset
+
+    def _allocate(self, nbytes: int) -> Placement:
+        """Find a place; if memory is short, give idle workspace back and try once more."""
+        try:
+            return self._allocator.allocate(self._last_place, nbytes)
+        except MemoryError:
+            if not self._workspace or self.relieve is None:
+                raise
+        self.relieve()
+        return self._allocator.allocate(self._last_place, nbytes)
+
+    def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int, _Place]:
+        """Make the entry of a block in this place: the backend's handle, size and place."""
+        _, chunk, offset = place
+        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes, place
+
+    def _give_spares_back(self) -> None:
+        kept, self._spares, self._spare_count = self._spares, {}, 0
+        for spares in kept.values():
+            for _, _, place in spares:
+                self._allocator.free(place[0])
+
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
+        """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
+        self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes)
+
+    def map_peer(self, chunk: int, owner: BlockMemory[ChunkT, BlockT], number: int) -> None:
+        """Map a chunk of another device of this process; see `AccelDevice.map_peer`."""
+        memory, nbytes = owner._chunks[number]
+        self._add_mapped(chunk, self._source.share(memory), nbytes)
+
+    def _add_mapped(self, chunk: int, memory: ChunkT, nbytes: int) -> None:
+        with self._lock:
+            is_new = chunk not in self._chunks
+            if is_new:
+                self._chunks[chunk] = memory, nbytes
+                self._counts[chunk] = 0
+                self._mapped.add(chunk)
+                self._last_chunk = max(self._last_chunk, chunk)
+        if not is_new:
+            self._source.drop(memory)
+            raise ValueError(f"chunk {chunk} is there already")
+
+    def unmap_chunk(self, chunk: int) -> None:
+        """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
+        with self._lock:
+            if chunk not in self._mapped:
+                raise KeyError(f"chunk {chunk} is none that was mapped and not adopted")
+            self._mapped.remove(chunk)
+            for block in [block for block in self._expected if self.blocks[block][2][1] == chunk]:
+                self._expected.remove(block)
+                del self.blocks[block]
+            memory, _ = self._chunks.pop(chunk)
+            del self._counts[chunk]
+        self._source.drop(memory)
+
+    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Note blocks in chunks that may be read; see `AccelDevice.expect`."""
+        with self._lock:
+            places = [place for place in blocks if not self._is_own(place.block)]
+            for block, nbytes, chunk, offset in places:
+                if chunk not in self._chunks or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
+                    raise ValueError(f"block {block} is outside of the chunks")
+            for block, nbytes, chunk, offset in places:
+                # The allocator does not know the place yet: `adopt` takes the whole chunk.
+                self.blocks[block] = self._made((0, chunk, offset), nbytes)
+                self._expected.add(block)
+
+    def _is_own(self, block: int) -> bool:
+        """Tell whether the block exists and is not only expected."""
+        return block in self.blocks and block not in self._expected
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
+        if self._keeper is None:
+            raise RuntimeError(
+                f"device {self._device} was opened without a keeper: its memory is its process's own"
+            )
+        places = tuple(blocks)
+        with self._lock:
+            for block in [place.block for place in places if self._is_own(place.block)]:
+                raise ValueError(f"block {block} is placed already")
+            self._allocator.adopt(
+                {chunk: self._chunks[chunk][1] for chunk in self._mapped},
+                [(place.block, Placement(place.chunk, place.offset, place.nbytes)) for place in places],
+            )
+            self._mapped.clear()
+            for place in places:
+                self._last_place -= 1
+                self._allocator.rename(place.block, self._last_place)
+                taken = self._last_place, place.chunk, place.offset
+                # Replaced in one step: a thread that makes a program may look an expected block up just now.
+                self.blocks[place.block] = self._made(taken, place.nbytes)
+                self._expected.discard(place.block)
+                self._counts[place.chunk] += 1
+                self._used += place.nbytes
+            for block in self._expected:
+                del self.blocks[block]
+            self._expected.clear()
+            self.freed += 1
+            self._peak = max(self._peak, self._used)
+
+    def placement(self, block: int) -> PlacedBlock:
+        """Return the place of a block; see `AccelDevice.placement`."""
+        _, nbytes, (_, chunk, offset) = self._known(block)
+        return PlacedBlock(block, nbytes, chunk, offset)
+
+    def clear(self) -> None:
+        """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
+        with self._lock:
+            self._allocator = self._new_allocator()
+            for memory, _ in self._chunks.values():
+                self._source.drop(memory)
+            self._chunks.clear()
+            self._counts.clear()
+            self._mapped.clear()
+            self._expected.clear()
+            self._spares, self._spare_count = {}, 0
+            self.blocks.clear()
+            self.freed += 1
+            self._used = 0
+
+    def block(self, block: int) -> tuple[BlockT, int]:
+        """Return the backend's handle of a block, and its size.
+
+        Raises:
+            KeyError: No block has this id.
+        """
+        # Asked for each array of each launch: not by way of `_known`.
+        try:
+            made, nbytes, _ = self.blocks[block]
+        except KeyError:
+            raise no_such_block(block) from None
+        return made, nbytes
+
+    def _known(self, block: int) -> tuple[BlockT, int, _Place]:
+        try:
+            return self.blocks[block]
+        except KeyError:
+            raise no_such_block(block) from None
+
+    def statistics(self) -> MemoryStatistics:
+        """Count the blocks and their bytes."""
+        with self._lock:
+            return MemoryStatistics(
+                used=self._used,
+                reserved=self._allocator.reserved,
+                peak=self._peak,
+                blocks=len(self.blocks) - len(self._expected),
+                limit=self._limit,
+                workspace=self._workspace + sum(self.fixed_workspace.values()),
+            )
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for a device that has no more memory itself.
+
+        Args:
+            requested: Bytes that were asked for; 0 where that is not known.
+        """
+        return self._error(requested, min(self._free(), self._source.available()))
+
+    def _free(self) -> int:
+        """Return the bytes below the limit; 0 where adopted blocks have gone beyond it."""
+        return max(0, self._limit - self._used)
+
+    def _new_allocator(self) -> ChunkAllocator:
+        source = self._source
+        return ChunkAllocator(self._make_chunk, self._drop_chunk, first=source.first, keep=source.keep)
+
+    def _make_chunk(self, nbytes: int) -> tuple[int, int]:
+        try:
+            return self._add_chunk(nbytes)
+        except MemoryError:
+            self._allocator.trim()
+            return self._add_chunk(nbytes)
+
+    def _add_chunk(self, nbytes: int) -> tuple[int, int]:
+        # Each try has an id of its own: a keeper that failed may have told others of the last one.
+        self._last_chunk += 1
+        chunk = self._last_chunk
+        if self._keeper is None:
+            memory, made = self._source.make(nbytes)
+        else:
+            memory, made = self._source.make_kept(nbytes, self._keeper, chunk)
+        self._chunks[chunk] = memory, made
+        self._counts[chunk] = 0
+        return chunk, made
+
+    def _drop_chunk(self, chunk: int) -> None:
+        memory, _ = self._chunks.pop(chunk)
+        del self._counts[chunk]
+        self._source.drop(memory)
+        if self._keeper is not None:
+            self._keeper.drop(chunk)
+
+    def _error(self, requested: int, free: int) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"{requested or 'an unknown number of'} bytes requested, {free} free of {self._limit}: release"
+            " arrays, or open the device with a larger memory_limit if the machine has more",
+            requested=requested,
+            free=free,
+            total=self._limit,
+            device=self._device,
+        )

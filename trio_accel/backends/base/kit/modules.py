@@ -1,0 +1,71 @@
+"""How modules are imported: of packages that are not always there, ahead of their use, in other processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from types import ModuleType
+
+from ..contract.errors import NotSupportedError
+
+__all__ = ["import_ahead", "import_alone", "import_extra", "search_path"]
+
+# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
+_importing = threading.Lock()
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import a module of a package that an extra brings.
+
+    Raises:
+        NotSupportedError: It is not installed; the error names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise NotSupportedError(
+            f"the package {package} cannot be imported ({error}); pip install '.[{extra}]' in a checkout"
+        ) from error
+
+
+def import_alone(module: str, package: str | None = None) -> ModuleType:
+    """Import a module while no other thread imports one by this function; blocks."""
+    with _importing:
+        return importlib.import_module(module, package)
+
+
+def import_ahead(modules: Iterable[str]) -> None:
+    """Import what libraries need when a device is opened, and not with their first operations; blocks.
+
+    Such an import holds the interpreter's lock for many milliseconds, whichever thread makes it, and a
+    program that has a device open serves others meanwhile. A worker is the fork of a process that has done
+    so, or has no others to serve.
+    """
+    for module in modules:
+        # One that cannot be imported is no error until a program asks for its library.
+        with suppress(ImportError):
+            import_alone(module)
+
+
+def search_path() -> list[str]:
+    """Give `sys.path` as a process that this one starts is to have it.
+
+    An entry that is a path but no string becomes one; what is no path is left out. Entries that depend on the
+    working directory, "" among them, come last: that directory may be another one by now, and its files must
+    never be taken for modules of the standard library or of an installed package.
+    """
+    entries = [text for entry in sys.path if (text := _as_text(entry)) is not None]
+    return sorted(entries, key=lambda entry: not os.path.isabs(entry))
+
+
+def _as_text(entry: object) -> str | None:
+    try:
+        # The type of `sys.path` says that it has strings only; programs put other objects in.
+        return os.fsdecode(entry)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,528 @@
+"""A program in the process that runs it: an instance of the user's class, and calls of its methods.
+
+The part that all backends share. An adapter of a backend makes the arrays and says where the calls run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
+from functools import cache, partial
+from types import TracebackType
+from typing import Any, Protocol, cast, runtime_checkable
+
+import attrs
+import numpy as np
+
+from ....actors import ActorError, describe
+from ..contract.errors import AccelError, LibraryError, Refused
+from ..contract.ops import ArraySpec, Asker, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from ..contract.program_definition import (
+    MOST_TEXT,
+    ProgramDefinition,
+    build,
+    flatten,
+    text_of,
+    tree_of,
+    values_of,
+)
+from .lent import Keepers, Lent
+
+__all__ = [
+    "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "is_cancelled",
+    "load_target", "report_progress",
+]  # fmt: skip
+
+GONE = "gone"
+"""Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
+
+
+REFUSES = "_trio_accel_refuses"
+"""Attribute of a method: classes of the errors that are its asker's own."""
+
+ENQUEUES = "_trio_accel_enqueues"
+"""Attribute of a method: whether it only enqueues work, and never waits."""
+
+UPDATES = "_trio_accel_updates"
+"""Attribute of a method: what it changes, parameters of its own and with ``"self."`` of the constructor."""
+
+
+_ASKER: ContextVar[Asker | None] = ContextVar("trio_accel.asker", default=None)
+
+
+def is_cancelled() -> bool:
+    """Tell a method of a program, or a function, whether its asker has left.
+
+    That is so from the moment when the asker is cancelled, as by a deadline, before its grace is over, and
+    where an inline context was lost. Then nobody gets the result, and the method may return or raise early.
+    An error counts as ever: it restarts the program unless it is declared. Threads that the method starts
+    see the same if they run in a copy of its context (`contextvars.copy_context`).
+
+    Returns:
+        Whether it has. False outside of a call, so that a program works without a device, too.
+    """
+    asker = _ASKER.get()
+    return asker is not None and asker.has_left
+
+
+def report_progress(value: object) -> None:
+    """Report from a method of a program, or a function, to the callback of `on_progress` at its asker.
+
+    It never waits. Of reports that come faster than the asker's loop takes them, the last one stays.
+    Without such a callback, or outside of a call, the value is checked and dropped.
+
+    Args:
+        value: None, a number, a string, bytes, or a dict, list or tuple of these. It is copied.
+
+    Raises:
+        TypeError: It is something else, or holds it.
+        ValueError: It is nested more than 32 deep, or longer than 1 MiB as text.
+    """
+    text = text_of(flatten("report_progress: value", value, lambda _where, _value: None))
+    if len(text) > MOST_TEXT:
+        raise ValueError(
+            f"report_progress: the value is {len(text)} characters as text, at most {MOST_TEXT} are allowed"
+        )
+    asker = _ASKER.get()
+    if asker is not None:
+        asker.report(text)
+
+
+@runtime_checkable
+class ImportsCode(Protocol):
+    """A library whose opening imports a module of the user's.
+
+    Attributes:
+        import_seconds: How long that import has taken.
+    """
+
+    import_seconds: float
+
+
+class ProgramArrays(Protocol):
+    """The arrays of a backend, as programs see them."""
+
+    def view(self, array: ArraySpec, *, write: bool) -> object:
+        """Make the object by which a program uses an array.
+
+        Raises:
+            KeyError: No block has this id.
+        """
+        ...
+
+    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+        """Return the dtype and shape of an array that a method has returned; None if it is no array.
+
+        Raises:
+            TypeError: An array that devices do not have.
+        """
+        ...
+
+    def keep(self, value: object) -> object:
+        """Return a copy of a returned array: the program may go on changing its own."""
+        ...
+
+    def copy(self, source: object, out: object) -> None:
+        """Copy an array to one of the same dtype and shape that `view` has made."""
+
+    def protect(self, views: Sequence[object], *, write: bool) -> None:
+        """Let the program write to its arrays from now on, or not, as far as its libraries know the mark."""
+
+    def end(self, views: Sequence[object]) -> Sequence[Lent]:
+        """End the call for which these arrays were made: from now on they are read-only.
+
+        Returns:
+            By what is told whether the call has kept them.
+        """
+        ...
+
+    def when_done(self, look: Callable[[], None]) -> None:
+        """Look what a call has kept of what it read, when its work is done that may use that."""
+
+
+@attrs.frozen
+class _Kept:
+    """Result of a method, until it is fetched."""
+
+    text: bytes
+    arrays: list[object]
+
+
+class ProgramHost:
+    """One instance of a program. Made in a thread, because constructor and `warm_up` may take long.
+
+    Args:
+        argument: Text of the `ProgramDefinition`.
+        arrays: The arrays of the backend.
+        within: Makes the context manager that constructor and `warm_up` run in. It is called when the module
+            is imported.
+
+    Attributes:
+        definition: Its definition.
+        import_seconds: How long the import of its module has taken.
+
+    Raises:
+        ImportError: This process does not have the module.
+        Exception: The error of constructor or `warm_up`, with a note that names them.
+    """
+
+    def __init__(
+        self,
+        argument: str,
+        arrays: ProgramArrays,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
+        self._arrays = arrays
+        self._kept: dict[int, _Kept] = {}
+        self._keepers = Keepers()
+        definition = self.definition
+        where = f"program {definition.name!r}: {definition.target}"
+        began = time.perf_counter()
+        target = load_target(definition.target, where)
+        self.import_seconds: float = time.perf_counter() - began
+        self._module: str = definition.target.partition(":")[0]
+        self._program: Any = target
+        # Arrays of the constructor's parameters, by what a method declares.
+        self._state: dict[str, list[object]] = {}
+        if definition.arguments is not None:
+            with within():
+                self._program = self._made(target, where)
+
+    def _made(self, target: Any, where: str) -> Any:
+        definition, arrays = self.definition, self._arrays
+        updated = definition.updated
+        views = [
+            arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
+        ]
+        args, kwargs = build(definition.arguments, views)
+        with _Named(f"{where}()"):
+            program = target(*args, **kwargs)
+        warm_up = getattr(program, "warm_up", None)
+        if callable(warm_up):
+            with _Named(f"{where}.warm_up()"):
+                warm_up()
+        self._program, own = program, set(map(id, views))
+        for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
+            found = [leaf for leaf in _leaves(value) if id(leaf) in own]
+            if found:
+                self._state[f"self.{name}"] = found
+        self._protect([views[number] for number in updated], write=False)
+        return program
+
+    def _protect(self, views: Sequence[object], *, write: bool) -> None:
+        """Let the methods write to arrays of the constructor and to views of them, or not."""
+        leaves = _leaves(self._program, self._module)
+        states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
+        arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+        kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
+        self._arrays.protect([*views, *kept], write=write)
+
+    def call(self, spec: ProgramCall) -> None:
+        """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
+
+        Raises:
+            KeyError: A block of an array is not there.
+            Refused: The method refuses the request; of a declared class, the error is the cause.
+            Exception: The error of the method, with a note that names it.
+            RuntimeError: It keeps an array that it was lent for writing.
+            TypeError: It returned something else than was declared, or what no device has.
+        """
+        if not spec.arguments:
+            return
+        lent = self._call(spec)
+        for one in lent:
+            if one() is not None:
+                self._look(spec, lent)
+                return
+
+    def _look(self, spec: ProgramCall, lent: Sequence[Lent]) -> None:
+        """Tell of arrays that a call has kept."""
+        where, function, _ = self._method(spec.method)
+
+        def named(kept: set[int]) -> str:
+            args, kwargs = build(tree_of(spec.arguments), lent, values_of(spec.packed))
+            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
+            names = [name for name, value in given if any(id(leaf) in kept for leaf in _leaves(value))]
+            return ", ".join(names or ["out"])
+
+        reads = len(spec.read)
+        look = partial(self._keepers.look, where, lent[:reads], lent[reads:], named)
+        if any(one() is not None for one in lent[reads:]):
+            look()
+        else:
+            self._arrays.when_done(look)
+
+    def _call(self, spec: ProgramCall) -> Sequence[Lent]:
+        """Call a method; return what it was lent, to which nothing refers here any more."""
+        where, function, takes_out = self._method(spec.method)
+        inputs = [self._arrays.view(array, write=False) for array in spec.read]
+        updated, outputs = self._views(spec.updated), self._views(spec.written)
+        declared = getattr(function, UPDATES, ())
+        changed = [view for name in declared for view in self._state.get(name, ())]
+        token = _ASKER.set(spec.asker)
+        try:
+            if changed:
+                self._protect(changed, write=True)
+            args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated], values_of(spec.packed))
+            out = build(tree_of(spec.results), outputs) if spec.results else None
+            if takes_out and spec.results:
+                kwargs["out"] = out
+            refused: Refused | None = None
+            undeclared = partial(self._undeclared, function)
+            with _Named(where, undeclared):
+                try:
+                    returned = function(*args, **kwargs)
+                    if isinstance(spec, ProgramReturn):
+                        self._keep(where, spec, returned, outputs)
+                    elif takes_out:
+                        _check_written(where, returned, out, outputs)
+                    else:
+                        self._copy(where, spec, returned, outputs)
+                except Exception as error:
+                    refused = self._refusal(function, error, where, undeclared)
+                    # Half of an update may be done. Only the code that raised the error can know better.
+                    if refused is None or (spec.updated and not refused.is_unchanged):
+                        raise
+            if refused is not None:
+                # Here, as an error of the engine's own class does not get past `_Named`.
+                raise refused
+        finally:
+            _ASKER.reset(token)
+            if changed:
+                self._protect(changed, write=False)
+            lent = self._arrays.end([*inputs, *updated, *outputs])
+        return lent
+
+    def _undeclared(self, function: Callable[..., Any]) -> str:
+        """Say what a method is to declare that has written to a read-only array."""
+        names = [*self._state, *inspect.signature(function).parameters]
+        listed = ", ".join([f'"{name}"' for name in names if name != "out"])
+        return (
+            "it writes to an array that it does not declare; put those that it changes into "
+            f"@programs.method(updates=[{listed}])"
+        )
+
+    def enqueues(self, method: str) -> bool:
+        """Tell whether a method declares that it never waits."""
+        return bool(getattr(self._method(method)[1], ENQUEUES, False))
+
+    def tell(self, spec: ProgramResult) -> None:
+        """Fill words with the text of a kept result."""
+        text = self._kept_in(spec.slot).text
+        spec.words.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+
+    def _views(self, arrays: Sequence[ArraySpec]) -> list[object]:
+        return [self._arrays.view(array, write=True) for array in arrays]
+
+    def fetch(self, spec: ProgramFetch) -> None:
+        """Copy the arrays of a kept result, and forget it."""
+        kept = self._kept_in(spec.slot)
+        for source, out in zip(kept.arrays, self._views(spec.written), strict=True):
+            self._arrays.copy(source, out)
+        del self._kept[spec.slot]
+
+    def close(self) -> None:
+        """Let go of the instance and of its results."""
+        self._program = None
+        self._kept.clear()
+
+    def _method(self, name: str) -> tuple[str, Callable[..., Any], bool]:
+        definition = self.definition
+        module, _, qualname = definition.target.partition(":")
+        where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
+        function = getattr(self._program, name) if name else self._program
+        return where, function, _takes_out(getattr(function, "__func__", function))
+
+    def _keep(self, where: str, spec: ProgramReturn, returned: object, expected: Sequence[object]) -> None:
+        """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
+        for slot in spec.forget:
+            self._kept.pop(slot, None)
+        tree, arrays, found = self._flattened(where, returned)
+        is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
+        if is_expected:
+            for source, out in zip(arrays, expected, strict=True):
+                self._arrays.copy(source, out)
+            arrays = []
+        text = text_of([tree, None if is_expected else found]).encode(errors="surrogatepass")
+        if len(text) > MOST_TEXT:
+            raise ValueError(
+                f"{where}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "
+                "large values as arrays"
+            )
+        words = spec.words
+        words[0] = len(text)
+        room = words[1:].view(np.uint8)
+        if fits := len(text) <= room.size:
+            room[: len(text)] = np.frombuffer(text, np.uint8)
+        if arrays or not fits:
+            self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
+
+    def _copy(self, where: str, spec: ProgramCall, returned: object, outputs: Sequence[object]) -> None:
+        """Copy what a method has returned to what was declared."""
+        tree, arrays, found = self._flattened(where, returned)
+        if tree != tree_of(spec.results):
+            raise TypeError(f"{where}: its result is not nested as it was declared: {_shortened(returned)}")
+        for (dtype, shape), output in zip(found, spec.written, strict=True):
+            if (dtype, shape) != (output.dtype.value, output.shape):
+                raise TypeError(
+                    f"{where}: its result must be {output.dtype} of shape {output.shape}, as was declared, "
+                    f"got {dtype} of shape {shape}"
+                )
+        for source, out in zip(arrays, outputs, strict=True):
+            self._arrays.copy(source, out)
+
+    def _flattened(
+        self, where: str, returned: object
+    ) -> tuple[object, list[object], list[tuple[str, tuple[int, ...]]]]:
+        """Return how a result is nested, its arrays, and their types and shapes."""
+        arrays: list[object] = []
+        found: list[tuple[str, tuple[int, ...]]] = []
+
+        def leaf(where: str, value: object) -> int | None:
+            try:
+                array = self._arrays.found(value)
+            except TypeError as error:
+                raise TypeError(f"{where}: {error}") from None
+            if array is None:
+                return None
+            arrays.append(value)
+            found.append(array)
+            return len(arrays) - 1
+
+        return flatten(f"{where}: its result", returned, leaf), arrays, found
+
+    def _refusal(
+        self, function: Callable[..., Any], error: Exception, where: str, undeclared: Callable[[], str]
+    ) -> Refused | None:
+        """Return the refusal that a method's error stands for; None if it is no refusal."""
+        if isinstance(error, Refused):
+            _note(error, where, undeclared)
+            return error
+        classes = getattr(function, REFUSES, ())
+        if self.definition.refuses_all:
+            classes = (*classes, Exception)
+        for number, cls in enumerate(classes):
+            # That memory ran out is told by the backend, with how much there is.
+            if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
+                _note(error, where, undeclared)
+                refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
+                refused.__cause__ = error
+                return refused
+        return None
+
+    def _kept_in(self, slot: int) -> _Kept:
+        kept = self._kept.get(slot)
+        if kept is None:
+            raise LibraryError(
+                f"program {self.definition.name!r} was made anew before its result was fetched; ask again",
+                library="program",
+                code=GONE,
+            )
+        return kept
+
+
+def load_target(path: str, where: str) -> Any:
+    """Find the class or function of a program; blocks while its module is imported.
+
+    Args:
+        path: Import path, ``"package.module:Class"``.
+        where: The program's name in errors.
+
+    Raises:
+        ImportError: There is no such module here, or it does not have it.
+        Exception: The error of the module.
+    """
+    module, _, qualname = path.partition(":")
+    with _Named(f"{where}, at the import of {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            text = f"{where}: module {module!r} cannot be imported here: {error}"
+            raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        text = f"{where}: module {module!r} has no {qualname}"
+        raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
+    return found
+
+
+def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
+    """Refuse a returned value of a method that was to write to `out`: it would be lost."""
+    own = {id(output) for output in outputs}
+    if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
+        raise TypeError(
+            f"{where}: it was to write its result to out, and returned {_shortened(returned)}; return out or "
+            "None, or take no argument out: then what is returned is copied"
+        )
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(cast("dict[object, object]", value).values())
+    return list(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else [value]
+
+
+@cache
+def _takes_out(function: Callable[..., Any]) -> bool:
+    return "out" in inspect.signature(function).parameters
+
+
+def _shortened(value: object) -> str:
+    if isinstance(value, (dict, list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"  # pyright: ignore[reportUnknownArgumentType]
+    return f"an object of type {type(value).__name__}"
+
+
+def _leaves(value: object, module: str = "") -> Iterator[object]:
+    """Yield what nested collections hold, and the attributes of objects of classes of a module."""
+    left, seen = [value], set[int]()
+    while left:
+        one: Any = left.pop()
+        is_own = type(one).__module__ == module and hasattr(one, "__dict__")
+        if not (is_own or issubclass(type(one), (dict, list, tuple))):
+            yield one
+        elif id(one) not in seen:
+            seen.add(id(one))
+            inner = cast("Any", vars(one) if is_own else one)
+            inside = inner.values() if isinstance(inner, dict) else inner  # pyright: ignore[reportUnknownVariableType]
+            left += list(inside)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
+    """Name where an error comes from; a class of the user's may take no notes."""
+    with suppress(Exception):
+        error.add_note(f"in {where}")
+        if "read-only" in str(error) and (advice := undeclared()):
+            error.add_note(advice)
+
+
+@attrs.frozen
+class _Named:
+    """Names the code of the user's that an error comes from.
+
+    `undeclared` says what to do about a write to a read-only array.
+
+    Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
+    """
+
+    where: str
+    undeclared: Callable[[], str] = str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        # Of memory the backend says how much there is.
+        if error is None or isinstance(error, MemoryError):
+            return
+        if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
+            text = f"{self.where} raised {type(error).__name__}: {error}"
+            raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
+        _note(error, self.where, self.undeclared)

@@ -1,1 +1,0 @@
-"""Arrays in device memory: blocks, references, and the outputs of operations that are not done."""

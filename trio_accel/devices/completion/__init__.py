@@ -1,1 +1,0 @@
-"""How a loop learns that work on a stream is done."""

@@ -1,0 +1,373 @@
+"""The memory of a device as the application holds it: descriptors of chunks, and the blocks in these (D3)."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import AccelBackend
+from ...backends.base.contract.ops import ArraySpec
+from ...backends.base.kit.chunks import ALIGNMENT
+from ...backends.base.kit.host import check_shared, read_only, total_bytes
+from ..base._errors import out_of_descriptors
+from ..operations._blocks import BlockTable
+from ..operations._loans import next_abroad
+from ..wire import _orders
+from ..wire._protocol import Address, Message, NonsenseError
+
+if TYPE_CHECKING:
+    from ...actors import System
+    from ..launcher._launcher import Launcher
+
+__all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "Stay", "free_left_memory"]
+
+# The address of a block whose request is not answered.
+_UNKNOWN = 0, inf, 0, 0
+# More than the allocator of a worker makes.
+_MOST = 4096
+
+INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
+"""Text behind the reason for which a device was given up, if it left memory."""
+
+
+class Borrower(Protocol):
+    """A worker of another device."""
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> object:
+        """Send it a message."""
+        ...
+
+
+@attrs.define(eq=False)
+class Chunk:
+    """Memory that a worker has made.
+
+    Attributes:
+        number: Its id on the device.
+        nbytes: Its size.
+        descriptor: Its file descriptor.
+        kept: Its name in the launcher.
+        is_host: Whether the descriptor is that of a file.
+        abroad: Its id in workers of other devices.
+        borrowers: Those of them that were told to keep it mapped, and whether they have said that it is.
+        loans: How many arrays in it are being read there.
+    """
+
+    number: int
+    nbytes: int
+    descriptor: int
+    kept: int
+    is_host: bool
+    mapped: npt.NDArray[np.uint8] | None = None
+    abroad: int = attrs.field(factory=next_abroad, init=False)
+    borrowers: weakref.WeakKeyDictionary[Borrower, bool] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Borrower", bool], init=False
+    )
+    loans: int = attrs.field(default=0, init=False)
+    _is_dropped: bool = attrs.field(default=False, init=False)
+
+    def open_to_read(self) -> int:
+        """Open it for a worker of another device, which is not to write to it; the caller closes it.
+
+        Raises:
+            OSError: There are too many open files.
+        """
+        # The driver has descriptors of one kind alone: there, the mapping is one for reading.
+        return read_only(self.descriptor) if self.is_host else os.dup(self.descriptor)
+
+    def unmap(self, borrower: Borrower) -> None:
+        """Have a worker unmap it, once nothing there reads it."""
+        if self.borrowers.pop(borrower, None) is not None:
+            borrower.send(_orders.unchunk(self.abroad))
+
+    def drop(self) -> None:
+        """Give it back: now, or when nothing in it is read by another device any more."""
+        self._is_dropped = True
+        self._close_if_unused()
+
+    def end_loan(self) -> None:
+        """End to read an array in it."""
+        self.loans -= 1
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        # The next worker of a reader may need the descriptor, too.
+        if self._is_dropped and not self.loans:
+            os.close(self.descriptor)
+            for borrower in tuple(self.borrowers):
+                self.unmap(borrower)
+
+
+@attrs.define(eq=False)
+class Stay:
+    """Memory of other devices that workers keep mapped between loans, until this ends.
+
+    A world lends arrays again and again, which would be mapped anew for each collective.
+
+    Attributes:
+        is_over: Whether it has ended.
+    """
+
+    is_over: bool = attrs.field(default=False, init=False)
+    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[Borrower]] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[Borrower]"], init=False
+    )
+
+    def add(self, chunk: Chunk, borrower: Borrower) -> None:
+        """Note a worker that was told to keep a chunk."""
+        chunk.borrowers.setdefault(borrower, False)
+        self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
+
+    def end(self) -> None:
+        """Have all of it unmapped. Another one that has a chunk, too, has it mapped again."""
+        self.is_over = True
+        for chunk, borrowers in tuple(self._chunks.items()):
+            for borrower in tuple(borrowers):
+                chunk.unmap(borrower)
+        self._chunks.clear()
+
+
+class ChunkTable:
+    """Chunks and blocks of a device.
+
+    It outlives every worker, and tells the next one of all memory and blocks.
+
+    Attributes:
+        chunks: By id.
+        blocks: The blocks of the program's arrays, by id.
+        missing: Why this process has no descriptor of a chunk that the worker has made, by id.
+        on_drop: Called with the id of a chunk that is gone.
+    """
+
+    def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        self.blocks: dict[int, Address] = {}
+        self.missing: dict[int, OSError] = {}
+        self.on_drop: Callable[[int], None] = on_drop
+        self._backend = backend
+        self._launcher: Launcher | None = None
+
+    def open(self, launcher: Launcher) -> None:
+        """Have the launcher empty the memory if this process dies."""
+        if launcher is self._launcher:
+            return
+        self._launcher = launcher
+        for chunk in self.chunks.values():
+            # The launcher that kept them is gone.
+            chunk.kept = launcher.keep_chunk(chunk.descriptor)
+
+    def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
+        """See that a chunk can be what a worker says of it.
+
+        Raises:
+            NonsenseError: It cannot.
+        """
+        if number in self.chunks or len(self.chunks) >= _MOST:
+            raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
+        if not nbytes:
+            raise NonsenseError(f"chunk {number} is empty")
+        if self._backend.shares_memory_with_host:
+            try:
+                check_shared(descriptor, nbytes)
+            except ValueError as error:
+                raise NonsenseError(f"chunk {number}: {error}") from error
+            if nbytes > total_bytes():
+                raise NonsenseError(f"chunk {number}: no machine has {nbytes} bytes")
+
+    def check_address(self, address: Address) -> None:
+        """Check the place that a worker tells of a block.
+
+        Raises:
+            NonsenseError: There is no such chunk, or it ends before the block does.
+        """
+        block, nbytes, number, offset = address
+        chunk = self.chunks.get(number)
+        if number not in self.missing and (chunk is None or offset + nbytes > chunk.nbytes):
+            raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
+
+    def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
+        """Check the place that a worker tells of an array; the arguments are those of `view`.
+
+        Raises:
+            NonsenseError: There is no such chunk, or the array reaches out of it.
+        """
+        chunk = self.chunks.get(number)
+        first = last = offset + array.offset
+        for extent, step in zip(array.shape, array.strides, strict=True):
+            first += min(step * (extent - 1), 0)
+            last += max(step * (extent - 1), 0)
+        is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
+        if not is_in and array.size and number not in self.missing:
+            raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
+
+    def drop_unsound(self) -> None:
+        """Forget blocks with impossible places: outside of all chunks, or over another.
+
+        A worker with damaged memory may have told these, and the next could not take them over.
+        """
+        ends = dict.fromkeys(self.chunks, 0)
+        for address in sorted(self.blocks.values(), key=lambda address: address[2:]):
+            block, nbytes, number, offset = address
+            chunk = self.chunks.get(number)
+            end = offset + max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+            if chunk is None or offset % ALIGNMENT or offset < ends[number] or end > chunk.nbytes:
+                del self.blocks[block]
+            else:
+                ends[number] = end
+
+    def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
+        """Take a chunk, and its descriptor.
+
+        Raises:
+            OSError: There are too many open files.
+        """
+        assert self._launcher is not None
+        # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
+        kept = self._launcher.keep_chunk(descriptor)
+        self.missing.pop(number, None)
+        is_host = self._backend.shares_memory_with_host
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept, is_host)
+        return chunk
+
+    def check_gone(self, number: int) -> None:
+        """See that a chunk can be gone, as a worker says.
+
+        Raises:
+            NonsenseError: There is no such chunk, or an array of the program is in it.
+        """
+        if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
+            raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
+
+    def drop(self, number: int) -> None:
+        """Give a chunk back; arrays over it that the program still has keep the mapping."""
+        chunk = self.chunks.pop(number)
+        if self._launcher is not None:
+            self._launcher.forget_chunk(chunk.kept)
+        chunk.drop()
+        self.on_drop(number)
+
+    def drop_empty(self) -> None:
+        """Give every chunk without blocks back. Only while no worker makes blocks."""
+        full = {chunk for _, _, chunk, _ in self.blocks.values()}
+        for number in [number for number in self.chunks if number not in full]:
+            self.drop(number)
+
+    def chunk(self, number: int, nbytes: int) -> Chunk:
+        """Return a chunk, for a block of so many bytes.
+
+        Raises:
+            OutOfMemoryError: There are too many open files.
+        """
+        if number in self.missing:
+            raise out_of_descriptors(nbytes, self.missing[number]) from self.missing[number]
+        return self.chunks[number]
+
+    def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
+        """Make a host array over an array of the device.
+
+        Args:
+            chunk: Its chunk.
+            offset: Bytes from the start of the chunk to that of the block.
+            array: Its layout in the block.
+
+        Raises:
+            NotSupportedError: The host cannot address the device's memory.
+            OutOfMemoryError: There are too many open files, or mappings.
+        """
+        try:
+            held = self.chunk(chunk, array.size * array.dtype.itemsize)
+            if held.mapped is None:
+                held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
+        except OSError as error:
+            raise out_of_descriptors(array.size * array.dtype.itemsize, error) from error
+        return np.ndarray(
+            array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
+        )
+
+    def record(self, addresses: Iterable[Address]) -> None:
+        """Note the places of blocks."""
+        for address in addresses:
+            self.blocks[address[0]] = address
+
+    def forget_addresses(self, allocations: Iterable[tuple[int, int]]) -> None:
+        """Forget the places of these blocks."""
+        for block, _ in allocations:
+            self.blocks.pop(block, None)
+
+    def forget(self, blocks: Iterable[int]) -> float:
+        """Forget blocks in which the program has no array any more.
+
+        Returns:
+            How many bytes they are; infinity if that is not known of one.
+        """
+        nbytes = 0.0
+        for block in blocks:
+            nbytes += self.blocks.pop(block, _UNKNOWN)[1]
+        return nbytes
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.blocks.clear()
+        self.drop_empty()
+
+
+@attrs.define(eq=False)
+class LeftMemory:
+    """Chunks, and the arrays of the program in them.
+
+    They are there until another device of the system adopts them, or the system ends. A chunk is given back
+    earlier if it has no array of the program any more.
+
+    Attributes:
+        chunks: The memory.
+        blocks: The blocks of the program's arrays.
+        generation: Number of the last context that used it.
+    """
+
+    chunks: ChunkTable
+    blocks: BlockTable
+    generation: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
+
+    def leave(self, system: System) -> None:
+        """Leave the memory to the system: no device has it any more."""
+        _left.setdefault(system, set()).add(self)
+        self.generation = max(self.generation, self.blocks.availability.generation)
+        # No worker has them mapped any more.
+        self.chunks.on_drop = lambda chunk: None
+        self.blocks.leave(self._release)
+        self.chunks.drop_empty()
+
+    def take(self, system: System) -> None:
+        """Take it for a device again."""
+        _left.get(system, set()).discard(self)
+
+    def free(self) -> None:
+        """Give everything back; the arrays are lost."""
+        self.blocks.close()
+        self.chunks.close()
+
+    def _release(self, blocks: Iterable[int]) -> None:
+        self.chunks.forget(blocks)
+        self.chunks.drop_empty()
+
+
+# The system is not kept alive by it.
+_left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDictionary()
+
+
+def free_left_memory(system: System) -> None:
+    """End with the system: from now on the memory that its devices left cannot be adopted."""
+    for memory in _left.pop(system, set()):
+        memory.free()

@@ -1,0 +1,459 @@
+"""Copies of requests, their outcomes, and the effects of these on the arrays that they write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...backends.base import (
+    AccelError,
+    CompletionTimeoutError,
+    ContextLostError,
+    DeviceLostError,
+    OutOfMemoryError,
+    StaleRefError,
+)
+from ..base._errors import loss_of
+from ..base._host_pool import COPIES_AT_ONCE, Copying
+from ..engine._device_state import DeviceState
+from ..operations._blocks import Block
+from ..operations._hooks import Phase, notify
+from ..operations._operation import Launch
+from ..wire._protocol import Address
+from ._link import WorkerLink
+from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, Suspicion
+
+__all__ = ["CopyService", "OutcomePolicy"]
+
+
+class CopyService:
+    """Copies between host arrays of requests and memory that is shared with the worker, in threads.
+
+    That is the memory of the device itself where the application has it mapped, else a region of the pool
+    of host memory that the device transfers from and to. The former is copied when the stream of the
+    worker gets there; the latter as soon as the request is sent, or when it is done.
+
+    Attributes:
+        begun: Copies so far.
+    """
+
+    def __init__(self) -> None:
+        self.begun: int = 0
+        # Copies that run, with their requests.
+        self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
+        self._changed = trio.Event()
+        self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
+        self._nursery: trio.Nursery
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Begin; copies are waited for by tasks of the nursery."""
+        self._nursery = nursery
+
+    def stage(self, request: OperationRequest, filled: Callable[[HostCopy], None]) -> None:
+        """Fill the regions of a request that was sent, unless that has begun before.
+
+        Args:
+            request: Whose they are.
+            filled: Called with each one that is filled, or never will be.
+        """
+        for copy in request.hosts.copies:
+            if copy.is_upload and copy.region is not None and copy.stage == "planned":
+                self._start(request, copy, _memory(copy), partial(filled, copy))
+
+    def fetch(self, request: OperationRequest) -> None:
+        """Bring what the worker has written to regions to the arrays of a request that is done."""
+        for copy in request.hosts.copies:
+            if not copy.is_upload and copy.region is not None:
+                self._start(request, copy, _memory(copy), lambda: None)
+
+    def copy_on_device(
+        self,
+        request: OperationRequest,
+        copy: HostCopy,
+        view: Callable[[], npt.NDArray[Any]],
+        copied: Callable[[], None],
+    ) -> None:
+        """Copy from or to memory of the device: the worker holds a stream there.
+
+        Args:
+            request: Its request, which remembers why a copy failed.
+            copy: The copy.
+            view: Makes the array over the device's memory.
+            copied: Called when the copy is over.
+        """
+        try:
+            memory = view()
+        except Exception as error:  # noqa: BLE001  # no address space, or no descriptor for the mapping
+            request.failure = error
+            copied()
+        else:
+            self._start(request, copy, memory, copied)
+
+    def cancel(self, request: RemoteRequest) -> None:
+        """End the copies of one request soon."""
+        for copying, (owner, _) in self._running.items():
+            if owner is request:
+                copying.cancel()
+
+    def unwind(self, request: RemoteRequest) -> None:
+        """End the copies of a request soon, and let its cancelled asker go behind them."""
+        self.cancel(request)
+        request.unwind()
+
+    def cancel_on_device(self) -> None:
+        """End all copies from and to the device's memory soon: what they were for is lost."""
+        for copying, (_, copy) in self._running.items():
+            if copy.region is None:
+                copying.cancel()
+
+    async def wait_off_device(self) -> None:
+        """Wait until none touches the device's memory."""
+        while any(copy.region is None for _, copy in self._running.values()):
+            await self._changed.wait()
+
+    async def wait_idle(self) -> None:
+        """Wait until none runs."""
+        while self._running:
+            await self._changed.wait()
+
+    def _start(
+        self,
+        request: OperationRequest,
+        copy: HostCopy,
+        memory: npt.NDArray[Any],
+        copied: Callable[[], None],
+    ) -> None:
+        self.begun += 1
+        copy.stage = "running"
+        copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
+        # The request's outcome waits for this count: until then the copy touches the program's array.
+        request.copies += 1
+        self._running[copying] = request, copy
+        self._nursery.start_soon(self._copy, copying, copy, copied)
+
+    @enable_ki_protection
+    async def _copy(self, copying: Copying, copy: HostCopy, copied: Callable[[], None]) -> None:
+        request, _ = self._running[copying]
+        try:
+            await trio.to_thread.run_sync(copying.run, limiter=self._limiter)
+        except Exception as error:  # noqa: BLE001  # the system has no thread
+            request.failure = error
+        finally:
+            copy.stage = "over"
+            del self._running[copying]
+            changed, self._changed = self._changed, trio.Event()
+            changed.set()
+            copied()
+            request.copy_over()
+
+
+def _memory(copy: HostCopy) -> npt.NDArray[Any]:
+    assert copy.region is not None
+    return copy.region.array(copy.host.shape, copy.host.dtype)
+
+
+# The trouble of an operation that had none.
+_FINE: Any = "done", True, False, None, ()
+# The library of copies from the host and to it.
+_COPIES = "trio_accel.devices:MemoryActor"
+_TO_BLAME = "; no other operation can have caused it"
+_AT_ONCE = ", so it does not run again without DeviceOptions(retry_suspects=True)"
+# All phases of a launch in a worker are told at its end; `Launch.times` has their moments.
+_PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
+
+
+class OutcomePolicy:
+    """The rules by which every request gets its one outcome.
+
+    Args:
+        device: The device of the requests.
+        copies: Copies their host arrays.
+
+    Attributes:
+        is_closing: Whether the device is being closed, so that nothing runs again.
+    """
+
+    def __init__(self, device: DeviceState, copies: CopyService) -> None:
+        self.is_closing: bool = False
+        self._device = device
+        self._copies = copies
+        # Faults of the device that were found to be a request's, by its library.
+        self._guilty: Counter[str] = Counter()
+
+    def done(
+        self,
+        request: OperationRequest,
+        addresses: tuple[Address, ...],
+        results: tuple[Any, ...],
+        trouble: Any,
+    ) -> tuple[Sequence[Address], BaseException | None] | None:
+        """End an operation that the worker is done with.
+
+        Args:
+            request: Its request.
+            addresses: Places of its new blocks that were not known.
+            results: Host arrays by value.
+            trouble: The worker's report, unless it was launched and all went well.
+
+        Returns:
+            The blocks of the program's arrays that exist now, and the error of the operation. None if there
+            was not enough memory, and garbage may hold some: then the request has no outcome yet, and is to
+            be made once more.
+        """
+        launch, device = request.launch, self._device
+        error: BaseException | None = None
+        is_launched, invalid = True, ()
+        if trouble is not None or request.failure is not None:
+            fate, is_launched, is_hit, found, invalid = trouble or _FINE
+            if fate == "withdrawn":
+                self._copies.unwind(request)
+                return (), None
+            if self._may_try_again(request, found, is_launched=is_launched):
+                return None
+            error = self._error_of(found or request.failure, is_launched=is_launched)
+            if is_hit:
+                _strike(launch)
+        if error is not None or request.hosts.is_used:
+            self._copy(request, results, error)
+        generation = device.availability.generation
+        made: list[int] = []
+        for block in launch.keep:
+            # The arrays of an asker that has gone are released already.
+            if isinstance(block, Block) and not block.is_released:
+                # It may have been planned while there was no context.
+                block.generation = generation
+                made.append(block.id)
+        if invalid or request.failure is not None:
+            # If a copy has failed, all are invalid.
+            launch.spoil(error, None if request.failure is not None else invalid)
+        launch.heal(error)
+        if is_launched and device.hooks:
+            notify(device.hooks, launch, *_PHASES)
+        request.finish(error)
+        return [address for address in addresses if address[0] in made] if addresses else (), error
+
+    def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
+        """Fill the host arrays of an operation, unless it failed."""
+        if error is not None or request.stage == "left":
+            self._copies.cancel(request)
+        else:
+            request.hosts.fill(results)
+            self._copies.fetch(request)
+
+    def _may_try_again(
+        self, request: OperationRequest, found: Exception | None, *, is_launched: bool
+    ) -> bool:
+        # The arrays that it changes in place may be half changed.
+        is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
+        # Where all memory is too little, garbage has none to give, and its collection holds the loop.
+        is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
+        # Once, and not if others may have been refused because of it by then.
+        return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
+
+    def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
+        is_late = error is not None and self.is_closing and not is_launched
+        return self.closed() if is_late else error
+
+    def sort(
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, done: Mapping[str, int]
+    ) -> list[RemoteRequest]:
+        """Decide about the requests of a lost worker, in their order.
+
+        Args:
+            requests: The requests.
+            link: The worker.
+            cause: How it was lost.
+            done: How many requests each library has completed there.
+
+        Returns:
+            Those that the next worker gets.
+        """
+        requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
+        for request in requests:
+            if isinstance(request, LeaseRequest) and request.stage == "left":
+                # Before any is asked whether it goes to the next worker: the end of what was borrowed may be
+                # that of a lease of this device.
+                request.end()
+        suspects = self._suspects(requests, link)
+        if suspects is not None:
+            # The likeliest last: if all others run without a fault, it need not run again.
+            suspects.sort(key=lambda s: (self._guilty[s.library], -done.get(s.library, 0)))
+            suspicion = Suspicion(cause, self._device.generation, {s.number for s in suspects})
+            for rank, suspect in enumerate(suspects):
+                suspect.rank, suspect.suspicion = rank, suspicion
+        if not any(_has_begun(request, link) for request in requests):
+            requests = self._without_openers(requests, link, cause)
+        left: list[RemoteRequest] = []
+        needed: set[int] = set()
+        for request in requests:
+            if self._runs_again(request, link, cause, suspects, needed):
+                left.append(request)
+                if isinstance(request, OperationRequest):
+                    needed |= request.needed
+        return left
+
+    def _without_openers(
+        self, requests: list[RemoteRequest], link: WorkerLink, cause: Exception
+    ) -> list[RemoteRequest]:
+        """Fail requests whose library was being opened at repeated losses with nothing in flight.
+
+        The import of a module may end the process: it would end all workers, and so the device for all of its
+        users.
+        """
+        left: list[RemoteRequest] = []
+        for request in requests:
+            if isinstance(request, OperationRequest) and request.library not in link.used:
+                request.openings += 1
+                if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
+                    error = loss_of(cause)(
+                        "the device's context was lost again while the library of this operation was opened"
+                    )
+                    self._device.locate(error, request.launch.name)
+                    error.__cause__ = cause
+                    self.refuse(request, error)
+                    continue
+            left.append(request)
+        return left
+
+    def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
+        """Find the requests that may have caused a fault of the device; None where there was no fault.
+
+        A stream runs in order, and the worker has told of all that ended before the fault (D136). So of each
+        library only the first that was begun can be to blame; copies only where nothing else was begun.
+        """
+        if not link.has_faulted:
+            return None
+        firsts: dict[str, OperationRequest] = {}
+        for request in requests:
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
+                firsts.setdefault(request.library, request)
+        return [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
+
+    def _without_stuck(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[RemoteRequest]:
+        """Fail the operation that was begun first, which the others wait for; returns the others."""
+        left = list(requests)
+        for request in left:
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
+                _strike(request.launch)
+                stuck = CompletionTimeoutError(
+                    "it did not complete, and the worker's loop stood still with it"
+                )
+                self._device.locate(stuck, request.launch.name)
+                self._end_in_flight(request, stuck)
+                left.remove(request)
+                break
+        return left
+
+    def _runs_again(
+        self,
+        request: RemoteRequest,
+        link: WorkerLink,
+        cause: Exception,
+        suspects: list[OperationRequest] | None,
+        needed: Collection[int],
+    ) -> bool:
+        if isinstance(request, LeaseRequest):
+            # The memory is still there, and so is the program's view of it.
+            return request.stage == "sent"
+        assert isinstance(request, OperationRequest)
+        if _has_begun(request, link):
+            is_innocent = suspects is not None and request not in suspects
+            request.is_suspect = suspects is not None and not is_innocent
+            # D136: an innocent request may meet as many faults as there are bad ones, so these losses do not
+            # count.
+            request.losses += not is_innocent
+            _strike(request.launch)
+            is_to_blame = suspects == [request]
+            options = self._device.options
+            may = options.retry > 0 and request.losses <= options.retry and request.may_run_again(needed)
+            if not may or (is_to_blame and not options.retry_suspects):
+                why = _TO_BLAME + _AT_ONCE * may if is_to_blame else ""
+                self._fail_in_flight(request, cause, self._device.generation, why)
+                return False
+            # An injected fault has struck: it would end the next context, too.
+            request.launch = request.launch.without_fault()
+        if request.is_cancelled:
+            self._copies.unwind(request)
+            return False
+        return True
+
+    def convicts(self, request: RemoteRequest) -> bool:
+        """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
+        assert isinstance(request, OperationRequest)  # leases are no suspects
+        found = request.suspicion
+        if found is None or found.left != {request.number} or self._device.options.retry_suspects:
+            return False
+        self._fail_in_flight(request, found.cause, found.generation, _TO_BLAME + _AT_ONCE)
+        return True
+
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
+        """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
+        launch, device = request.launch, self._device
+        error: DeviceLostError | ContextLostError
+        if self.is_closing:
+            error = DeviceLostError("the device was closed while this operation was in flight")
+        else:
+            self._guilty[request.library] += bool(why)
+            advice = launch.advice(is_kept=True)
+            error = loss_of(cause)(
+                f"the device's context was lost while this operation was in flight{why}; {advice}",
+                is_to_blame=bool(why),
+            )
+            error.__cause__ = cause
+        error.device, error.operation, error.generation = device.name, launch.name, generation
+        self._end_in_flight(request, error)
+
+    def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
+        launch = request.launch
+        launch.spoil(error)
+        notify(self._device.hooks, launch, *_PHASES)
+        # Copies that have not begun never take place; the outcome waits for those that run.
+        self._copies.cancel(request)
+        request.finish(error)
+
+    def refuse(self, request: RemoteRequest, error: Exception) -> None:
+        """End a request that no worker has begun with."""
+        if isinstance(request, LeaseRequest):
+            request.failure = error
+            request.granted.set()
+            # The end of what was borrowed, just now, may have been that of a lease of this device.
+            if request.stage != "over":
+                request.end()
+            return
+        assert isinstance(request, OperationRequest)
+        if request.invalidates:
+            request.launch.spoil(error)
+        if request.is_cancelled:
+            self._copies.unwind(request)
+        else:
+            self._copies.cancel(request)
+            request.finish(error)
+
+    def end_lease(self, request: LeaseRequest) -> None:
+        """End a lease before its turn: its array was released, or the device is being closed."""
+        released = StaleRefError(
+            "lease: its memory was released", device=self._device.name, generation=self._device.generation
+        )
+        self.refuse(request, self.closed() if self.is_closing else released)
+
+    def closed(self) -> DeviceLostError:
+        """Make the error of a request that came too late."""
+        return DeviceLostError("the device is closed", device=self._device.name)
+
+
+def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
+    """Tell whether a worker had begun with an operation."""
+    # D58: the worker writes a request's number to its library's word before the launch, and a library
+    # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
+    return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
+
+
+def _strike(launch: Launch) -> None:
+    if launch.fault is not None:
+        launch.fault.strike()

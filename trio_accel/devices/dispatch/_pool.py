@@ -1,0 +1,430 @@
+"""The worker processes of a device: the one that serves, those that stand ready, those that are dying."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import describe
+from ...backends.base import NotSupportedError
+from ...backends.base.kit.fast_paths import current_fast_paths
+from ..base._errors import is_shortage
+from ..base._host_pool import HostPool, Slab
+from ..base._library_paths import LibrariesInUse
+from ..base._statistics import Ahead
+from ..base._strategies import SyncCompletion, window_of
+from ..engine._device_state import DeviceState
+from ..engine._library_opener import blocks_of, modules_of
+from ..launcher._launcher import Launcher, LauncherError
+from ..launcher._link import program_arguments
+from ..wire import _orders
+from ..wire._answers import ANSWERS
+from ..wire._channel import Channel
+from ..wire._protocol import SharedPage, WorkerConfig
+from ._chunks import Chunk, ChunkTable
+from ._link import MessageHandler, WorkerLink
+
+if TYPE_CHECKING:
+    from ..launcher._launcher import Launcher
+
+__all__ = ["SlabTable", "WorkerPool", "check_options"]
+
+# The most bytes of a worker's message; with host arrays by value.
+_LARGEST_ANSWER = 32 << 20
+_MOST_BY_VALUE = 2**32 - 1
+# Between attempts to have a spare.
+_LEAST_PAUSE = 0.05
+_LONGEST_PAUSE = 10.0
+_DOUBLINGS = 8
+# While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
+_SHORTAGE = 30.0
+_LONGEST_SHORTAGE_PAUSE = 1.0
+# A worker stays awake only for requests that follow their answers closely: half of this before one is due. A
+# loop cannot sleep for less than that millisecond, as `epoll` rounds up (D171).
+_WINDOW = 2e-3
+_logger = logging.getLogger("trio_accel.devices")
+# Modules of a worker itself, for backends whose workers have them imported ahead.
+_PROGRAM = "trio_accel.devices.worker._process"
+# Packages with library actors that the program imports at their first use. A worker that takes over may need
+# one at once, so workers begin with them.
+_ACTORS = ("trio_accel.jit", "trio_accel.programs", "trio_accel.collectives")
+
+
+def check_options(device: DeviceState) -> None:
+    """Refuse options that another process cannot have.
+
+    Raises:
+        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__; or spares
+            on a device that takes one process at a time.
+    """
+    options = device.options
+    if options.spares and device.info.is_exclusive:
+        raise NotSupportedError(
+            f"spares={options.spares}: {device.name} is in exclusive compute mode and takes one process at a"
+            " time; open it with spares=0, or have the mode set to default",
+            device=device.name,
+            backend=device.info.backend,
+        )
+    for name in ("completion", "streams"):
+        strategy = getattr(options, name)
+        why = None
+        if type(strategy).__module__ == "__main__":
+            why = "its class is defined in __main__; move it to a module"
+        else:
+            try:
+                pickle.dumps(strategy)
+            except Exception as error:  # noqa: BLE001  # whatever a stranger's class raises
+                why = describe(error)
+        if why is not None:
+            raise NotSupportedError(
+                f"{name}={strategy!r} cannot be given to a worker process ({why}); "
+                "or open the device with isolation='inline'"
+            )
+
+
+class WorkerPool:
+    """The workers of a device: it starts them and hands them out; all are gone when it is closed.
+
+    Args:
+        device: Whose they are.
+        chunks: The memory that every worker maps.
+
+    Attributes:
+        in_use: Libraries that the generation uses; every worker that starts opens them ahead.
+    """
+
+    def __init__(self, device: DeviceState, chunks: ChunkTable) -> None:
+        self._is_observed = False
+        self._is_timed = False
+        self._device = device.name
+        self._is_exclusive = device.info.is_exclusive
+        self._path = device.path
+        self._options = options = device.options
+        modules = device.backend.preload
+        self._preload = (*modules, *_ACTORS, _PROGRAM) if modules or options.preload else ()
+        # Large results come by value only where nothing else is possible.
+        is_by_value = isinstance(options.completion, SyncCompletion)
+        self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
+        self._window = window_of(options.completion, device.info)
+        self._recoveries = device.recoveries
+        self._chunks = chunks
+        self._slabs = SlabTable(device.host_pool, lambda: self.links)
+        self._handle: MessageHandler
+        self._on_end: Callable[[WorkerLink], None]
+        self._links: set[WorkerLink] = set()
+        self._spares: list[WorkerLink] = []
+        self.in_use: LibrariesInUse = LibrariesInUse()
+        self._launcher: Launcher
+        self._nursery: trio.Nursery
+        self._is_refilling = False
+        # Spares in a row that died before they were used.
+        self._failures = 0
+        self._is_closed = False
+
+    @property
+    def links(self) -> Iterable[WorkerLink]:
+        """All workers that are not gone."""
+        return tuple(self._links)
+
+    @property
+    def spares(self) -> int:
+        """Workers that stand ready."""
+        return len(self._spares)
+
+    def open(
+        self,
+        launcher: Launcher,
+        nursery: trio.Nursery,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            launcher: Starts the workers.
+            nursery: Its tasks serve them.
+            handle: Takes what workers send.
+            on_end: Called when one has ended.
+        """
+        self._launcher = launcher
+        self._nursery = nursery
+        self._handle = handle
+        self._on_end = on_end
+        self._recoveries.judge, self._recoveries.spares = self._judge, lambda: self.spares
+        self._slabs.open(launcher)
+
+    def _judge(self, module: str) -> tuple[Ahead, str | None]:
+        """Tell whether the next worker begins with a module, and why not."""
+        if not self._preload:
+            return "refused", "the backend has nothing imported ahead"
+        judgement = self._launcher.ahead.judgements.get(module)
+        if judgement is None:
+            return "pending", "it is still being tried whether it can be imported ahead"
+        return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
+
+    async def take(self) -> WorkerLink:
+        """Take a worker that is ready, alone: those before it are dead, and cannot write to memory (D4).
+
+        Raises:
+            ContextLostError: It did not come up.
+            LauncherError: It could not be started.
+        """
+        # A spare whose death is known by now does not count.
+        self._spares = [spare for spare in self._spares if spare.how is None]
+        if self._spares:
+            self._failures = 0
+            link = self._spares.pop(0)
+        else:
+            if self._is_exclusive:
+                await self._wait_gone(None)
+            try:
+                link = await self._start_when_possible()
+            except BaseException:
+                # D99: one of the libraries that are opened ahead may be the cause.
+                self.in_use.clear()
+                raise
+        try:
+            await self._wait_gone(link)
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    async def _wait_gone(self, successor: WorkerLink | None) -> None:
+        """Wait for the end of workers that were given up and may still write to memory (D4)."""
+        for other in self.links:
+            is_over = other is not successor and other not in self._spares and other.how is not None
+            if is_over and not (other.is_silent and successor is not None):
+                await other.wait_gone()
+
+    def refill(self) -> None:
+        """Have as many spares as the options say."""
+        if self._options.spares and not self._is_refilling:
+            self._is_refilling = True
+            self._nursery.start_soon(self._refill)
+
+    def observe(self, *, is_observed: bool, is_timed: bool) -> None:
+        """Tell the workers whether somebody observes messages, and whether times of launches are wanted."""
+        if (is_observed, is_timed) != (self._is_observed, self._is_timed):
+            self._is_observed, self._is_timed = is_observed, is_timed
+            for link in self._links:
+                link.send(_orders.observe(is_observed, is_timed))
+
+    def use(self, library: str) -> None:
+        """Note that a library is in use from now on: workers that stand ready open it ahead, too."""
+        self.in_use.add(library)
+        modules = modules_of(library)
+        if modules and self._preload:
+            # For the workers that start from then on.
+            self._nursery.start_soon(self._launcher.import_ahead, modules, self._preload)
+        for link in self._links:
+            if not link.is_serving:
+                self._prepare(link, library)
+
+    def _prepare(self, link: WorkerLink, library: str) -> None:
+        """Have a worker open a library ahead, if the places of its blocks are known."""
+        places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
+        addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
+        if len(addresses) == len(places):
+            link.send(_orders.prepare(library, tuple(addresses)))
+
+    def forget(self, library: str) -> None:
+        """Forget a library that was closed: workers that stand ready close it, too."""
+        self.in_use.discard(library)
+        for link in self._links:
+            link.used.discard(library)
+            if not link.is_serving:
+                link.send(_orders.forget(library))
+
+    def share(self, chunk: Chunk, maker: WorkerLink) -> None:
+        """Have all workers but its maker map a chunk."""
+        for link in self._links:
+            if link is not maker:
+                try:
+                    link.send_chunk(chunk)
+                except OSError as error:
+                    # The worker would serve without a part of the memory.
+                    link.condemn(f"was not needed: it could not be given memory ({error})")
+
+    def unshare(self, number: int, *, but: WorkerLink | None) -> None:
+        """Have all workers but one unmap a chunk that is gone."""
+        for link in self._links:
+            if link is not but:
+                link.send(_orders.unchunk(number))
+
+    async def close(self) -> None:
+        """End all workers that are left, and wait until they are gone."""
+        self._is_closed = True
+        # All are killed before the first is waited for: together they take as long as the slowest.
+        for link in self.links:
+            link.condemn("was ended with its device")
+        for link in self.links:
+            await link.wait_gone()
+        self._slabs.close()
+
+    @enable_ki_protection
+    async def _refill(self) -> None:
+        try:
+            # The worker that has just taken over has the processors for itself for a moment.
+            await trio.sleep(_LEAST_PAUSE)
+            while self._wants_spare():
+                if self._failures:
+                    await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
+                try:
+                    spare = await self._start()
+                    # Appended only now: `take` may have replaced the list during the wait.
+                    self._spares.append(spare)
+                except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
+                    if self._is_closed:
+                        return
+                    # Its error will show when it is needed.
+                    self._failures += 1
+                    text, extra = "device %s: a spare worker did not come up: %s", {"device": self._path}
+                    _logger.warning(text, self._path, describe(error), extra=extra)
+        finally:
+            self._is_refilling = False
+
+    def _wants_spare(self) -> bool:
+        return not self._is_closed and len(self._spares) < self._options.spares
+
+    async def _start_when_possible(self) -> WorkerLink:
+        """Start a worker; where this process has too few descriptors for that, try again for a while."""
+        end, pause = trio.current_time() + _SHORTAGE, _LEAST_PAUSE
+        while True:
+            try:
+                return await self._start()
+            except (OSError, LauncherError) as error:
+                if not is_shortage(error) or trio.current_time() >= end:
+                    raise
+                text, extra = "device %s: a worker cannot be started yet: %s", {"device": self._path}
+                _logger.warning(text, self._path, error, extra=extra)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
+
+    async def _start(self) -> WorkerLink:
+        if self._options.preload:
+            await self._launcher.import_ahead(self._options.preload, self._preload)
+        began = time.perf_counter()
+        with ExitStack() as undo:
+            page = SharedPage.create()
+            undo.callback(page.close)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            # Closed as soon as the worker has its own: a copy here would hide the worker's death.
+            with theirs:
+                process = await self._launcher.start_worker(
+                    program_arguments(), (theirs.fileno(), page.descriptor), self._preload
+                )
+            # The link closes them from here on.
+            undo.pop_all()
+        link = WorkerLink(
+            process,
+            Channel(ours, receives=ANSWERS, limit=self._limit),
+            page,
+            device=self._device,
+            path=self._path,
+            heartbeat_timeout=self._options.heartbeat_timeout,
+            stuck_after=self._options.stuck_after,
+            window=self._window,
+        )
+        self._links.add(link)
+        self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
+        in_use = self.in_use.paths
+        placed = [library for library in in_use if blocks_of(library)]
+        try:
+            config = WorkerConfig(
+                device=self._device,
+                path=self._path,
+                options=self._options,
+                in_use=tuple([library for library in in_use if library not in placed]),
+                is_observed=self._is_observed,
+                is_timed=self._is_timed,
+                window=min(self._window, _WINDOW),
+                fast_paths=current_fast_paths(),
+            )
+            link.send(_orders.config(config))
+            for chunk in self._chunks.chunks.values():
+                link.send_chunk(chunk)
+            for library in placed:
+                self._prepare(link, library)
+            self._slabs.tell(link)
+            await link.wait(lambda: link.is_ready)
+            self._recoveries.started(time.perf_counter() - began)
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    def _gone(self, link: WorkerLink) -> None:
+        """Forget a worker of which nothing is left; replace it if it was a spare."""
+        self._links.discard(link)
+        if link in self._spares:
+            self._spares.remove(link)
+            if not self._is_closed:
+                self._failures += 1
+                self.refill()
+
+
+class SlabTable:
+    """Tells of each slab, before anything in it is named, and of its end.
+
+    Args:
+        pool: The pool; None if the workers' device needs none.
+        links: Gives the workers that there are.
+    """
+
+    def __init__(self, pool: HostPool | None, links: Callable[[], Iterable[WorkerLink]]) -> None:
+        self._pool = pool
+        self._links = links
+        self._launcher: Launcher
+        # Their names in the launcher.
+        self._kept: dict[int, int] = {}
+
+    def open(self, launcher: Launcher) -> None:
+        """Begin; the launcher empties the memory if this process dies."""
+        self._launcher = launcher
+        if self._pool is not None:
+            self._pool.on_make = self._share
+            self._pool.on_drop = self._unshare
+
+    def tell(self, link: WorkerLink) -> None:
+        """Have a new worker map what there is."""
+        if self._pool is not None:
+            for slab in self._pool.slabs.values():
+                _send(link, slab)
+
+    def close(self) -> None:
+        """Give the pool up; arrays in it stay as they are."""
+        if self._pool is not None:
+            for slab in self._pool.slabs.values():
+                self._forget(slab)
+            self._pool.close()
+
+    def _share(self, slab: Slab) -> None:
+        assert slab.descriptor is not None
+        self._kept[slab.number] = self._launcher.keep_chunk(slab.descriptor)
+        for link in self._links():
+            _send(link, slab)
+
+    def _unshare(self, slab: Slab) -> None:
+        self._forget(slab)
+        for link in self._links():
+            link.send(_orders.unslab(slab.number))
+
+    def _forget(self, slab: Slab) -> None:
+        kept = self._kept.pop(slab.number, None)
+        if kept is not None:
+            self._launcher.forget_chunk(kept)
+
+
+def _send(link: WorkerLink, slab: Slab) -> None:
+    assert slab.descriptor is not None
+    link.send(_orders.slab(slab.number, slab.nbytes), (slab.descriptor,))

@@ -1,1 +1,0 @@
-"""Host memory that a device transfers from and to."""

@@ -1,1 +1,0 @@
-"""Contexts in the process of the program."""

@@ -1,0 +1,600 @@
+"""The launcher: starts the worker processes of a system, and none outlives it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import sys
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import (
+    Actor,
+    ActorContext,
+    ActorError,
+    Backoff,
+    DeferredReply,
+    Intensity,
+    Policy,
+    Ref,
+    Request,
+    System,
+    handles,
+    open_system,
+)
+from ...backends import resolve
+from ...backends.base import AccelError, NotSupportedError
+from ..base._errors import lost_descriptors
+from ..base._options import Preload
+from ._ahead import ImportsAhead
+from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, is_dead
+
+__all__ = [
+    "Launcher",
+    "LauncherActor",
+    "LauncherError",
+    "StartWorker",
+    "WorkerProcess",
+    "describe_workers",
+    "open_launcher",
+]
+
+_END = 2.0
+# D79: a process that has lived for a second after its start has served, and the back-off begins anew.
+_POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
+# Its failures are those of the devices that order workers, which count them; never the system's.
+_ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
+_logger = logging.getLogger("trio_accel.devices")
+
+# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
+_FLAGS, _STATUS = 6, -1
+_IS_EXITING = 0x4
+# CPUCLOCK_SCHED of the kernel: all that its threads have run.
+_SCHEDULED = 2
+
+
+@attrs.frozen
+class StartWorker(Request["LauncherActor", "WorkerProcess"]):
+    """Start a worker process; the reply comes when its program has begun.
+
+    A cancelled asker gets its cancellation when nothing is left of the worker. With
+    ``abandon_on_cancel`` the worker would have no owner, and live until the launcher ends.
+
+    Attributes:
+        arguments: Its command line behind `sys.executable` and `interpreter_options`.
+        descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
+        preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
+            once; the worker is a fork of it, and runs the text behind ``-c``. Without, or where a fork would
+            not do, the worker is a fresh interpreter, isolated as the launcher is.
+
+    If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
+
+    Raises:
+        LauncherError: It could not be started, or a second launcher died over it.
+        ActorFailedError: The launcher's actor ended meanwhile.
+    """
+
+    arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
+    descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
+    preload: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+
+
+@attrs.frozen
+class Order:
+    """A worker to be started, and the asker that is told.
+
+    Attributes:
+        message: The request.
+        reply: Takes the worker.
+        is_again: Whether a launcher has died over it.
+    """
+
+    message: StartWorker
+    reply: DeferredReply[WorkerProcess]
+    is_again: bool = False
+
+
+class LauncherActor(Actor):
+    """Holds a launcher process; when that dies, all workers have died with it, and another is started."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+        self._link: LauncherLink
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, Order] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+        # Modules that the process has imported, as workers were started with them.
+        self._imported: set[str] = set()
+
+    @asynccontextmanager
+    @enable_ki_protection
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the process; its workers end with it, and it is gone when this ends."""
+        try:
+            self._link = link = await LauncherLink.open()
+        except AccelError as error:
+            self._front.refuse(error)
+            raise
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.write)
+                nursery.start_soon(link.watch, self._is_asked)
+                nursery.start_soon(self._read)
+                context.show_process(link.pid)
+                for order in self._front.attach(link):
+                    self._accept(order)
+                # Behind the waiting orders: their workers import modules themselves, which is sooner than a
+                # trial.
+                self._front.ahead.begin(link)
+                yield
+                nursery.cancel_scope.cancel(reason="the launcher ends")
+        finally:
+            # Before the workers are told: orders that follow wait for the next process.
+            self._front.detach()
+            how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
+            await self._end_all(how)  # noqa: ASYNC102  # the same
+
+    @handles(StartWorker, ki_protected=True)
+    async def start(self, message: StartWorker) -> DeferredReply[WorkerProcess]:
+        """Order a worker."""
+        reply: DeferredReply[WorkerProcess] = self.context.defer(on_cancel=self._front.withdraw)
+        self._accept(Order(message, reply))
+        return reply
+
+    def _accept(self, order: Order) -> None:
+        number = next(self._numbers)
+        try:
+            self._send(number, order.message)
+        except (OSError, TypeError, NotSupportedError) as error:
+            failed = LauncherError(f"a worker process could not be ordered: {error}")
+            failed.__cause__ = error
+            order.reply.fail(failed)
+        else:
+            self._orders[number] = order
+            self._link.ask()
+
+    def _is_asked(self) -> bool:
+        return (
+            bool(self._orders)
+            or self._front.ahead.is_pending
+            or any(worker.is_asked_for for worker in self._workers.values())
+        )
+
+    def _send(self, number: int, message: StartWorker) -> None:
+        preload = message.preload if self._front.preloads else ()
+        self._link.order("start", number, message.arguments, message.descriptors, preload=preload)
+
+    @enable_ki_protection
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._take(await self._link.receive())
+        except EndOfLink:
+            how = await self._link.wait_end()
+            if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
+                # The process may have died of the imports, and the next one would die of them, too.
+                self._front.preloads = False
+                self._front.warn(f"their launcher {how} while it imported modules")
+            self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
+
+    def _take(self, report: Report) -> None:
+        number, detail = report.number, report.detail
+        if report.kind == "failed":
+            self._refuse(number, f"a worker process could not be started: {detail}")
+            return
+        if report.kind == "fresh":
+            self._begin_fresh(number, str(detail))
+            return
+        if report.kind in ("pong", "importing"):
+            return
+        if report.kind in ("imported", "unimported"):
+            self._front.ahead.take(report)
+            return
+        assert isinstance(detail, int)
+        if report.kind == "started":
+            self._begun(number, detail, report.descriptors)
+            return
+        if number in self._workers:
+            self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
+        if number in self._orders:
+            # The cancelled asker has waited for the end of its worker.
+            self._orders.pop(number).reply.cancelled()
+
+    def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
+        if not descriptors:
+            # D74: without its descriptor the worker could not be watched or killed safely.
+            self._link.send("kill", number)
+            self._refuse(
+                number,
+                "a worker process has been ended again: there are too many open files here",
+                lost_descriptors(),
+            )
+            return
+        worker = self._workers[number] = WorkerProcess(pid, descriptors[0], self._link.ask)
+        self._imported.update(self._orders[number].message.preload)
+        if self._orders[number].reply.is_cancelled:
+            worker.close()
+        elif not self._orders.pop(number).reply.set(worker):
+            # The asker has gone meanwhile.
+            worker.close()
+
+    def _begin_fresh(self, number: int, why: str) -> None:
+        order = self._orders[number]
+        # Nothing was imported for it.
+        self._orders[number] = attrs.evolve(order, message=attrs.evolve(order.message, preload=()))
+        self._front.warn(why)
+
+    def _refuse(self, number: int, why: str, cause: OSError | None = None) -> None:
+        reply = self._orders.pop(number).reply
+        if reply.is_cancelled:
+            reply.cancelled()
+        else:
+            error = LauncherError(why)
+            error.__cause__ = cause
+            reply.fail(error)
+
+    async def _end_all(self, how: str) -> None:
+        self._front.ahead.end(how)
+        for number in tuple(self._orders):
+            order = self._orders[number]
+            if order.is_again or order.reply.is_cancelled:
+                self._refuse(number, f"a worker process was not started: the launcher {how}")
+            else:
+                # D79: an order is tried once more by the next launcher. If there is none, the reply fails
+                # with this actor's end.
+                self._front.postponed.append(attrs.evolve(order, is_again=True))
+        workers = tuple(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            # The launcher's end has killed them, or will in a moment.
+            worker.kill()
+            worker.report("ended with its launcher")
+        with trio.move_on_after(_END, shield=True):
+            for worker in workers:
+                await worker.wait()
+
+
+class Launcher:
+    """The launcher of a system, for the devices that share it. Made by `open_launcher`.
+
+    Attributes:
+        preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
+        ahead: Modules that it imports ahead for programs.
+        reasons: Why workers were no forks, in the order of their first times.
+        ref: Address of its actor, once it is open.
+        postponed: Orders that a process has left to the next one.
+    """
+
+    def __init__(self) -> None:
+        self.preloads: bool = True
+        self.reasons: list[str] = []
+        self.ahead: ImportsAhead = ImportsAhead()
+        self._supervisor: Ref[LauncherSupervisor] | None = None
+        self.ref: Ref[LauncherActor]
+        self._link: LauncherLink | None = None
+        self._opening = trio.Lock()
+        self._numbers = itertools.count(1)
+        self._chunks: dict[int, int] = {}
+        self.postponed: list[Order] = []
+        # Scopes of tasks that have ordered, and the error that refuses them.
+        self._asking: set[trio.CancelScope] = set()
+        self._refusal: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Launcher {self._supervisor!r}, {len(self._chunks)} chunks>"
+
+    async def start_worker(
+        self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
+    ) -> WorkerProcess:
+        """Start a worker process; see `StartWorker`.
+
+        Raises:
+            LauncherError: As there; or the launcher that is to start it does not start itself.
+        """
+        message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
+        with self._unless_refused():
+            return await self.ref.ask(message)
+        raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
+
+    async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
+        """Have modules imported for all workers that start from then on; each is tried in a child first.
+
+        A warning in the logs names each module that cannot be imported, or that no fork could use then. Each
+        launcher process that takes over imports them again. A cancelled caller leaves that as it is.
+
+        Args:
+            modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
+                this program.
+            preload: Modules that are imported before them, as in `StartWorker`.
+        """
+        before = tuple(preload)
+        over = [
+            self.ahead.want(each.module, before, is_trusted=each.trusted)
+            for each in (Preload(module) if isinstance(module, str) else module for module in modules)
+        ]
+        with self._unless_refused():
+            for each in over:
+                await each.wait()
+
+    def warn(self, why: str) -> None:
+        """Say, once, why workers are no forks; for the actor."""
+        if why not in self.reasons:
+            self.reasons.append(why)
+            _logger.warning(
+                "worker processes start as fresh interpreters, which takes half a second and more "
+                "instead of some 30 ms: %s",
+                why,
+            )
+
+    @contextmanager
+    def _unless_refused(self) -> Generator[None, None, None]:
+        """Leave the block once no launcher starts."""
+        with trio.CancelScope() as scope:
+            self._asking.add(scope)
+            try:
+                yield
+            finally:
+                self._asking.discard(scope)
+
+    def refuse(self, error: Exception) -> None:
+        """Refuse what is ordered now, as no launcher starts; for the actor."""
+        self._refusal = error
+        for scope in self._asking:
+            scope.cancel(reason="the launcher does not start")
+
+    @enable_ki_protection
+    def keep_chunk(self, descriptor: int) -> int:
+        """Have shared memory emptied when this process dies, whatever process has a descriptor.
+
+        Each launcher process that takes over is told again.
+
+        Args:
+            descriptor: It stays the caller's, and must be open until the chunk is forgotten.
+
+        Returns:
+            The number to forget it by.
+
+        Raises:
+            OSError: The descriptor is not open.
+        """
+        number = next(self._numbers)
+        if self._link is not None:
+            self._link.send("keep", number, None, (descriptor,))
+        self._chunks[number] = descriptor
+        return number
+
+    @enable_ki_protection
+    def forget_chunk(self, number: int) -> None:
+        """Keep a chunk no longer; its memory goes when all its other descriptors and mappings have gone.
+
+        Raises:
+            KeyError: There is no such chunk.
+        """
+        del self._chunks[number]
+        if self._link is not None:
+            self._link.send("forget", number)
+
+    def attach(self, link: LauncherLink) -> list[Order]:
+        """Go on with a new process; for the actor. Returns what the one before has left."""
+        self._link = link
+        for number, descriptor in self._chunks.items():
+            link.send("keep", number, None, (descriptor,))
+        left = [order for order in self.postponed if not order.reply.is_done]
+        self.postponed.clear()
+        return left
+
+    def detach(self) -> None:
+        """End with the process; for the actor."""
+        self._link = None
+
+    def withdraw(self) -> None:
+        """Let go of cancelled askers whom no process serves; for the actor. The others wait for theirs."""
+        for order in tuple(self.postponed):
+            if order.reply.is_cancelled:
+                self.postponed.remove(order)
+                order.reply.cancelled()
+
+    async def open_in(self, system: System) -> None:
+        """Start the actor, unless it lives; for `open_launcher`."""
+        async with self._opening:
+            if self._supervisor is not None and not self._supervisor.is_terminated:
+                if not self.ref.is_terminated:
+                    return
+                await self._supervisor.stop()
+            taken = {child.name for child in system.tree().children}
+            names = itertools.chain(["launcher"], (f"launcher#{number}" for number in itertools.count(2)))
+            name = next(name for name in names if name not in taken)
+            self._supervisor = await system.spawn(LauncherSupervisor, self, name=name, policy=_ALWAYS)
+
+
+class LauncherSupervisor(Actor):
+    """Has the actor of the launcher process restarted as often as it fails."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Start that actor."""
+        self._front.ref = await context.spawn(LauncherActor, self._front, name="process", policy=_POLICY)
+        yield
+
+
+# Weak on both sides, as a launcher's address holds its system: the actor itself keeps the launcher alive.
+_launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
+
+
+# Processes look here which of their descriptors are open, and there for their threads and children.
+_DESCRIPTORS = "/proc/self/fd"
+
+
+async def open_launcher(system: System) -> Launcher:
+    """Find the launcher of a system, or start it: concurrent first calls start one.
+
+    Actors are stopped in reverse start order, and the workers end with the launcher. So call this
+    before the actors that use them are spawned.
+
+    Raises:
+        NotSupportedError: The platform has not what worker processes take.
+        LauncherError: The launcher process did not start.
+        RuntimeError: The system is stopping.
+    """
+    if not os.access(_DESCRIPTORS, os.R_OK):
+        raise NotSupportedError(
+            "worker processes need /proc, which is not mounted here: mount it (in a container: do not hide "
+            "it), or open the device with isolation='inline'"
+        )
+    known = _launchers.get(system)
+    launcher = None if known is None else known()
+    if launcher is None:
+        launcher = Launcher()
+        _launchers[system] = weakref.ref(launcher)
+    await launcher.open_in(system)
+    return launcher
+
+
+async def describe_workers() -> str:
+    """Say how worker processes start on this machine, and why so; starts one that ends at once."""
+    async with open_system("trial") as system:
+        try:
+            backend, _ = resolve("cpu")
+            launcher = await open_launcher(system)
+            worker = await launcher.start_worker(("-c", ""), preload=backend.preload)
+        except (AccelError, ActorError, LauncherError) as error:
+            return f"none: {error}"
+        await worker.wait()
+        return f"fresh interpreters: {launcher.reasons[0]}" if launcher.reasons else "forks"
+
+
+class WorkerProcess:
+    """A running worker. Made by the launcher; to be used on the Trio thread.
+
+    Args:
+        pid: Its process number.
+        descriptor: Of the process; it belongs to this from here on.
+        ask: Called when somebody waits for the launcher's report of its end.
+
+    Attributes:
+        pid: Its process number; after its death it may be another's.
+        is_asked_for: Whether somebody waits for that report.
+    """
+
+    def __init__(self, pid: int, descriptor: int, ask: Callable[[], None]) -> None:
+        self.pid: int = pid
+        self.is_asked_for: bool = False
+        self._ask = ask
+        self._descriptor: int | None = descriptor
+        self._how: str | None = None
+        self._reported = trio.Event()
+        self._watching = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<WorkerProcess {self.pid}, {self._how or 'running'}>"
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all its threads have ended and its memory is unmapped."""
+        if self._descriptor is None:
+            return self._how is not None
+        return is_dead(self._descriptor)
+
+    def ending(self) -> str | None:
+        """How it ends, where the kernel knows already but still takes it apart: a GPU's context takes long.
+
+        Returns:
+            As `wait`; None where it is not known yet, or no more.
+        """
+        fields = self._fields()
+        if fields is None:
+            return None
+        flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
+        # The pid cannot be reused before the process is reaped. Older kernels give 0 as an unknown status.
+        if not flags & _IS_EXITING or not status or self.is_dead:
+            return None
+        return describe_exit(os.waitstatus_to_exitcode(status))
+
+    def processor_time(self) -> int:
+        """Nanoseconds for which its threads have run; 0 where the system does not say."""
+        try:
+            # The clock of a process: see clock_getcpuclockid(3), which Python does not have.
+            return time.clock_gettime_ns((~self.pid << 3) | _SCHEDULED)
+        except OSError:
+            return 0
+
+    def is_in_disk_wait(self) -> bool:
+        """Tell whether its main thread waits for a disk, as one does that loads a large library."""
+        fields = self._fields()
+        return fields is not None and fields[0] == "D"
+
+    def _fields(self) -> list[str] | None:
+        """Read the kernel's record of it, from its state on."""
+        try:
+            # In bytes: text may need a codec to be imported.
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                # The name of the process is in brackets and may have any characters, brackets too.
+                return file.read().rpartition(b")")[2].decode().split()
+        except OSError:
+            return None
+
+    def kill(self) -> None:
+        """Kill it, whatever it is doing; harmless when it is dead."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; harmless when it is dead."""
+        if self._descriptor is None:
+            return
+        try:
+            signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            # Dead already, and reaped; the report is on its way.
+            return
+
+    async def wait_dead(self) -> None:
+        """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
+        async with self._watching:
+            if self._descriptor is not None and not self.is_dead:
+                # Closed meanwhile: then the process was killed.
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self._descriptor)
+
+    async def wait(self) -> str:
+        """Wait until it is dead, and reaped with all that it has started unless its launcher has gone.
+
+        Returns:
+            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
+        """
+        await self.wait_dead()
+        if not self._reported.is_set():
+            self.is_asked_for = True
+            self._ask()
+        await self._reported.wait()
+        self._close_descriptor()
+        assert self._how is not None
+        return self._how
+
+    def close(self) -> None:
+        """Give up the handle; the worker is killed if it lives."""
+        self.kill()
+        self._close_descriptor()
+
+    def report(self, how: str) -> None:
+        """Take note of its end, or of the end of its launcher; for the launcher."""
+        self._how = how
+        self._reported.set()
+        if self.is_dead:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            trio.lowlevel.notify_closing(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,566 @@
+"""The program of the launcher process: it starts worker processes, and sees to it that none is left behind.
+
+Run by its path, in an isolated interpreter without `site`: it is to be up in no time, and must import
+nothing but the standard library. It has one thread, the only one that workers may be forked from: a
+parent-death signal comes when the thread that forked has ended.
+
+Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
+detail of an order may be too long for a packet: then it is in a file, whose descriptor is the last.
+
+Processes that a worker starts die with it (D78): the worker adopts the orphans among its descendants, and
+this process adopts those that the worker leaves when it dies. They are killed before the end of the worker is
+reported and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the
+driver.
+
+A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
+imports once, and the worker is a fork of it. See `_launcher_fork.py`. Modules of the application itself are
+imported ahead by orders of their own, that start no worker: see `_launcher_trial.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import time
+import warnings
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from trio_accel.devices.launcher._launcher_fork import Forks
+    from trio_accel.devices.launcher._launcher_trial import Trials
+
+_PACKET = 1 << 16  # what the application limits its packets to
+_STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
+_MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
+_FIRST = 3  # of a worker's own descriptors, behind the standard ones
+_UNWIND = 1.0  # seconds for what was killed to be gone
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_SELF = "/proc/self/task"
+_FORKS = Path(__file__).with_name("_launcher_fork.py")
+_TRIAL = Path(__file__).with_name("_launcher_trial.py")
+
+_libc = ctypes.CDLL(None)
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+_fallocate = _libc.fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_PUNCH_HOLE = 0x3  # which must keep the size
+
+
+class Launcher:
+    """Serves the application until its control socket or its process ends."""
+
+    def __init__(self, control: socket.socket, application: int) -> None:
+        self._control = control
+        self._application = application
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(application, select.POLLIN)
+        # By the descriptor of the process: its number among the orders, and its pid.
+        self._workers: dict[int, tuple[int, int]] = {}
+        self._chunks: dict[int, int] = {}
+        self._forks: Forks | None = None
+        self._trials: Trials | None = None
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._is_wanted = True
+        self._ends_in_order = False
+
+    def run(self) -> None:
+        """Serve; when this returns, no worker is left."""
+        self._report("ready", 0, os.getpid())
+        while self._is_wanted:
+            # Deaths first: the next worker is to find nothing of those before it.
+            patience = None if self._trials is None else self._trials.patience()
+            ready = sorted(self._poll.poll(patience), key=lambda event: event[0] not in self._workers)
+            for descriptor, events in ready:
+                if descriptor == self._application:
+                    self._is_wanted = False
+                elif descriptor == self._control.fileno():
+                    self._talk(events)
+                else:
+                    self._reap(descriptor)
+            if self._trials is not None:
+                self._trials.look()
+        self._end_workers()
+        # D3: without this, chunks would live as long as any process has a descriptor of them. After an
+        # orderly end they stay, as the program may still hold arrays over them.
+        if not self._ends_in_order and _is_dead(self._application, _UNWIND):
+            # A forked child of the application may have a copy of the descriptor, so closing them is not
+            # enough.
+            for chunk in self._chunks.values():
+                _empty(chunk)
+
+    def _talk(self, events: int) -> None:
+        if events & select.POLLOUT:
+            self._flush()
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            data, descriptors = _receive(self._control)
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._is_wanted = False
+            return
+        self._obey(*cast("tuple[str, int, object]", json.loads(data)), descriptors)
+
+    def _obey(self, kind: str, number: int, detail: object, descriptors: list[int]) -> None:
+        match kind:
+            case "ping":
+                self._report("pong", number, 0)
+            case "start":
+                self._start(number, detail, descriptors)
+            case "import":
+                self._import_ahead(number, detail, descriptors)
+            case "kill":
+                self._kill(number)
+            case "keep" if descriptors:
+                self._chunks[number] = descriptors[0]
+            case "forget" if number in self._chunks:
+                os.close(self._chunks.pop(number))
+            case "end":
+                self._ends_in_order = True
+            case _:
+                # A chunk whose descriptor found no room here, and the end of that chunk.
+                pass
+
+    def _start(self, number: int, detail: object, descriptors: list[int]) -> None:
+        started: tuple[int, int] | OSError
+        try:
+            order = _read_order(detail, descriptors)
+            program = self._program(number, order, descriptors)
+            pid = program if isinstance(program, int) else _spawn(program, descriptors, os.getpid())
+            started = self._watch(number, pid)
+        except OSError as error:
+            started = error
+        # Closed before the report: its reader may rely on it that no other process has them.
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(started, OSError):
+            self._report("failed", number, str(started))
+        else:
+            worker, pid = started
+            self._report("started", number, pid, worker)
+
+    def _watch(self, number: int, pid: int) -> tuple[int, int]:
+        """Look after a child; returns its descriptor and its pid."""
+        try:
+            worker = os.pidfd_open(pid)
+        except OSError:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
+        self._workers[worker] = (number, pid)
+        self._poll.register(worker, select.POLLIN)
+        return worker, pid
+
+    def _import_ahead(self, number: int, detail: object, descriptors: list[int]) -> None:
+        """Import a module of the application: this process, when a child has shown that it may."""
+        try:
+            order = _read_order(detail, descriptors)
+        except OSError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._report("unimported", number, {"ahead": "refused", "reason": str(error)})
+            return
+        if self._trials is None:
+            self._forks = self._forks or _load_forks()
+            trials = cast("type[Trials]", _load(_TRIAL).Trials)
+            self._trials = trials(self._forks, _spawn, _receive, self._watch, self._report, _load)
+        self._trials.add(number, order, descriptors[0])
+
+    def _program(
+        self, number: int, order: Mapping[str, Any], descriptors: Sequence[int]
+    ) -> Callable[[int], object] | int:
+        """Return the body of a worker's process; modules to be imported ahead are imported now.
+
+        Returns a pid where the process that has imported modules of the application has forked it already.
+
+        That takes half a second, in which this process sees nothing: the end of the application, which it
+        meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
+        """
+        if order["preload"]:
+            forks = self._forks = self._forks or _load_forks()
+            if forks.lacks(order):
+                # Imports block this process: the application must not take the silence for a hang (D79).
+                self._report("importing", number, 0)
+            why = forks.prepare(order, descriptors[0])
+            if why is None:
+                pid = self._trials and self._trials.ask("start", order, descriptors)
+                return pid or (lambda free: forks.run(order, free))
+            self._report("fresh", number, why)
+        return lambda _: _execute(order["arguments"], order["environment"])
+
+    def _kill(self, number: int) -> None:
+        for worker, (other, _) in self._workers.items():
+            if other == number:
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+
+    def _reap(self, worker: int) -> None:
+        number, pid = self._workers.pop(worker)
+        self._poll.unregister(worker)
+        os.close(worker)
+        _, status = os.waitpid(pid, 0)
+        # The trials first: a process that a trial has left may be the template that workers are forked from
+        # (D138).
+        is_trial = self._trials is not None and self._trials.ended(pid, status)
+        self._end_orphans()
+        if not is_trial:
+            self._report("exited", number, status)
+
+    def _orphans(self) -> set[int]:
+        found = _children().difference(pid for _, pid in self._workers.values())
+        return found if self._trials is None else found - self._trials.awaited(found)
+
+    def _end_orphans(self) -> None:
+        """Kill what dead workers have left; the death of each may make more."""
+        deadline = time.monotonic() + _UNWIND
+        while orphans := self._orphans():
+            for pid in orphans:
+                # Forks in a chain may be quicker than a signal for each, but none escapes that of its group.
+                group = os.getpgid(pid)
+                if group != os.getpgrp():
+                    os.killpg(group, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                process = os.pidfd_open(pid)
+                is_dead = _is_dead(process, max(deadline - time.monotonic(), 0.0))
+                os.close(process)
+                if not is_dead:
+                    # The kernel holds on to it. When the next worker dies it is looked for again.
+                    return
+                os.waitpid(pid, 0)
+
+    def _report(
+        self, kind: str, number: int, detail: int | str | dict[str, object], *descriptors: int
+    ) -> None:
+        # Never waits: the application may be busy, and its end has to be noticed all the same.
+        self._outbox.append((json.dumps([kind, number, detail]).encode(), tuple(map(os.dup, descriptors))))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, descriptors = self._outbox[0]
+            try:
+                # Not `send_fds` and `recv_fds`: they take flags and ignore them.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+                self._control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
+                return
+            except ConnectionError:
+                # The application has gone; that is noticed by reading.
+                pass
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._outbox.popleft()
+        self._poll.modify(self._control, select.POLLIN)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+        deadline = time.monotonic() + _UNWIND
+        for worker, (_, pid) in self._workers.items():
+            # One that the kernel holds on to must not keep the others' memory.
+            if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
+                os.waitpid(pid, 0)
+        self._end_orphans()
+
+
+def _empty(chunk: int) -> None:
+    """Give the pages of shared memory back; its size is sealed.
+
+    What has no such seal is left alone: memory of a device, or a file that is no memory at all.
+    """
+    with suppress(OSError):
+        if fcntl.fcntl(chunk, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            _fallocate(chunk, _PUNCH_HOLE, 0, os.fstat(chunk).st_size)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Take a packet and its descriptors, which no worker is to inherit."""
+    descriptors = array("i")
+    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
+    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, list(descriptors)
+
+
+def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
+    """Read the description of a worker; it may be in a file, the last of the descriptors.
+
+    Returns:
+        Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
+        they are. For a module of the application also its name, whether it is trusted, and ``checks``: files
+        that say whether it has initialised a driver; see `AccelBackend.driver_check`.
+
+    Raises:
+        OSError: Some of the descriptors are missing.
+    """
+    if detail is None and descriptors:
+        with open(descriptors.pop(), "rb") as file:
+            file.seek(0)
+            detail = json.load(file)
+    order = cast("dict[str, Any] | None", detail)
+    if order is None or len(descriptors) != order["descriptors"]:
+        raise OSError("there are too many open files in the launcher of worker processes")
+    # The order has only the changes since this process was started.
+    return {"preload": [], "path": [], **order, "environment": _changed(_ENVIRONMENT, order["environment"])}
+
+
+def _children() -> set[int]:
+    """Return the children of this process, dead ones that are not reaped among them."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(_SELF):
+            with open(f"{_SELF}/{task}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    except FileNotFoundError:
+        # Not every kernel has these lists.
+        return {
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
+        }
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        # The process has ended meanwhile.
+        return 0
+
+
+def _is_dead(process: int, within: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(within * 1000))
+
+
+def _load_forks() -> Forks:
+    return cast("type[Forks]", _load(_FORKS).Forks)(_ENVIRONMENT)
+
+
+def _load(path: str | Path) -> ModuleType:
+    """Load a module by its path: there is no package here."""
+    from importlib import util
+
+    spec = util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher: int) -> int:
+    """Start a child of the launcher; returns its pid when its program has begun.
+
+    Args:
+        program: Takes the place of the forked child, given the first descriptor that is not its own.
+        descriptors: Of its working directory, and those it is to have.
+        launcher: Pid of the launcher, which may be another process that adopts it.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    directory, *given = descriptors
+    reader, writer = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # Where an imported module has started a thread; what follows is an `execve` then.
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            pid = _fork(launcher)
+        if pid == 0:
+            _become(program, directory, given, launcher, writer)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as pipe:
+        # The pipe closes at the `execve`, or when the fork closes its descriptors: an empty read is success.
+        failure = pipe.read()
+    if failure:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        raise OSError(failure.decode())
+    return pid
+
+
+def _fork(launcher: int) -> int:
+    """Fork a child of the launcher, which adopts it if this is another process; otherwise like `os.fork`."""
+    if launcher == os.getpid():
+        return os.fork()
+    # D138: an orphan goes to the nearest subreaper. This process must not be one, so that the launcher adopts
+    # the child and reaps it.
+    _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        between = os.getpid()
+        if (pid := os.fork()) != 0:
+            os.write(writer, str(pid).encode())
+            os._exit(0)
+        # The child waits until it is adopted, since its parent-death signal counts for its parent of that
+        # time.
+        while os.getppid() == between:
+            time.sleep(0.0002)
+        return 0
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        # As far as the parent of the child has said it: the child has the other end, too.
+        said = os.read(pipe.fileno(), 20)
+    os.waitpid(between, 0)
+    if not said:
+        raise OSError("no process could be forked")
+    return int(said)
+
+
+def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Change an environment; None stands for a variable that is gone."""
+    now = {**environment, **changes}
+    return {name: value for name, value in now.items() if value is not None}
+
+
+def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be a fresh interpreter. Descriptors close by themselves: only the standard ones are inheritable here.
+
+    An environment may have become so long that no program can be started with it, and the application goes on
+    with it; then the worker has what can be had.
+    """
+    fitting = {name: value for name, value in environment.items() if _fits(name, value)}
+    try:
+        os.execve(arguments[0], arguments, fitting)  # noqa: S606  # what was asked for
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        os.execve(arguments[0], arguments, _ENVIRONMENT)  # noqa: S606  # the same
+
+
+def _fits(name: str, value: str) -> bool:
+    return len(os.fsencode(name)) + len(os.fsencode(value)) + 2 <= _STRING
+
+
+def _become(
+    program: Callable[[int], object], directory: int, descriptors: Sequence[int], launcher: int, failure: int
+) -> NoReturn:
+    """In the forked child: turn into the worker."""
+    try:
+        _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:
+            # The launcher died before the parent-death signal was asked for, so it will never come.
+            os._exit(1)
+        # D78: the worker adopts the orphans among its descendants, so they die with it.
+        _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _reset_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
+        os.fchdir(directory)
+        # Moved out of the way first: a descriptor may have the number that is another one's place.
+        free = _FIRST + len(descriptors)
+        failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
+        aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
+        for place, descriptor in enumerate(aside, _FIRST):
+            os.dup2(descriptor, place)
+        program(free)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the asker
+        os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _reset_signals() -> None:
+    # Ignored signals are handed down from the application; handlers do not outlast an `execve`, and in a fork
+    # they are those of the modules that it has imported.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_control(number: int) -> socket.socket:
+    """Take the control socket, out of the way of standard descriptors that the application had closed."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    os.close(number)
+    while (null := os.open(os.devnull, os.O_RDWR)) < _FIRST:
+        os.set_inheritable(null, True)
+    os.close(null)
+    return socket.socket(fileno=moved)
+
+
+def _open_again() -> None:
+    """Have standard error apart from the application's own, where it is a pipe or a terminal.
+
+    A worker that makes it non-blocking would cut what the application prints, without an error.
+    """
+    # Not so with sockets, which cannot be opened, and files of another user.
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
+            # To open a pipe that is not read any more would block.
+            again = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            os.set_blocking(again, True)
+            os.dup2(again, 2)
+            os.close(again)
+
+
+def main(control: int, parent: int) -> None:
+    """Run the launcher.
+
+    Args:
+        control: Descriptor of the control socket.
+        parent: Pid of the application.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # An application that ignores SIGCHLD hands that down, and then the kernel would reap the workers itself.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # An ignored SIGALRM would not end imports that hang.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # It may keep the chunks of several devices.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
+    _open_again()
+    with _open_control(control) as connected:
+        application = os.pidfd_open(os.getppid())
+        # Asked for afterwards: it was alive then, so that the descriptor is of the right process.
+        if os.getppid() != parent:
+            return
+        # No file system is kept busy by this process.
+        os.chdir("/")
+        Launcher(connected, application).run()
+
+
+_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+# Imports of modules may change what this process has.
+_ENVIRONMENT = dict(os.environ)
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+        status = 0
+    except Exception as error:  # noqa: BLE001  # said as an interpreter says it
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        # Not by `sys.exit`, which waits for threads that imported modules may have started.
+        os._exit(status)

@@ -1,0 +1,447 @@
+"""The application's end of the launcher process: starting it, speaking with it, ending it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, cast
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...backends.base import AccelError, NotSupportedError
+from ...backends.base.kit.modules import search_path
+
+__all__ = ["EndOfLink", "LauncherError", "LauncherLink", "Report", "describe_exit", "program_arguments"]
+
+_PROGRAM = Path(__file__).with_name("_launcher_process.py")
+# The details of longer orders are sent in files.
+_PACKET = 1 << 16
+_READY = 10.0
+_END = 2.0
+_TICK = 0.1
+# So long a launcher that is asked for something may be silent, and while it imports modules.
+_SILENCE = 3.0
+_IMPORTING = 35.0
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "imported", "unimported", "pong")
+
+
+class LauncherError(AccelError):
+    """The launcher of worker processes could not be started, has died, or could not start a worker."""
+
+
+class EndOfLink(Exception):  # noqa: N818  # like EOFError it says what was met, and nothing went wrong here
+    """The launcher process has closed its end: it is dead or dying."""
+
+
+@attrs.frozen
+class Report:
+    """A message of the launcher process.
+
+    Attributes:
+        kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
+            ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
+        number: Number of the order that it is about.
+        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a module.
+        descriptors: Received with it; they belong to the receiver.
+    """
+
+    kind: str
+    number: int
+    detail: int | str | dict[str, Any]
+    descriptors: tuple[int, ...]
+
+
+class LauncherLink:
+    """A launcher process and the socket to it. Made by `open`; orders keep their order and never block."""
+
+    def __init__(self, control: socket.socket, environment: dict[str, str]) -> None:
+        self._control = control
+        self._environment = environment
+        self._process: trio.Process
+        self._watched: int | None = None
+        self._watching = trio.Lock()
+        # The reason if it was killed.
+        self._why = ""
+        # Seconds of its silence, seconds that it may be silent, and whether it is asked for anything.
+        self._silence = 0.0
+        self._may_be_silent = _SILENCE
+        self._has_asked = trio.Event()
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._has_more = trio.Event()
+        self._is_closed = False
+
+    @classmethod
+    @enable_ki_protection
+    async def open(cls) -> Self:
+        """Start a launcher process; returns when it is ready.
+
+        Raises:
+            NotSupportedError: The platform lacks process descriptors.
+            LauncherError: It did not start.
+        """
+        _check_platform()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        link = cls(ours, dict(os.environ))
+        try:
+            with theirs:
+                link._process = await _start(theirs.fileno())
+            link._watched = os.pidfd_open(link._process.pid)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            with trio.fail_after(_READY):
+                await link.receive()
+        except (EndOfLink, trio.TooSlowError) as error:
+            how = await link.close()  # noqa: ASYNC120  # it shields itself, and is bounded
+            raise LauncherError(
+                f"the launcher of worker processes did not start: the process {how}"
+            ) from error
+        except BaseException:
+            with trio.move_on_after(3 * _END, shield=True):
+                await link.close()
+            raise
+        return link
+
+    @property
+    def pid(self) -> int:
+        """Number of the launcher process."""
+        return self._process.pid
+
+    def environment_changes(self) -> dict[str, str | None]:
+        """Find changes of the environment since the launcher process inherited it; None: it is gone."""
+        now, then = dict(os.environ), self._environment
+        changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
+        changes.update((name, None) for name in then if name not in now)
+        return changes
+
+    def order(
+        self,
+        kind: str,
+        number: int,
+        arguments: Sequence[str],
+        descriptors: Sequence[int] = (),
+        *,
+        preload: Sequence[str] = (),
+        **trial: object,
+    ) -> None:
+        """Send an order for a process like this one; see `send`.
+
+        Args:
+            kind: ``start`` or ``import``.
+            number: Its number.
+            arguments: A worker's command line behind the interpreter and its options.
+            descriptors: Descriptors for the worker.
+            preload: Modules that the launcher imports before.
+            trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
+                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether
+                leftovers of its import are no obstacle (``trusted``).
+
+        Raises:
+            NotSupportedError: The interpreter is not known.
+        """
+        detail: dict[str, object] = {
+            "arguments": [_check_interpreter(), *interpreter_options(), *arguments],
+            "environment": self.environment_changes(),
+            "descriptors": 1 + len(descriptors),
+            "preload": preload,
+            "path": search_path() if preload or trial else (),
+            **trial,
+        }
+        directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.send(kind, number, detail, (directory, *descriptors))
+        finally:
+            os.close(directory)
+
+    def send(self, kind: str, number: int, detail: object = None, descriptors: Sequence[int] = ()) -> None:
+        """Send an order. The descriptors stay the caller's; nothing happens when the process has gone.
+
+        Raises:
+            OSError: It cannot be sent: one of the descriptors is not open, or there are too many open files.
+        """
+        if self._is_closed:
+            return
+        data = json.dumps([kind, number, detail]).encode()
+        if len(data) > _PACKET:
+            with open(os.memfd_create("trio_accel order", os.MFD_CLOEXEC), "w+b") as file:
+                file.write(json.dumps(detail).encode())
+                file.flush()
+                self._send(json.dumps([kind, number, None]).encode(), (*descriptors, file.fileno()))
+        else:
+            self._send(data, descriptors)
+
+    def _send(self, data: bytes, descriptors: Sequence[int]) -> None:
+        if self._outbox or not self._try(data, descriptors):
+            self._outbox.append((data, tuple(map(os.dup, descriptors))))
+            self._has_more.set()
+
+    def _try(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        try:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+            self._control.sendmsg([data], [rights] if descriptors else [])
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            # The process has gone, and the receiving task notices that.
+            return True
+        return True
+
+    @enable_ki_protection
+    async def write(self) -> None:
+        """Send what the socket had no room for, until cancelled."""
+        while True:
+            await self._has_more.wait()
+            await trio.lowlevel.wait_writable(self._control)
+            while self._outbox and self._try(*self._outbox[0]):
+                _close_all(self._outbox.popleft()[1])
+            if not self._outbox:
+                self._has_more = trio.Event()
+
+    @enable_ki_protection
+    async def receive(self) -> Report:
+        """Wait for the next report.
+
+        Raises:
+            EndOfLink: There will be none.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                data, descriptors = _receive(self._control)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._control)
+                continue
+            except ConnectionError:
+                # A process that dies with unread orders resets the connection once; its last reports come
+                # after that.
+                continue
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if not data:
+                raise EndOfLink
+            kind, number, detail = cast("tuple[str, int, int | str | dict[str, Any]]", json.loads(data))
+            assert kind in _MAY_BE
+            self._silence = 0.0
+            self._may_be_silent = _IMPORTING if kind == "importing" else _SILENCE
+            return Report(kind, number, detail, descriptors)
+
+    @enable_ki_protection
+    async def close(self) -> str:
+        """End the process and so its workers, in order or else by force; returns how it has ended."""
+        if not self._is_closed:
+            self.send("end", 0)
+            self._is_closed = True
+            while self._outbox:
+                _close_all(self._outbox.popleft()[1])
+            # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
+            # end it.
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_END):
+                return await self._bury()
+            self.kill()
+            with trio.move_on_after(_END):
+                return await self._bury()
+        return "does not end although it was killed"
+
+    async def wait_end(self) -> str:
+        """Wait for a process that has closed its end; returns how it has ended."""
+        with trio.move_on_after(_END):
+            return await self._bury()
+        return "has closed its socket"
+
+    def kill(self) -> None:
+        """Kill the process, whatever it is doing; its workers die with it."""
+        if self._watched is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._watched, signal.SIGKILL)
+
+    def ask(self) -> None:
+        """Have the process watched until it has answered; see `watch`."""
+        if not self._has_asked.is_set():
+            self._silence = 0.0
+            self._has_asked.set()
+
+    @enable_ki_protection
+    async def watch(self, is_asked: Callable[[], bool]) -> None:
+        """Watch that the process lives, and answers; otherwise it is killed (D79).
+
+        Returns when it is dead; its last reports can still be received. While it is not asked for anything
+        it may be stopped: its workers do not need it.
+
+        Args:
+            is_asked: Whether something that it was asked for is still to be said.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_silence, is_asked)
+            await self._wait_dead()
+            nursery.cancel_scope.cancel(reason="the launcher is dead")
+        # Processes that it has started, or that were being forked from it, may hold its end of the socket.
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RD)
+
+    async def _watch_silence(self, is_asked: Callable[[], bool]) -> None:
+        while True:
+            await self._has_asked.wait()
+            while is_asked():
+                self.send("ping", 0)
+                # Ticks are counted, not seconds of a clock: if this process was stopped, time has passed for
+                # both.
+                await trio.sleep(_TICK)
+                self._silence += _TICK
+                if self._silence >= self._may_be_silent:
+                    self._why = f"gave no answer for {self._may_be_silent:g} s and "
+                    self.kill()
+                    return
+            self._has_asked = trio.Event()
+
+    async def _wait_dead(self) -> None:
+        """Wait until the process is dead. It is not reaped by that, so its number is not reused."""
+        async with self._watching:
+            if self._watched is not None and not is_dead(self._watched):
+                await trio.lowlevel.wait_readable(self._watched)
+
+    async def _bury(self) -> str:
+        """Wait until the process is dead, and end what may be left of its group; returns how it has ended."""
+        await self._wait_dead()
+        if self._watched is not None:
+            # Its workers die with it by their parent-death signal, but processes that they have started do
+            # not.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            os.close(self._watched)
+            self._watched = None
+        return self._why + describe_exit(await self._process.wait())
+
+
+def is_dead(process: int) -> bool:
+    """Tell whether all threads of a process have ended, by its descriptor."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _check_platform() -> None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        raise NotSupportedError(
+            "worker processes need Linux 5.4 or later (process descriptors); "
+            "open the device with isolation='inline'"
+        ) from error
+
+
+def _check_interpreter() -> str:
+    """Return the path of the interpreter that runs this program, and is to run others.
+
+    Raises:
+        NotSupportedError: It is not known, as in a program that embeds Python.
+    """
+    if not sys.executable:
+        raise NotSupportedError(
+            f"worker processes need to know the path of the Python interpreter, and sys.executable is "
+            f"{sys.executable!r}; set it, or open the device with isolation='inline'"
+        )
+    return sys.executable
+
+
+async def _start(control: int) -> trio.Process:
+    command = [_check_interpreter(), "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
+    try:
+        return await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(control,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LauncherError(
+            f"the launcher of worker processes could not be started by {sys.executable!r}: {error}"
+        ) from error
+
+
+def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    # Not `recv_fds`: it takes flags and ignores them, and children would inherit the descriptors.
+    descriptors = array("i")
+    room = socket.CMSG_LEN(descriptors.itemsize)
+    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, tuple(descriptors)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# Until the path is set nothing is imported but what the interpreter has loaded by then. The folder of the
+# user's own packages is part of the path, but an isolated interpreter has not run its `.pth` files.
+_BOOT = """\
+import site, sys
+path = [*map(eval, sys.argv[1:])]
+del sys.argv[1:]
+sys.pycache_prefix = {prefix}
+if not site.ENABLE_USER_SITE and site.getusersitepackages() in path:
+    site.addsitedir(site.getusersitepackages())
+sys.path[:] = path
+from trio_accel.devices.worker._process import main
+main()
+"""
+
+
+def program_arguments() -> tuple[str, ...]:
+    """Return the command line of a device's worker behind the interpreter and its options."""
+    # D77: one ASCII literal for each entry, which no encoding of arguments changes, and which together may be
+    # long.
+    path = map(ascii, search_path())
+    return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
+
+
+def interpreter_options() -> tuple[str, ...]:
+    """Options of the interpreter of every worker.
+
+    It is isolated: neither the working directory nor variables of the environment say where modules are.
+    So what variables say of other things is told by options, but for those that have no option.
+    """
+    options = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
+    if not sys.flags.ignore_environment:
+        environment = os.environ
+        if environment.get("PYTHONDEVMODE"):
+            options += ["-X", "dev"]
+        if environment.get("PYTHONOPTIMIZE"):
+            level = environment["PYTHONOPTIMIZE"]
+            options += ["-OO" if level.isdecimal() and int(level) > 1 else "-O"]
+        if environment.get("PYTHONTRACEMALLOC", "").isdecimal():
+            options += ["-X", f"tracemalloc={environment['PYTHONTRACEMALLOC']}"]
+        if environment.get("PYTHONUTF8") in ("0", "1"):
+            options += ["-X", f"utf8={environment['PYTHONUTF8']}"]
+        for warning in filter(None, environment.get("PYTHONWARNINGS", "").split(",")):
+            options += ["-W", warning]
+    return tuple(options)

@@ -1,0 +1,405 @@
+"""The messages of a worker as bytes that hold values and nothing else.
+
+A worker runs native code of others, so its messages may be anything. To unpickle that would let it
+run what it likes in the application. The answers to operations, of which there are many, are a few words
+packed in binary. All other messages are JSON. Each message is checked here against its declaration (D80). The
+dispatch checks what it is about: requests, chunks, blocks.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, SupportsIndex, TypeAlias, cast
+
+import attrs
+
+from ...actors import Event
+from ...backends.base import CacheCounts, DType, MemoryStatistics
+from ...backends.base.contract.ops import ArraySpec
+from ...backends.base.contract.program_definition import build, tree_of
+from ._messages import SHORT, Count, Data, Integer, Messages, counts, expect, refuse
+from ._protocol import Codec, Message, NonsenseError
+from ._wire_values import WireError, decode_error, decode_event
+
+__all__ = ["ANSWERS", "KINDS", "MEMORY", "USAGE"]
+
+MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
+USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
+"""Counts of a worker's memory, in this order."""
+
+KINDS = Messages(are_read=True)
+"""All messages of a worker."""
+
+_answer = KINDS.declare()
+
+# First byte of a message: the encoding of the rest.
+_JSON, _DONE, _GRANTED, _RESULTS, _COPY, _DONES, _TIMES = 0, 1, 2, 3, 4, 6, 7
+_TAG_OF_DONES = bytes([_DONES])
+_HEAD = struct.Struct("<BQ")
+_THREE = struct.Struct("<BQQQ")
+_HEAD_OF_RESULTS = struct.Struct("<BQII")
+_HEAD_OF_COPY = struct.Struct("<B5QqQBB")
+_ADDRESS = struct.Struct("<QQQQ")
+_LENGTH = struct.Struct("<Q")
+_WORDS_OF_ADDRESS = _ADDRESS.size // _LENGTH.size
+# The values that are read take some twenty times as much memory.
+_LONGEST = 16 << 20
+_DTYPES = tuple(DType)
+_NUMBERS = {member.value: number for number, member in enumerate(_DTYPES)}
+_BYTES, _COMPLEX = "\0bytes", "\0complex"
+
+
+# The declarations, with what reads their fields.
+
+
+def _end(value: Any) -> str:
+    if value not in ("done", "withdrawn"):
+        refuse(value, "end of a request")
+    return str(value)
+
+
+def _error(value: Any) -> Exception:
+    error = decode_error(value)
+    _try_texts(error)
+    return error
+
+
+def _event(value: Any) -> Event:
+    event = decode_event(value)
+    error: BaseException | None = getattr(event, "error", None)
+    if error is not None:
+        _try_texts(error)
+    return event
+
+
+def _report(value: Any) -> str:
+    if type(value) is not str:
+        refuse(value, "text")
+    build(tree_of(value), ())
+    return value
+
+
+def _try_texts(error: BaseException) -> None:
+    """Check that its text can be made of the fields that were sent."""
+    str(error)
+    repr(error)
+    if isinstance(error, BaseExceptionGroup):
+        for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            _try_texts(member)
+    if error.__cause__ is not None:
+        _try_texts(error.__cause__)
+
+
+def _write_done(number: int, addresses: Any, results: Sequence[bytes], trouble: object) -> bytes | None:
+    """Write an answer to an operation that went well: its places alone, or with host arrays.
+
+    These come behind the numbers of addresses and results, the addresses, and the lengths of the results.
+    """
+    if trouble is not None:
+        return None
+    if not results:
+        if not addresses:
+            return _HEAD.pack(_DONE, number)
+        return b"".join([_HEAD.pack(_DONE, number), *[_ADDRESS.pack(*address) for address in addresses]])
+    return b"".join(
+        [
+            _HEAD_OF_RESULTS.pack(_RESULTS, number, len(addresses), len(results)),
+            *[_ADDRESS.pack(*address) for address in addresses],
+            *[_LENGTH.pack(len(result)) for result in results],
+            *results,
+        ]
+    )
+
+
+def _read_done(data: Data) -> Message:
+    """Read what `_write_done` wrote."""
+    if data[0] == _DONE:
+        _, number = _HEAD.unpack_from(data)
+        addresses = () if len(data) == _HEAD.size else tuple(_ADDRESS.iter_unpack(data[_HEAD.size :]))
+        return "done", number, addresses, (), None
+    _, number, address_count, count = _HEAD_OF_RESULTS.unpack_from(data)
+    start = _HEAD_OF_RESULTS.size
+    behind = start + address_count * _ADDRESS.size
+    addresses = tuple(_ADDRESS.iter_unpack(data[start:behind]))
+    start, behind = behind, behind + count * _LENGTH.size
+    lengths = [length for (length,) in _LENGTH.iter_unpack(data[start:behind])]
+    if behind + sum(lengths) != len(data) or (len(addresses), len(lengths)) != (address_count, count):
+        raise NonsenseError(
+            f"results of {len(data)} bytes do not have the lengths that they are said to have"
+        )
+    results: list[bytes] = []
+    for length in lengths:
+        results.append(bytes(data[behind : behind + length]))
+        behind += length
+    return "done", number, addresses, tuple(results), None
+
+
+def _write_granted(number: int, address: Any) -> bytes:
+    return _HEAD.pack(_GRANTED, number) + _ADDRESS.pack(*address)
+
+
+def _read_granted(data: Data) -> Message:
+    return "granted", _HEAD.unpack_from(data)[1], _ADDRESS.unpack(data[_HEAD.size :])
+
+
+def _write_times(number: int, begun: int, completed: int) -> bytes:
+    return _THREE.pack(_TIMES, number, begun, completed)
+
+
+def _read_times(data: Data) -> Message:
+    return "times", *_THREE.unpack(data)[1:]
+
+
+@functools.cache
+def _layout(ndim: int) -> struct.Struct:
+    return struct.Struct(f"<{ndim}Q{ndim}q")
+
+
+def _write_copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Any) -> bytes:
+    block, start, dtype, shape, strides = array
+    head = _HEAD_OF_COPY.pack(
+        _COPY, transfer, number, index, chunk, offset, block, start, _NUMBERS[dtype], len(shape)
+    )
+    return head + _layout(len(shape)).pack(*shape, *strides)
+
+
+def _read_copy(data: Data) -> Message:
+    head: tuple[int, ...] = _HEAD_OF_COPY.unpack_from(data)
+    block, start, dtype, ndim = head[-4:]
+    sizes = _layout(ndim).unpack(data[_HEAD_OF_COPY.size :])
+    array = ArraySpec(block, start, _DTYPES[dtype], sizes[:ndim], sizes[ndim:])
+    return "copy", *head[1:-4], array
+
+
+# What is sent of an error or an event, as what is made of it.
+_Error: TypeAlias = Annotated[WireError, _error]
+_Event: TypeAlias = Annotated[Message, _event]
+_Place: TypeAlias = tuple[Count, Count, Count, Count]
+_Trouble: TypeAlias = tuple[Annotated[str, _end], bool, bool, _Error | None, tuple[Integer, ...]]
+_Memory: TypeAlias = Annotated[tuple[object, ...], counts(len(MEMORY))]
+_Usage: TypeAlias = Annotated[tuple[object, ...], counts(len(USAGE))]
+_Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage]]
+
+
+@_answer
+def ready(libraries: tuple[str, ...]) -> None:
+    """The device is open, and has these libraries."""
+
+
+@_answer
+def started() -> None:
+    """The context serves."""
+
+
+@_answer
+def prepared() -> None:
+    """All is open that was to be opened ahead."""
+
+
+@_answer
+def made(library: str, taken: Count, imports: Count) -> None:
+    """A program's library is open; nanoseconds that this took, those of them for the import of its module."""
+
+
+@_answer
+def progress(number: Count, text: Annotated[str, _report]) -> None:
+    """The last value that a method has reported; the next once it is heard, or ahead of `done`."""
+
+
+# By hand: where launches are timed, each operation has one.
+@KINDS.declare(_TIMES, write=_write_times, read=_read_times)
+def times(number: Count, begun: Count, completed: Count) -> None:
+    """When a launch began, and when it was complete, in nanoseconds: ahead of `done`."""
+
+
+# By hand: each operation has one, and where all went well its head is all that there is.
+@KINDS.declare(_DONE, _RESULTS, write=_write_done, read=_read_done)
+def done(
+    number: Count, addresses: tuple[_Place, ...], results: tuple[bytes, ...], trouble: _Trouble | None
+) -> None:
+    """The end of a request or a lease; exactly one for each.
+
+    The bytes are those of host arrays. `trouble` is None if it was launched and all went well, otherwise
+    "done" or "withdrawn", whether it was launched, whether its fault has struck, its error, and ids of
+    invalid blocks. Where all went well, blocks that are where they were before are not named; otherwise all
+    are that it has made and that are there.
+    """
+
+
+# By hand: a world of devices holds its arrays for each collective.
+@KINDS.declare(_GRANTED, write=_write_granted, read=_read_granted)
+def granted(number: Count, address: _Place) -> None:
+    """A block is held; without a place where it was borrowed."""
+
+
+# By hand: how many axes an array has is told by the message itself.
+@KINDS.declare(_COPY, write=_write_copy, read=_read_copy)
+def copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Message) -> None:
+    """Copy from or to the host array of this index of a request: the stream is there."""
+
+
+@_answer
+def chunk(number: Count, nbytes: Count, *descriptors: int) -> None:
+    """Memory was made; before any block in it is named."""
+
+
+@_answer
+def unchunk(number: Count) -> None:
+    """That memory is gone."""
+
+
+@_answer
+def result(number: Count, value: _Counted | None) -> None:
+    """The answer to a question.
+
+    To "count" these are: launched, completed, in flight by library, memory, plans and workspace by library.
+    """
+
+
+@_answer
+def event(event: _Event, actor_class: str) -> None:
+    """An event of the worker's actors."""
+
+
+@_answer
+def log(name: str, level: Count, text: str) -> None:
+    """A record of the logs: logger, level, text."""
+
+
+@_answer
+def lost(error: _Error, is_silent: bool) -> None:
+    """The context is gone, nothing more is launched; whether nothing of it writes any more."""
+
+
+@_answer
+def closed() -> None:
+    """The context has ended in order."""
+
+
+# How messages become bytes, and bytes messages.
+
+
+def _encode(message: Message) -> bytes:
+    write = KINDS.writers.get(message[0])
+    if write is not None and (packed := write(*message[1:])) is not None:
+        return packed
+    text = b"\0" + _to_json(message).encode()
+    if len(text) > _LONGEST:
+        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
+    return text
+
+
+def _encode_all(messages: Sequence[Message]) -> bytes | None:
+    """Pack answers to operations that went well as words: number, count of addresses, these; else None.
+
+    Many askers get these together, so that each takes a third of the time of a message by itself.
+    """
+    words: list[int] = []
+    for message in messages:
+        if message[0] != "done":
+            return None
+        _, number, addresses, results, trouble = cast("tuple[Any, ...]", message)
+        if results or trouble is not None:
+            return None
+        words += (number, len(addresses))
+        for address in addresses:
+            words += address
+    return _TAG_OF_DONES + array.array("Q", words).tobytes()
+
+
+def _plain(value: object) -> object:
+    """Write a value that JSON has no form for."""
+    if isinstance(value, bytes):
+        return {_BYTES: value.decode("latin-1")}
+    if isinstance(value, complex):
+        return {_COMPLEX: [value.real, value.imag]}
+    if isinstance(value, SupportsIndex):
+        return int(value)
+    raise TypeError(f"{SHORT.repr(value)} cannot be sent: it is no plain value")
+
+
+# Made once: an encoder takes longer to make than a message to encode.
+_to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
+
+
+def _decode(data: Data) -> Message | list[Message]:
+    try:
+        if data[0] == _DONES:
+            return _read_dones(data)
+        return KINDS.readers.get(data[0], _read_json)(data)
+    except NonsenseError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it stumbles over is the worker's doing
+        raise NonsenseError(f"{type(error).__name__}: {error}") from None
+
+
+def _read_dones(data: Data) -> list[Message]:
+    words = array.array("Q")
+    words.frombytes(data[1:])
+    numbers = words.tolist()
+    messages: list[Message] = []
+    start, end = 0, len(numbers)
+    while start < end:
+        addresses: tuple[Any, ...] = ()
+        after = start + 2 + numbers[start + 1] * _WORDS_OF_ADDRESS
+        if after != start + 2:
+            expect(after <= end, "one of several answers is cut off")
+            addresses = tuple(
+                [
+                    tuple(numbers[first : first + _WORDS_OF_ADDRESS])
+                    for first in range(start + 2, after, _WORDS_OF_ADDRESS)
+                ]
+            )
+        messages.append(("done", numbers[start], addresses, (), None))
+        start = after
+    return messages
+
+
+def _read_json(data: Data) -> Message:
+    if data[0] != _JSON or len(data) > _LONGEST:
+        raise NonsenseError(f"{len(data)} bytes that begin with {data[0]} are no message")
+    name, *fields = _tuples(_from_json(str(data[1:], "ascii")))
+    kind = KINDS.kinds.get(name) if type(name) is str else None
+    if kind is None or kind.read is None:
+        raise NonsenseError(f"there is no message {SHORT.repr(name)}")
+    try:
+        return kind.name, *kind.read(tuple(fields))
+    except Exception as error:  # noqa: BLE001  # as above
+        raise NonsenseError(f"{name}: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """Make tuples of JSON's arrays."""
+    if type(value) is list:
+        # A text that is nested too deeply ends in RecursionError, which `_decode` makes nonsense of the
+        # worker's.
+        return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
+    if type(value) is dict:
+        return {name: _tuples(item) for name, item in cast("Mapping[str, Any]", value).items()}
+    return value
+
+
+def _value(found: dict[str, Any]) -> object:
+    if _BYTES in found:
+        return str(found[_BYTES]).encode("latin-1")
+    if _COMPLEX in found:
+        real, imaginary = found[_COMPLEX]
+        return complex(real, imaginary)
+    return found
+
+
+_from_json = json.JSONDecoder(object_hook=_value).decode
+
+ANSWERS = Codec(_encode, _encode_all, _decode)
+"""Codec of a worker's messages to the application (D80).
+
+Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.
+
+Raises:
+    NonsenseError: While reading: it is no message of a worker.
+    TypeError: While writing: a value is not plain.
+"""

@@ -1,0 +1,491 @@
+"""Frames: layout of messages and descriptors in a stream, and the outbox and inbox of a channel."""
+
+from __future__ import annotations
+
+import array
+import errno
+import mmap
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeAlias, cast
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..base._waits import TaskNotifier
+from ._protocol import Codec, Message, NonsenseError, SharedFrame
+
+__all__ = ["LOST", "MAX_LENGTH", "RETRY", "Inbox", "Outbox", "Received", "close_all"]
+
+Received: TypeAlias = tuple[Message, tuple[int, ...]]
+"""A message and the descriptors that came with it, which belong to the receiver.
+
+`LOST` stands for all of them if too many files are open in the process that receives.
+"""
+
+MAX_DESCRIPTORS = 16
+"""Descriptors that one message can carry."""
+
+LOST = -1
+"""In place of the descriptors of a message that were lost."""
+
+HEADER = struct.Struct("<IBQ")
+"""Header of each payload: its length, the number of descriptors, the number of the frame."""
+
+MAX_LENGTH = 2**32 - 1
+"""The most bytes of a payload."""
+
+BUFFER = 256 * 1024
+"""One read takes at most so many bytes, and one write gathers about so many."""
+
+TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+"""The kernel has no memory, or too many descriptors are on their way to processes that do not read.
+
+A socket counts as ready all the same, so one looks again after `RETRY` seconds.
+"""
+
+RETRY = 0.005
+
+# A frame from this size on is sent alone, which saves a copy.
+_LARGE = 64 * 1024
+# So many messages that were posted go in one frame.
+_POSTED = 64
+# So many system calls in a row before the writer lets other tasks run.
+_BURST = 8
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: members of an enumeration are put together by Python code.
+# Other systems have no workers, but import this.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)
+
+
+def duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
+    """Duplicate descriptors.
+
+    Raises:
+        OSError: One cannot be duplicated; then none is.
+    """
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except BaseException:
+        close_all(copies)
+        raise
+    return tuple(copies)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors that came with a message, or were to go with one."""
+    for descriptor in descriptors:
+        if descriptor != LOST:
+            os.close(descriptor)
+
+
+def _ignore() -> None:
+    """Nothing follows from it."""
+
+
+class Outbox:
+    """Sends frames, through the socket or by showing them in shared memory; what cannot go yet waits here.
+
+    A frame holds one message, or several that were posted: to encode these together takes less time and
+    fewer bytes, as what they have in common is written once. One that carries descriptors is sent by a system
+    call of its own: the kernel hands them over with its first byte, so they come in the order of the frames
+    that name their number.
+
+    Args:
+        sock: The socket.
+        codec: How messages are written.
+
+    Attributes:
+        is_broken: Whether nothing is sent any more.
+        pending_bytes: Bytes that are encoded, and that the socket has not taken yet.
+        shown: Where lone frames are shown to a peer that is awake, instead of being sent.
+        asks: First items of the messages that are answered.
+        on_asked: Called when one of them was sent, or shown.
+    """
+
+    def __init__(self, sock: socket.socket, codec: Codec) -> None:
+        self.is_broken: bool = False
+        self.pending_bytes: int = 0
+        self.shown: SharedFrame | None = None
+        self.asks: frozenset[object] = frozenset()
+        self.on_asked: Callable[[], None] = _ignore
+        self._sock = sock
+        self._codec = codec
+        self._encode = codec.encode
+        # Frames, with descriptors.
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        # Messages behind those of the queue, that are not encoded yet.
+        self._posted: list[Message] = []
+        # Bytes that are being sent: the rest of one or several frames, and descriptors that go with its
+        # start.
+        self._rest: bytes | memoryview | None = None
+        self._attached: tuple[int, ...] = ()
+        # How many frames there were; what the last holds, while it is shown alone.
+        self._frames = 0
+        self._held: bytes | None = None
+        self._is_refused = False
+        # Whether there is something to be sent that is answered.
+        self._is_asking = False
+        self._work = TaskNotifier()
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
+        """Put a message into the outbox; once it is broken, do nothing.
+
+        The message is encoded and its descriptors are duplicated here and now.
+
+        Args:
+            message: Plain values.
+            descriptors: At most `MAX_DESCRIPTORS` that the peer shall have too.
+            now: Try to send it right here if nothing waits: a lone message saves the way through
+                the writer, many in a row are cheaper together.
+
+        Raises:
+            ValueError: Too many descriptors, or 4 GiB and more.
+            OSError: A descriptor cannot be duplicated.
+        """
+        if self.is_broken:
+            return
+        if message[0] in self.asks:
+            self._is_asking = True
+        payload = self._encode(message)
+        if len(payload) > MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
+                f"allowed: {MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
+            )
+        if now and not descriptors and self._is_lone and self._show(payload):
+            return
+        # The caller may close its own before the socket takes them.
+        copies = duplicates(descriptors) if descriptors else ()
+        # What was posted came first, and goes first.
+        self._encode_posted()
+        is_first = self._rest is None and not self._queue
+        self._put(payload, copies)
+        if not (now and is_first and self._flush(1)):
+            self._work.notify()
+
+    def post(self, message: Message, *, now: bool = False, payload: bytes | None = None) -> None:
+        """Put a small message into the outbox, that is encoded when it is sent; see `send`.
+
+        Args:
+            message: Real numbers, strings, bytes, None and tuples of these.
+            now: Try to send it right here, with what was posted before it, unless the socket is full.
+            payload: The message as the channel's codec encodes it, if that was done by now.
+        """
+        if self.is_broken:
+            return
+        if message[0] in self.asks:
+            self._is_asking = True
+        if now and self._is_lone:
+            payload = payload or self._encode(message)
+            if not self._show(payload):
+                self._put(payload)
+                if not self._flush(1):
+                    self._work.notify()
+            return
+        self._posted.append(message)
+        if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
+            self._work.notify()
+
+    @enable_ki_protection
+    async def run(self) -> None:
+        """Send what the outbox holds, until the channel is closed or the peer is gone.
+
+        Cancelling it loses nothing: it may be run again.
+        """
+        while not self.is_broken:
+            if self._flush(_BURST):
+                if not self.is_broken:
+                    await self._work.wait()
+            elif self._is_refused:
+                await trio.sleep(RETRY)
+            else:
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_writable(self._sock)
+
+    def close(self) -> None:
+        """Send nothing any more; what waits is dropped."""
+        self.is_broken = True
+        self._held = self.shown = None
+        self.on_asked = _ignore
+        close_all(self._attached)
+        for _, descriptors in self._queue:
+            close_all(descriptors)
+        self._queue.clear()
+        self._posted.clear()
+        self._attached = ()
+        self._rest = None
+        self.pending_bytes = 0
+        self._work.notify()
+
+    @property
+    def _is_lone(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self._rest is None and not self._posted and not self._queue
+
+    def _show(self, payload: bytes) -> bool:
+        """Show a frame instead of sending it; returns whether the peer will see it."""
+        shown = self.shown
+        if shown is None:
+            return False
+        if self._held is not None:
+            # One frame is shown at a time: the next would overwrite it.
+            if not shown.is_taken(self._frames):
+                return False
+            self._held = None
+        if not shown.show(self._frames + 1, payload):
+            return False
+        self._frames += 1
+        self._held = payload
+        if self._is_asking:
+            self._is_asking = False
+            self.on_asked()
+        return True
+
+    def _flush(self, calls: int) -> bool:
+        """Send what goes without blocking, in so many system calls; say whether nothing is left."""
+        for _ in range(calls):
+            rest = self._rest or self._gather()
+            if rest is None:
+                return True
+            try:
+                sent = _transmit(self._sock, rest, self._attached)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                self._is_refused = error.errno in TRANSIENT
+                if self._is_refused:
+                    return False
+                # The peer is gone. The receiver still reads all that came before, and reports the end.
+                self.close()
+                return True
+            self._is_refused = False
+            if self._is_asking:
+                self._is_asking = False
+                self.on_asked()
+            # The kernel has handed them over with the first byte: the rest of the frame goes without them.
+            if self._attached:
+                close_all(self._attached)
+                self._attached = ()
+            self.pending_bytes -= sent
+            self._rest = memoryview(rest)[sent:] if sent < len(rest) else None
+        return self._rest is None and not self._queue and not self._posted
+
+    def _encode_posted(self) -> None:
+        """Put what was posted into frames."""
+        posted, self._posted = self._posted, []
+        for start in range(0, len(posted), _POSTED):
+            together = posted[start : start + _POSTED]
+            payload = self._codec.encode_all(together)
+            for each in (payload,) if payload else map(self._encode, together):
+                self._put(each)
+
+    def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        held = self._held
+        if held is not None:
+            self._held = None
+            assert self.shown is not None
+            if not self.shown.is_taken(self._frames):
+                # D44: the peer may take the shown frame at this moment, too; it drops a frame whose number it
+                # has seen.
+                self._append(self._frames, held, ())
+        self._frames += 1
+        self._append(self._frames, payload, descriptors)
+
+    def _append(self, number: int, payload: bytes, descriptors: tuple[int, ...]) -> None:
+        frame = HEADER.pack(len(payload), len(descriptors), number) + payload
+        self._queue.append((frame, descriptors))
+        self.pending_bytes += len(frame)
+
+    def _gather(self) -> bytes | None:
+        """Take from the outbox what one system call can send."""
+        if not self._queue:
+            self._encode_posted()
+            if not self._queue:
+                return None
+        frame, self._attached = self._queue.popleft()
+        if self._queue and not self._attached and len(frame) < _LARGE:
+            frames = [frame]
+            size = len(frame)
+            while self._queue and size < BUFFER:
+                following, descriptors = self._queue[0]
+                # Descriptors go with the first byte of a call, so of a frame. To join a large frame would
+                # copy it.
+                if descriptors or len(following) >= _LARGE:
+                    break
+                frames.append(following)
+                size += len(following)
+                self._queue.popleft()
+            frame = b"".join(frames)
+        self._rest = frame
+        return frame
+
+
+def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+    if not descriptors:
+        return sock.send(data, _NO_SIGNAL)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    return sock.sendmsg([data], [rights], _NO_SIGNAL)
+
+
+class Inbox:
+    """Frames that were read and not yet returned, of the socket and of the memory where the peer shows them.
+
+    Args:
+        decode: Reads a payload.
+        limit: The most bytes that one may have.
+
+    Attributes:
+        is_at_end: There is nothing more to read.
+        error: Why, where the peer did not simply close its end.
+        is_refused: The kernel had no memory to read with, for now.
+        seen: The memory where the peer shows frames.
+    """
+
+    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
+        self._read_payload = decode
+        self._limit = limit
+        # Mapped: the heap would keep the place of one that is gone, and all of it would be resident.
+        self._buffer = memoryview(mmap.mmap(-1, BUFFER, flags=mmap.MAP_PRIVATE))
+        # The buffer, or a larger one for the frame that is coming alone.
+        self._view = self._buffer
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        # Number of the last frame that was returned.
+        self._last = 0
+        self.is_at_end: bool = False
+        self.is_refused: bool = False
+        self.error: Exception | None = None
+        self.seen: SharedFrame | None = None
+
+    def poll(self) -> list[Received]:
+        """Return the next message, if it is shown in memory."""
+        seen = self.seen
+        if seen is None:
+            return []
+        # D44: a later frame comes behind some that the socket still has, and an earlier one was read there.
+        number = self._last + 1
+        payload = seen.take(number)
+        if payload is None:
+            return []
+        self._last = number
+        try:
+            return _alone(self._read_payload(payload))
+        except Exception as error:  # noqa: BLE001 - as in `read`
+            self.is_at_end = True
+            self.error = error.with_traceback(None)
+            return []
+
+    def read(self, sock: socket.socket) -> list[Received]:
+        """Read once; return the messages that are complete by then."""
+        received: list[Received] = []
+        self.is_refused = False
+        try:
+            # By the same call: a program that another thread starts meanwhile would keep the chunks (D3).
+            size, ancillary, flags, _ = sock.recvmsg_into(
+                [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
+            )
+            if ancillary or flags & _TRUNCATED:
+                self._take(ancillary, flags)
+            self._end += size
+            self.is_at_end = not size
+            self._decode(received)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
+            self.is_refused = isinstance(error, OSError) and error.errno in TRANSIENT
+            if not self.is_refused:
+                self.is_at_end = True
+                self.error = error.with_traceback(None)
+        if self.is_at_end:
+            # The frame that it showed last was sent before.
+            received += self.poll()
+        return received
+
+    def close(self) -> None:
+        """Drop everything; descriptors whose message was not returned are closed."""
+        self.is_at_end = True
+        self.seen = None
+        close_all(self._descriptors)
+        self._descriptors.clear()
+
+    def _take(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
+        if flags & _TRUNCATED:
+            # D74: the lost descriptors are those of the message that is being read, as the kernel hands over
+            # those of one message at a time.
+            self._descriptors.append(LOST)
+
+    def _decode(self, received: list[Received]) -> None:
+        """Append the messages that are complete, and make room for the next one."""
+        view, start, end, ahead = self._view, self._start, self._end, HEADER.size
+        needed = ahead
+        while end - start >= ahead:
+            length, count, number = HEADER.unpack_from(view, start)
+            if length > self._limit:
+                raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
+            begin = start + ahead
+            if begin + length > end:
+                needed += length
+                break
+            if number > self._last + 1:
+                raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
+            # D44: a frame that was shown in memory and sent as well has a number that was seen.
+            if number > self._last:
+                self._last = number
+                message = self._read_payload(view[begin : begin + length])
+                if type(message) is not list:
+                    received.append((cast("Message", message), self._claim(count) if count else ()))
+                elif count:
+                    raise NonsenseError("several messages came with descriptors")
+                else:
+                    # Several posted messages in one frame.
+                    received.extend([(one, ()) for one in message])
+            start = self._start = begin + length
+        if start == end:
+            self._view = self._buffer
+            self._start = self._end = 0
+        elif start + needed > len(view):
+            self._make_room(needed)
+
+    def _claim(self, count: int) -> tuple[int, ...]:
+        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
+        claimed: list[int] = []
+        while len(claimed) < count:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            if descriptor is None or descriptor == LOST:
+                close_all(claimed)
+                if descriptor is None:
+                    raise NonsenseError(f"a message came with {len(claimed)} descriptors instead of {count}")
+                return (LOST,)
+            claimed.append(descriptor)
+        return tuple(claimed)
+
+    def _make_room(self, needed: int) -> None:
+        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
+        rest = self._view[self._start : self._end]
+        # D80: mapped memory, which the system gives as it is filled: a frame may be announced, and never
+        # come.
+        self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def _alone(message: Message | list[Message]) -> list[Received]:
+    if type(message) is list:
+        raise NonsenseError("a frame that is shown holds one message")
+    return [(cast("Message", message), ())]

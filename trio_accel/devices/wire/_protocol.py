@@ -1,0 +1,300 @@
+"""What application and worker share: tags of encoded values, the first message, and the page of memory.
+
+Messages go through a socket, or to a receiver that is awake by a frame in memory that both processes see,
+`SharedFrame`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import mmap
+import os
+import pickle
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from typing import Self, TypeAlias
+
+import attrs
+
+from ...backends.base import DType
+from ...backends.base.kit.fast_paths import FastPaths
+from ..base._options import DeviceOptions
+
+__all__ = [
+    "ALLOCATIONS",
+    "ARRAY",
+    "COMPLEX",
+    "DTYPES",
+    "ENUM",
+    "FIRST_WORD",
+    "HOST",
+    "NAME",
+    "OUTPUTS",
+    "PICKLED",
+    "SIZE",
+    "TUPLE",
+    "WORDS",
+    "Address",
+    "Codec",
+    "Message",
+    "NonsenseError",
+    "SharedFrame",
+    "SharedPage",
+    "WorkerConfig",
+]
+
+Message: TypeAlias = tuple[object, ...]
+"""Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
+
+
+class NonsenseError(ValueError):
+    """The peer sent something that is no message, or a message that cannot be meant."""
+
+
+@attrs.frozen
+class Codec:
+    """How messages become bytes, and bytes messages.
+
+    Attributes:
+        encode: Writes one message.
+        encode_all: Writes several that go in one frame; None where each takes a frame of its own.
+        decode: Reads what either has written: a message, or a list of them. Where it cannot, it raises
+            `NonsenseError`, or any other exception.
+    """
+
+    encode: Callable[[Message], bytes]
+    encode_all: Callable[[Sequence[Message]], bytes | None]
+    decode: Callable[[bytes | memoryview], Message | list[Message]]
+
+
+_pickle = functools.partial(pickle.dumps, protocol=5)
+
+PICKLED = Codec(_pickle, _pickle, pickle.loads)
+"""For messages of a trusted peer: to read one may run code that the sender has chosen."""
+
+
+TUPLE, ARRAY, COMPLEX, ENUM, HOST = range(5)
+"""Tags: the first item of every tuple that stands for a value."""
+
+NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
+"""Where the operation's name, the blocks to be made and those that it writes stand in an encoded launch."""
+
+DTYPES = {member.value: member for member in DType}
+"""The dtypes by their names."""
+
+
+Address: TypeAlias = tuple[int, int, int, int]
+"""Place of a block as plain values: its id, bytes, the chunk, and the offset in it."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerConfig:
+    """First message to a worker.
+
+    Attributes:
+        device: Name of the device, such as ``"cpu:0"``.
+        path: Path of the device's actor; the actors of the worker have the paths that the tree shows.
+        options: Options of the device.
+        in_use: Import paths of the libraries that are in use, and have no blocks from their start: it opens
+            them ahead.
+        is_observed: Whether somebody observes messages.
+        is_timed: Whether times of launches are wanted.
+        window: The most seconds to stay awake for a request that is due; 0 to sleep.
+        fast_paths: Those that are taken.
+    """
+
+    device: str
+    path: str
+    options: DeviceOptions
+    in_use: tuple[str, ...]
+    is_observed: bool
+    is_timed: bool
+    window: float
+    fast_paths: FastPaths
+
+
+SIZE = 1024
+"""Bytes of memory of a shared frame."""
+
+# Words of the sender, and in another cache line those of the receiver; the payload follows.
+_NUMBER, _LENGTH = 0, 1
+_IS_AWAKE, _TAKEN = 8, 9
+_AHEAD = 128
+# Processors that show stores, and make loads, in the order of the program.
+_ORDERED = frozenset({"x86_64", "amd64"})
+
+# One page in all.
+_FRAMES = 2048
+_MIDDLE = _FRAMES + SIZE
+_BYTES = _MIDDLE + SIZE
+FIRST_WORD = 2
+"""Number of the first word of a library."""
+
+WORDS = _FRAMES // 8
+"""How many words there are."""
+
+
+class SharedFrame:
+    """Where one process shows a frame to another that looks for it, instead of sending it.
+
+    Neither then calls the system (D44). Two things can go wrong with memory alone. A receiver could read half
+    of a
+    frame: so it is written and read as with a sequence lock, and its number, 0 while it is being written,
+    is the same before and after it was read. And a receiver could fall asleep over a frame that was just
+    shown: so it first says that it sleeps and then looks once more, and a sender first shows and then looks
+    whether it sleeps, each with a barrier in between, as in Dekker's algorithm. Whichever comes second
+    notices; if both do, the frame comes twice, and has the same number.
+
+    Args:
+        memory: `SIZE` bytes, all zero in the beginning.
+    """
+
+    __slots__ = ("_data", "_most", "_words")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:_AHEAD].cast("Q")
+        self._data = memory[_AHEAD:]
+        self._most = len(self._data)
+
+    # The sender.
+
+    def show(self, number: int, payload: bytes) -> bool:
+        """Show a frame.
+
+        Args:
+            number: Its place among all that were sent, from 1.
+            payload: Its payload.
+
+        Returns:
+            Whether the receiver will see it. If not, it may all the same.
+        """
+        length = len(payload)
+        if length > self._most:
+            return False
+        words = self._words
+        words[_NUMBER] = 0
+        # Sequence lock: the number is 0 while the frame is half written.
+        words[_LENGTH] = length
+        self._data[:length] = payload
+        words[_NUMBER] = number
+        _barrier()
+        return bool(words[_IS_AWAKE])
+
+    def is_taken(self, number: int) -> bool:
+        """Tell whether a frame was taken that was shown."""
+        return self._words[_TAKEN] >= number
+
+    # The receiver.
+
+    def wake(self) -> None:
+        """Announce that this end looks every now and then, until `sleep`."""
+        self._words[_IS_AWAKE] = 1
+
+    def sleep(self) -> None:
+        """Announce that this end sees only what is sent; what was shown by now is to be taken after that."""
+        self._words[_IS_AWAKE] = 0
+        _barrier()
+
+    def take(self, number: int) -> bytes | None:
+        """Return the payload of the frame of this number, if it is shown now."""
+        words = self._words
+        if words[_NUMBER] != number:
+            return None
+        # Copied before the number is read again: the sender may have begun to write the next frame.
+        payload = bytes(self._data[: words[_LENGTH]])
+        if words[_NUMBER] != number:
+            return None
+        words[_TAKEN] = number
+        return payload
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._words.release()
+        self._data.release()
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Tell whether this machine has the order of loads and stores that it takes."""
+        return platform.machine().lower() in _ORDERED
+
+
+_LOCK = threading.Lock()
+
+
+def _barrier() -> None:
+    """Have all stores seen before anything is loaded: an instruction with the lock prefix does so."""
+    with _LOCK:
+        pass
+
+
+class SharedPage:
+    """Words of 64 bits, and a frame of each end.
+
+    The words are the heartbeat, the looks of the engine, and one for each library. A word is written by the
+    worker alone, as a whole, so that what the application reads after the worker's death was written.
+
+    Attributes:
+        descriptor: To be given to the worker.
+        frames: Those that the application shows, and those that the worker does.
+    """
+
+    __slots__ = ("_map", "_words", "descriptor", "frames")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: int = descriptor
+        self._map = mmap.mmap(descriptor, _BYTES)
+        memory = memoryview(self._map)
+        self._words = memory[:_FRAMES].cast("Q")
+        self.frames: tuple[SharedFrame, SharedFrame] = (
+            SharedFrame(memory[_FRAMES:_MIDDLE]),
+            SharedFrame(memory[_MIDDLE:]),
+        )
+
+    @classmethod
+    def create(cls) -> Self:
+        """Make a page of zeros."""
+        descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _BYTES)
+            # The worker could cut the file, and then a read here would end the application by SIGBUS.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def heartbeat(self) -> int:
+        """How often the worker's heart has beaten."""
+        return self._words[0]
+
+    def beat(self) -> None:
+        """Show that the worker lives."""
+        self._words[0] += 1
+
+    @property
+    def looks(self) -> int:
+        """How often the worker's engine has looked after what is in flight; 0 while nothing is."""
+        return self._words[1]
+
+    def look(self, number: int) -> None:
+        """Show that it has looked so often, or with 0 that there is nothing to look after."""
+        self._words[1] = number
+
+    def started(self, word: int) -> int:
+        """Return the number of the last operation that a library has begun to launch."""
+        return self._words[word]
+
+    def start(self, word: int, number: int) -> None:
+        """Note that a library begins to launch an operation."""
+        self._words[word] = number
+
+    def close(self) -> None:
+        """Give the page back."""
+        self._words.release()
+        for frame in self.frames:
+            frame.close()
+        self._map.close()
+        os.close(self.descriptor)

@@ -1,0 +1,360 @@
+"""Reads launches as the application has written them: whole, or by a template."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import DType
+from ...backends.base.contract.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
+from ..base._waits import Arrival
+from ..operations._blocks import Block
+from ..operations._faults import FaultHit, FaultPlan, Faults
+from ..operations._operation import Launch
+from ..wire._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Message
+from ..wire._wire_values import decode_fault
+from ._memory import RemoteArray, WorkerBlocks
+
+__all__ = ["LaunchTemplate", "decode_array", "decode_launch", "decode_spec", "no_host"]
+
+HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
+"""Called with what was sent for a host array; returns the array."""
+
+T = TypeVar("T")
+
+# Of one template: a program that drops its results has the same blocks again and again.
+_MOST_BINDINGS = 256
+
+
+def decode_launch(
+    data: Any,
+    number: int,
+    blocks: Mapping[int, Block],
+    shared: Callable[..., npt.NDArray[Any]],
+    results: list[npt.NDArray[Any]],
+) -> Launch:
+    """Make a launch of what the application made of it.
+
+    Args:
+        data: The launch as plain values.
+        number: Number of the request.
+        blocks: The blocks by their ids.
+        shared: Makes an array over memory of the application's, and adds what must be over before it is used.
+        results: Takes the host arrays that are sent with the reply.
+
+    Raises:
+        ImportError: This process does not have the specification's module.
+    """
+    name, library, spec, allocations, staged, behind, outputs, uses, fault = data
+    arrivals: list[Arrival] = []
+
+    def host(plain: Any) -> npt.NDArray[Any]:
+        kind, *rest = plain
+        if kind == "value":
+            return decode_array(rest[0])
+        if kind == "copy":
+            return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
+        if kind == "shared":
+            return shared(arrivals, *rest)
+        dtype: str
+        shape: tuple[int, ...]
+        dtype, shape = rest
+        results.append(np.empty(shape, DType(dtype).dtype))
+        return results[-1]
+
+    main = decode_spec(spec, host)
+    copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
+    copies_behind: Any = tuple([decode_spec(copy, host) for copy in behind]) if behind else ()
+    reads, writes = main.blocks()
+    for copy in copies:
+        reads |= copy.blocks()[0]
+    for copy in copies_behind:
+        writes |= copy.blocks()[1]
+    return Launch(
+        name,
+        main,
+        reads,
+        writes,
+        allocations,
+        copies,
+        copies_behind,
+        [blocks[output] for output in outputs],
+        [(argument, blocks[used]) for argument, used in uses],
+        [],
+        library,
+        None if fault is None else FaultHit(FaultPlan(name, decode_fault(fault), 1), Faults()),
+        number,
+        arrivals,
+    )
+
+
+def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
+    """Make a specification of what `encode_spec` made of it.
+
+    Args:
+        data: From `encode_spec`.
+        host: Called with what its counterpart returned; returns the host array.
+
+    Raises:
+        ImportError: This process has no such module.
+    """
+    path, *fields = cast("tuple[Any, ...]", data)
+    spec: OperationSpec = _descriptor_at(path).make([_decode_value(field, host) for field in fields])
+    return spec
+
+
+@functools.cache
+def _descriptor_at(path: str) -> Descriptor:
+    return _resolve(path, OperationSpec).descriptor()
+
+
+def _decode_value(data: object, host: HostDecoder) -> object:
+    """Make the value that something stands for: itself, unless it is a tuple."""
+    kind = type(data)
+    if kind is not tuple:
+        return data
+    tag, *values = cast("tuple[Any, ...]", data)
+    if tag == ARRAY:
+        block, (offset, dtype, shape, strides) = values
+        return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
+    if tag in (COMPLEX, HOST):
+        return complex(*values) if tag == COMPLEX else host(values[0])
+    items = [_decode_value(value, host) for value in values]
+    if tag == TUPLE:
+        return tuple(items)
+    path, value = items
+    return _enum_at(path)(value)
+
+
+@functools.cache
+def _enum_at(path: str) -> Callable[[object], enum.Enum]:
+    return _resolve(path, enum.Enum)
+
+
+def _resolve(path: str, base: type[T]) -> type[T]:
+    """Find the class of a path.
+
+    Raises:
+        ImportError: This process has no such module.
+        TypeError: It is no subclass of `base`.
+    """
+    module, _, name = path.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise TypeError(f"{path} is no {base.__name__}")
+    return found
+
+
+def decode_array(data: Message) -> npt.NDArray[Any]:
+    """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
+    dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
+    return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
+
+
+def no_host(array: Any) -> NoReturn:
+    """For specifications without host arrays."""
+    raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
+
+
+@attrs.frozen
+class _HostAddress:
+    """Place of a host array in a template."""
+
+    plain: Any
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Binding:
+    """A launch template bound to blocks: the common part of all its launches on these blocks.
+
+    Attributes:
+        spec: The specification; None where it has host arrays, of which one was not there yet.
+        reads: Blocks that it reads.
+        writes: Blocks that it changes.
+        allocations: Id and bytes of the blocks to make first.
+        outputs: Blocks that it writes.
+        uses: Arguments that exist already, and their blocks.
+        written: The `outputs`, as they were found last.
+        used: The `uses`, likewise.
+    """
+
+    spec: OperationSpec | None
+    reads: frozenset[int]
+    writes: frozenset[int]
+    allocations: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+    uses: tuple[tuple[str, int], ...]
+    written: tuple[Block, ...] = attrs.field(default=(), init=False)
+    used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
+    _new: tuple[Block, ...] = attrs.field(default=(), init=False)
+    # Value of the table's `changes` at that time.
+    _changes: int = attrs.field(default=-1, init=False)
+
+    def is_found(self, table: WorkerBlocks) -> bool:
+        """Whether all blocks are the ones that were found last, and none of those to be made is invalid."""
+        is_found = self._changes == table.changes
+        for block in self._new:
+            is_found = is_found and block.damaged_by is None
+        return is_found
+
+    def find(self, table: WorkerBlocks) -> None:
+        """Find the blocks."""
+        self.written = tuple([table[block] for block in self.outputs])
+        self.used = tuple([(argument, table[block]) for argument, block in self.uses])
+        self._new = tuple([table[block] for block, _ in self.allocations])
+        self._changes = table.changes
+
+
+class LaunchTemplate:
+    """A launch template in the worker (D23): it makes launches that differ in their blocks alone.
+
+    Args:
+        data: The template, as the application's `TemplateTable` has sent it.
+
+    Raises:
+        ImportError: This process does not have the specification's module.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._allocations: tuple[tuple[int, int], ...]
+        self._outputs: tuple[int, ...]
+        self._uses: tuple[tuple[str, int], ...]
+        self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
+        address: Any = _HostAddress
+        spec = decode_spec(plain, address)
+        described = spec.descriptor()
+        self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
+        self._reads, self._writes = spec.blocks()
+        self._fields: list[Any] = list(described.values(spec))
+        # Fields of one array each; and fields of many, with positions in place of blocks.
+        self._arrays = [
+            (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
+            for index, field in enumerate(self._fields)
+            if type(field) is ArraySpec
+        ]
+        self._many = [
+            (index, self._fields[index])
+            for index, field in enumerate(described.fields)
+            if field.role.count == "many"
+        ]
+        self._hosts = [
+            (index, field.plain[1:])
+            for index, field in enumerate(self._fields)
+            if isinstance(field, _HostAddress)
+        ]
+        self._packed = described.packed
+        self._values: Callable[[Any], Iterable[Any]] = described.values
+        self._bindings: dict[tuple[int, ...], Binding] = {}
+
+    def bind(self, blocks: tuple[int, ...]) -> Binding:
+        """Bind the template to the blocks of a launch, in the order in which they occur."""
+        binding = self._bindings.get(blocks)
+        if binding is None:
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[blocks] = self._make(blocks)
+        return binding
+
+    def forget_hosts(self) -> None:
+        """Drop specifications that have host arrays."""
+        if self._hosts:
+            self._bindings.clear()
+
+    def _make(self, blocks: tuple[int, ...]) -> Binding:
+        return Binding(
+            None if self._hosts else self._make_spec(self._fields_on(blocks)),
+            frozenset([blocks[position] for position in self._reads]),
+            frozenset([blocks[position] for position in self._writes]),
+            tuple([(blocks[position], nbytes) for position, nbytes in self._allocations]),
+            tuple([blocks[position] for position in self._outputs]),
+            tuple([(argument, blocks[position]) for argument, position in self._uses]),
+        )
+
+    def launch(
+        self,
+        number: int,
+        blocks: tuple[int, ...],
+        binding: Binding,
+        shared: Callable[..., npt.NDArray[Any]] = no_host,
+        packed: tuple[bytes, ...] = (),
+    ) -> Launch:
+        """Make a launch of this template.
+
+        Args:
+            number: Number of the request.
+            blocks: Its blocks, in the order in which they occur.
+            binding: The binding to these; its blocks are found.
+            shared: Makes an array over memory of the application's; see `decode_launch`.
+            packed: Its packed scalars.
+        """
+        arrivals: list[Arrival] = []
+        spec = binding.spec
+        if spec is None:
+            spec = self._with_hosts(blocks, arrivals, shared)
+            if not arrivals:
+                # Without arrivals the same host arrays are ready at each later launch, too.
+                binding.spec = spec
+        if packed:
+            spec = self._with_packed(spec, packed)
+        if spec.asker is not None:
+            # Each call has an asker of its own, and the binding's specification is shared.
+            spec = self._make_spec(list(self._values(spec)))
+        return Launch(
+            self._name,
+            spec,
+            binding.reads,
+            binding.writes,
+            binding.allocations,
+            (),
+            (),
+            binding.written,
+            binding.used,
+            (),
+            self._library,
+            None,
+            number,
+            arrivals,
+        )
+
+    def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
+        """Return the same specification with these scalars; itself if it has them."""
+        fields = list(self._values(spec))
+        if packed == tuple([fields[index] for index in self._packed]):
+            return spec
+        for index, content in zip(self._packed, packed, strict=True):
+            fields[index] = content
+        return self._make_spec(fields)
+
+    def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
+        """Return the fields of a specification, but for host arrays; the next call changes them."""
+        fields = self._fields
+        for index, position, layout in self._arrays:
+            block = blocks[position]
+            if fields[index].block != block:
+                # Most operands are those of the launch before, so their specifications can stay.
+                fields[index] = ArraySpec(block, *layout)
+        for index, arrays in self._many:
+            fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
+        return fields
+
+    def _with_hosts(
+        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
+    ) -> OperationSpec:
+        fields = self._fields_on(blocks)
+        for index, where in self._hosts:
+            fields[index] = shared(arrivals, *where)
+        spec = self._make_spec(fields)
+        for index, _ in self._hosts:
+            # The template must keep no array over memory that may be taken back (D60).
+            fields[index] = None
+        return spec

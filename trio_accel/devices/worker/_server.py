@@ -1,0 +1,555 @@
+"""The worker's end: it takes messages and has them served by the same engine as any other device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from itertools import starmap
+
+import attrs
+import trio
+
+from ...actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
+from ...backends import resolve_for_worker
+from ...backends.base import AccelDevice, AccelError, NotSupportedError, PlacedBlock
+from ..base._errors import lost_descriptors
+from ..base._options import DeviceOptions
+from ..base._waits import Availability
+from ..engine._context import ContextActor, Session, context_policy
+from ..engine._library_opener import CloseLibrary, PrepareLibrary
+from ..operations._blocks import BlockTable
+from ..operations._hooks import EngineHook, Phase
+from ..operations._operation import Launch
+from ..wire import _answers, _orders
+from ..wire._channel import Channel, EndOfChannel
+from ..wire._frames import LOST, Received
+from ..wire._messages import handlers
+from ..wire._protocol import Address, Message, SharedPage, WorkerConfig
+from ..wire._wire_values import encode_error, encode_event
+from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory, WorkerSlabs
+from ._requests import WorkerRequests
+
+__all__ = ["PreparedLibraries", "WorkerServer"]
+
+# So many messages are taken before other tasks have their turn.
+_IN_A_ROW = 16
+_FOREVER = 1e9
+
+
+class WorkerServer:
+    """Owner of the context in a worker; everything runs in the one task that reads, or by callbacks."""
+
+    def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
+        # The application waits for operations and ends a worker that does not close, so no grace is needed
+        # here.
+        self.options: DeviceOptions = attrs.evolve(
+            config.options, cancel_grace=_FOREVER, close_grace=_FOREVER
+        )
+        # D99: libraries that the generation before has used.
+        self.in_use: tuple[str, ...] = config.in_use
+        # The device, once it is open.
+        self.opened: AccelDevice
+        self.hooks: list[EngineHook] = []
+        self.next_generation: int = 0
+        self.variables: Context | None = copy_context()
+        self._grace = config.options.close_grace
+        self._system = system
+        self._channel = channel
+        self._config = config
+        self._availability = Availability()
+        self.blocks: BlockTable = BlockTable(config.device, self._availability)
+        self._table = WorkerBlocks(self.blocks)
+        self._memory = WorkerMemory(channel)
+        self._prepared = PreparedLibraries(self._memory)
+        self._requests = WorkerRequests(channel, page, self.blocks, self._table, self._memory)
+        self._copies = RemoteCopies(channel.send)
+        self.events: EventForwarder = EventForwarder(system, channel, config.path)
+        self._clock = LaunchClock(channel, self.hooks)
+        # The engine calls them with each operation, and with each look.
+        self.launching: Callable[[Launch], None] | None = self._requests.launching
+        self.looked: Callable[[int], None] = page.look
+        self._serving = self._requests.serving
+        self._context: Ref[ContextActor]
+        # Set once the context has opened ahead what it was told of at its start.
+        self._has_opened_ahead = trio.Event()
+        self._is_lost = False
+        # How many messages came together, of which one is being handled.
+        self._received = 0
+        self._nursery: trio.Nursery
+        self._handlers = _HANDLERS(
+            self, self._requests, self._copies, self._memory, self._memory.slabs, self._prepared
+        )
+
+    # Answers to the context's questions to its owner.
+
+    def open_device(self) -> AccelDevice:
+        """Return the device, which is open already."""
+        return self.opened
+
+    def attach(self, session: Session) -> None:
+        """Take the session of a context that stands ready."""
+        self._requests.session = session
+        self.progressed: Callable[[], None] = session.context.report_progress
+        self.blocks.release = session.engine.release_all
+
+    def detach(self, error: BaseException | None) -> None:
+        """End with the context; the application hears the error of its loss, if that is known by now."""
+        self._requests.session = None
+        # Arrays that are dropped from now on are gone with the device.
+        self.blocks.lose()
+        if isinstance(error, Exception) and not self._requests.is_closing:
+            self._lose(error)
+
+    def prepared(self) -> None:
+        """Note that the context has opened ahead what it was told of."""
+        self._has_opened_ahead.set()
+
+    def made(self, library: str, seconds: float, imports: float) -> None:
+        """Tell how long a program took."""
+        self._channel.send(_answers.made(library, int(seconds * 1e9), int(imports * 1e9)))
+
+    def is_alone(self) -> bool:
+        """Tell whether the application has sent nothing else."""
+        return self._received == 1 and len(self._serving) == 1
+
+    # The one task.
+
+    async def run(self, received: list[Received]) -> None:
+        """Open the device, then serve until the application closes the channel, which ends the process.
+
+        Args:
+            received: Messages that have come by now.
+        """
+        try:
+            self.opened = self._memory.device = await trio.to_thread.run_sync(self._open)
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._give_up(error)
+            await trio.sleep_forever()
+        handlers = self._handlers
+        self._on_observe(self._config.is_observed, self._config.is_timed)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._memory.slabs.run)
+            await self._stand_ready()
+            # Imports and the context live as long as the process: the collector need not walk through them.
+            gc.freeze()
+            self._channel.send(_answers.ready(tuple(self.opened.libraries)), now=True)
+            while True:
+                self._received = len(received)
+                for start in range(0, len(received), _IN_A_ROW):
+                    if start:
+                        # Operations that are launched by now may be done.
+                        await trio.lowlevel.checkpoint()
+                    for message, descriptors in received[start : start + _IN_A_ROW]:
+                        if LOST in descriptors:
+                            # D74: a descriptor was lost on the way, so the device would serve without a part
+                            # of the memory.
+                            self._give_up(lost_descriptors())
+                        else:
+                            handlers[message[0]](*message[1:], *descriptors)
+                try:
+                    received = await self._channel.receive()
+                except EndOfChannel:
+                    # The application is gone, or has no more use for this process.
+                    os._exit(0)
+
+    def _open(self) -> AccelDevice:
+        backend, info = resolve_for_worker(self._config.device)
+        limit = self.options.memory_limit
+        device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
+        return self._copies.wrap(device)
+
+    def _on_observe(self, is_observed: bool, is_timed: bool) -> None:
+        self.events.observe(is_observed)
+        self._clock.run(is_timed=is_timed)
+
+    async def _close_library(self, number: int, path: str) -> None:
+        with suppress(ActorError):
+            await self._context.ask(CloseLibrary(path))
+        self._channel.send(_answers.result(number, None), now=True)
+
+    async def _stand_ready(self) -> None:
+        """Have the context's actor run before it is needed; its memory follows."""
+        try:
+            self._context = self._requests.context = await self._system.spawn(
+                ContextActor,
+                self,
+                name="context",
+                restart=Restart.TEMPORARY,
+                policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
+            )
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._lose(error)
+            await trio.sleep_forever()
+        self._prepared.open(self.opened, self._context, self._nursery)
+        self._nursery.start_soon(self._watch_context)
+
+    async def _watch_context(self) -> None:
+        """Watch for the failure of the context's actor over its libraries: the error is known at its end."""
+        error = (await self._context.wait_terminated()).error
+        if not self._requests.is_closing:
+            self._lose(error or AccelError("the context ended by itself"))
+
+    def _lose(self, error: BaseException) -> None:
+        """Give the context up; the device says whether anything of it may still write."""
+        self._give_up(error, is_silent=self.opened.is_dead)
+
+    def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
+        """Tell the application the error of the context's loss; it ends this process.
+
+        Args:
+            error: The error of the loss.
+            is_silent: Whether its kernels cannot write to memory any more, so that the next need not wait
+                (D4).
+        """
+        if not self._is_lost:
+            self._is_lost = True
+            self._channel.send(_answers.lost(encode_error(error), is_silent), now=True)
+
+    def _on_start(self, generation: int, blocks: Iterable[Address]) -> None:
+        session = self._requests.session
+        if session is None:
+            # The context was lost while it stood ready, and the application knows.
+            return
+        try:
+            self._begin(session, generation, list(starmap(PlacedBlock, blocks)))
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._lose(error)
+        else:
+            self._channel.send(_answers.started(), now=True)
+
+    def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
+        # Chunks that are gone must be unmapped before `adopt` takes every mapped chunk over.
+        self._prepared.remove_leaving()
+        self.opened.adopt(blocks)
+        self._prepared.begin(session, blocks)
+        self._availability.begin(generation)
+        for block in blocks:
+            self._table.adopt(block.block, block.nbytes)
+        session.generation = generation
+        session.engine.begin(generation, self._table)
+        # The actors of a spare are shown only once it serves.
+        self.events.begin()
+        self._nursery.start_soon(self._tell_prepared)
+
+    async def _tell_prepared(self) -> None:
+        """Tell once all is there that was to be opened ahead: from here on the worker is whole."""
+        await self._has_opened_ahead.wait()
+        await self._prepared.wait_over()
+        self._channel.send(_answers.prepared(), now=True)
+
+    def _on_release(self, blocks: tuple[int, ...]) -> None:
+        self._table.let_go(blocks)
+        self.blocks.drain()
+
+    def _on_slab(self, number: int, nbytes: int, *descriptors: int) -> None:
+        self._memory.slabs.add(self.opened, number, nbytes, *descriptors)
+
+    def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
+        if released:
+            self._on_release(released)
+        self._requests.lease(self._nursery, number, block, write=write)
+
+    def _on_unlease(self, number: int) -> None:
+        self._requests.unlease(self._nursery, number)
+
+    def _on_borrow(
+        self,
+        number: int,
+        released: tuple[int, ...],
+        place: Address,
+        size: int,
+        stays: bool,
+        *descriptors: int,
+    ) -> None:
+        if released:
+            self._table.let_go(released)
+        block = PlacedBlock(*place)
+        try:
+            self._memory.borrow(block, size, *descriptors, stays=stays)
+        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
+            refused = NotSupportedError(
+                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
+            )
+            trouble = "done", False, False, encode_error(refused), ()
+            self._channel.send(_answers.done(number, (), (), trouble), now=True)
+        else:
+            self._requests.borrow(number, block)
+
+    def _on_call(self, number: int, what: str, path: str) -> None:
+        session = self._requests.session
+        if session is None:
+            return
+        if what == "synchronize":
+            self._nursery.start_soon(self._synchronize, number, session)
+            return
+        if what == "close":
+            self._nursery.start_soon(self._close_library, number, path)
+            return
+        self.blocks.drain()
+        memory = self.opened.memory()
+        engine = session.engine
+        in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
+        value: tuple[int, int, dict[str, int], tuple[object, ...], dict[str, tuple[object, ...]]] = (
+            engine.launched,
+            engine.completed,
+            in_flight,
+            attrs.astuple(memory),
+            {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},
+        )
+        self._channel.send(_answers.result(number, value), now=True)
+
+    async def _synchronize(self, number: int, session: Session) -> None:
+        await session.engine.synchronize()
+        self.blocks.drain()
+        self._channel.send(_answers.result(number, None), now=True)
+
+    def _on_poison(self, reason: str) -> None:
+        self.opened.poison(reason)
+
+    def _on_unslab(self, number: int) -> None:
+        self._requests.forget_hosts()
+        self._memory.slabs.remove(self.opened, number, self._wait_idle)
+
+    async def _wait_idle(self) -> None:
+        session = self._requests.session
+        if session is not None:
+            await session.engine.wait_idle()
+
+    def _on_close(self) -> None:
+        # First: from here on the end of the context is no loss that the application is told of.
+        self._requests.is_closing = True
+        self._requests.end_leases(self._nursery)
+        self._nursery.start_soon(self._close)
+
+    async def _close(self) -> None:
+        await self._context.stop()
+        self._channel.send(_answers.closed(), now=True)
+
+
+class EventForwarder:
+    """Tells of the actors below the context: of their lives always, of their messages if somebody observes.
+
+    Args:
+        system: The worker's own.
+        channel: Where the application is told.
+        path: Path of the device's actor.
+    """
+
+    def __init__(self, system: System, channel: Channel, path: str) -> None:
+        self._system = system
+        self._channel = channel
+        self._below = f"{path}/context/"
+        self._subscription: Subscription | None = None
+        # Events of the time in which the worker stood ready.
+        self._early: list[Message] | None = []
+
+    def begin(self) -> None:
+        """Show the worker's actors from now on: it serves."""
+        early, self._early = self._early, None
+        for message in early or ():
+            self._channel.send(message)
+
+    def observe(self, is_observed: bool) -> None:
+        """Begin or end to tell of messages."""
+        if is_observed and self._subscription is None:
+            self._subscription = self._system.subscribe(self._observe_message)
+        elif not is_observed and self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def tell(self, event: Event) -> None:
+        """Tell of an event."""
+        path = event.path
+        if not path.startswith(self._below):
+            return
+        actor_class = ""
+        if isinstance(event, ActorStarted):
+            with suppress(KeyError):
+                actor_class = self._system.tree().find(path).actor_class
+        message = _answers.event(encode_event(event), actor_class)
+        if self._early is None:
+            self._channel.send(message)
+        else:
+            # The tree shows the actors of the worker that serves.
+            self._early.append(message)
+
+    def _observe_message(self, event: Event) -> None:
+        if isinstance(event, MessageEvent):
+            self.tell(event)
+
+
+class LaunchClock:
+    """Notes when operations are launched and when they are complete.
+
+    Args:
+        channel: Where the application is told.
+        hooks: Those of the worker's engine.
+    """
+
+    def __init__(self, channel: Channel, hooks: list[EngineHook]) -> None:
+        self._channel = channel
+        self._hooks = hooks
+        self._begun: dict[int, int] = {}
+
+    def run(self, *, is_timed: bool) -> None:
+        """Begin or end to note times."""
+        if is_timed and self._see not in self._hooks:
+            self._hooks.append(self._see)
+        elif not is_timed and self._see in self._hooks:
+            self._hooks.remove(self._see)
+            self._begun.clear()
+
+    def _see(self, phase: Phase, launch: Launch) -> None:
+        if phase is Phase.ENQUEUE:
+            self._begun[launch.number] = time.monotonic_ns()
+        elif phase is Phase.COMPLETE:
+            begun = self._begun.pop(launch.number, None)
+            if begun is not None:
+                # The answer follows.
+                self._channel.post(_answers.times(launch.number, begun, time.monotonic_ns()))
+
+
+@attrs.define(eq=False)
+class _Prepared:
+    """A library that is opened ahead.
+
+    Attributes:
+        blocks: Where its blocks lay when it was to be opened.
+        is_over: Set when it is open, or cannot be opened.
+        is_closed: Whether the application has closed it.
+    """
+
+    blocks: tuple[PlacedBlock, ...]
+    is_closed: bool = False
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+
+
+class PreparedLibraries:
+    """Opens libraries ahead, before and after the worker takes over.
+
+    Before that, another worker serves. A library that has blocks from its start, as a program has, may read
+    them at the places that were told. If they have moved at the takeover, or are gone, the library is dropped
+    (D115).
+
+    Args:
+        memory: Maps the chunks.
+    """
+
+    def __init__(self, memory: WorkerMemory) -> None:
+        self._memory = memory
+        self._device: AccelDevice
+        self._context: Ref[ContextActor]
+        self._nursery: trio.Nursery
+        self._prepared: dict[str, _Prepared] = {}
+        # What is being opened.
+        self._running: set[_Prepared] = set()
+        # Chunks that are gone, and stay mapped while a library that is opened ahead has blocks in them.
+        self._leaving: set[int] = set()
+        self._has_begun = False
+
+    def open(self, device: AccelDevice, context: Ref[ContextActor], nursery: trio.Nursery) -> None:
+        """Begin, with the context of the worker."""
+        self._device = device
+        self._context = context
+        self._nursery = nursery
+
+    def on_prepare(self, library: str, blocks: Iterable[Address]) -> None:
+        """Open a library ahead.
+
+        Args:
+            library: Import path of its actor.
+            blocks: Places of the blocks that it has from its start.
+        """
+        prepared = _Prepared(tuple(starmap(PlacedBlock, blocks)))
+        if not self._has_begun:
+            try:
+                self._device.expect(prepared.blocks)
+            except ValueError:
+                # A place outside of the mapped chunks: the library is opened when it is used.
+                return
+            self._prepared[library] = prepared
+        self._running.add(prepared)
+        self._nursery.start_soon(self._prepare, library, prepared)
+
+    async def _prepare(self, path: str, prepared: _Prepared) -> None:
+        # The context may be about to end: then nothing is opened ahead.
+        with suppress(ActorError):
+            await self._context.ask(PrepareLibrary(path))
+        self._running.discard(prepared)
+        prepared.is_over.set()
+
+    async def wait_over(self) -> None:
+        """Wait until nothing is being opened ahead."""
+        while self._running:
+            await next(iter(self._running)).is_over.wait()
+
+    def on_forget(self, library: str) -> None:
+        """Close a library that was opened ahead: the application has closed it."""
+        prepared = self._prepared.get(library)
+        if prepared is not None:
+            prepared.is_closed = True
+        self._nursery.start_soon(self._close, library)
+
+    async def _close(self, path: str) -> None:
+        prepared = self._prepared.get(path)
+        if prepared is not None:
+            await prepared.is_over.wait()
+        with suppress(ActorError):
+            await self._context.ask(CloseLibrary(path))
+        if self._prepared.get(path) is prepared:
+            self._prepared.pop(path, None)
+
+    def begin(self, session: Session, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over: drop libraries that were opened with blocks that have moved.
+
+        Args:
+            session: The context.
+            blocks: All blocks, with their places.
+        """
+        self._has_begun = True
+        places = {place.block: place for place in blocks}
+        prepared = dict(self._prepared)
+        self._prepared.clear()
+        for path, each in prepared.items():
+            if any(places.get(place.block) != place for place in each.blocks):
+                # D115: its objects refer to addresses that may be another block's now.
+                session.discard(path)
+                if not each.is_closed:
+                    self.on_prepare(path, ())
+
+    def on_unchunk(self, number: int) -> None:
+        """Unmap a chunk that is gone; libraries that were opened ahead with blocks in it go first."""
+        paths = [
+            path
+            for path, prepared in self._prepared.items()
+            if any(place.chunk == number for place in prepared.blocks)
+        ]
+        if paths:
+            self._leaving.add(number)
+            self._nursery.start_soon(self._remove_chunk, number, paths)
+        else:
+            self._memory.remove_chunk(number)
+
+    async def _remove_chunk(self, number: int, paths: list[str]) -> None:
+        for path in paths:
+            await self._close(path)
+        if number in self._leaving:
+            self._leaving.remove(number)
+            self._memory.remove_chunk(number)
+
+    def remove_leaving(self) -> None:
+        """Unmap chunks that are gone, before the worker takes over all that are mapped."""
+        for number in self._leaving:
+            self._memory.remove_chunk(number)
+        self._leaving.clear()
+
+
+_HANDLERS = handlers(
+    _orders.ORDERS,
+    *(WorkerServer, WorkerRequests, RemoteCopies, WorkerMemory, WorkerSlabs, PreparedLibraries),
+    but=(_orders.config,),
+)

@@ -1,1 +1,0 @@
-"""The worker process: it serves requests with the engine."""
