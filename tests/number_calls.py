@@ -627,8 +627,8 @@ _REASONS: dict[str, str] = {
         "telemetry.XidEvent weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (
-        "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan PartPlanner.moved PartPlanner.output "
-        "PartPlanner.status Planner.output Planner.status devices.PartPlanner devices.in_range "
+        "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan "
+        "Planner.output Planner.status devices.in_range "
         "expressions.axes_of expressions.contraction_path expressions.permuted expressions.reduced"
     ),
     "a method or a function that is tried makes it": (
@@ -643,6 +643,7 @@ _REASONS: dict[str, str] = {
         "sparse.BsrToCsr sparse.CheckStructure sparse.CooToCsr sparse.CsrToCsc sparse.FindRows sparse.Ic0 "
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
+    "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
     "it sends what `check_interval` has checked, as `open_observation` does": "Observation.set_interval",
 }
 MADE = {name: reason for reason, names in _REASONS.items() for name in names.split()}

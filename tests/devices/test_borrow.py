@@ -381,7 +381,6 @@ async def test_many_borrow_it_at_once(pair: Pair) -> None:
 
 async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
     """And what waits for room is refused; the owner may write to the array when all of it is over."""
-    ta.testing.inject_fault(pair.other, "devices.Copy", delay=0.2)
     copies: list[ta.AccelRef] = []
     refused: list[ta.StaleRefError] = []
 
@@ -393,6 +392,8 @@ async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> 
 
     async with trio.open_nursery() as nursery:
         async with pair.other.borrow(pair.array) as borrowed:
+            await borrowed.copy()  # opens the library, so that the next ones begin at once
+            ta.testing.inject_fault(pair.other, "devices.Copy", delay=0.2)
             for _ in range(80):
                 nursery.start_soon(copy)
             await wait_all_tasks_blocked()

@@ -219,8 +219,8 @@ async def test_infinities_and_numbers_that_are_none(device: ta.Device) -> None:
 Wrong = Callable[[ta.Device, ta.AccelRef], Awaitable[object]]
 
 WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
-    "put text": (lambda d, x: d.put("text"), TypeError, r"Put: host: dtype: .*'<U4'.* allowed: float64"),
-    "put objects": (lambda d, x: d.put(np.array([None])), TypeError, r"Put: host: dtype: .*'O'"),
+    "put text": (lambda d, x: d.put("text"), TypeError, r"Put: host: dtype: <U4 is .* allowed: float64"),
+    "put objects": (lambda d, x: d.put(np.array([None])), TypeError, r"Put: host: dtype: object is"),
     "put big-endian": (lambda d, x: d.put(np.ones(2, ">f8")), TypeError, r"Put: host: dtype: .*'>f8'"),
     "negative size": (
         lambda d, x: d.zeros((2, -1)),
