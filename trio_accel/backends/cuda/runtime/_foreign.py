@@ -138,28 +138,26 @@ class CudaArray:
             BufferError: It cannot be had so.
         """
         self._check()
-        self._check_export(dl_device, copy)
-        if self._is_read_only and not _is_versioned(max_version):
-            raise BufferError(
-                "the array is read-only, which DLPack can say from version 1.0 on, and the consumer asks for "
-                "an older one; use __cuda_array_interface__, or lease it with write=True"
-            )
-        return self._capsule(max_version)
-
-    def _check_export(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"dl_device: the array is on {self.__dlpack_device__()}, not on {dl_device}")
         if copy:
             raise BufferError("copy: a lease hands out the memory itself; copy it with ref.copy()")
-
-    def _capsule(self, max_version: tuple[int, int] | None) -> object:
-        is_versioned = _is_versioned(max_version)
+        is_versioned = max_version is not None and tuple(max_version) >= _VERSIONED
+        self._let_in(stream, is_versioned=is_versioned)
         view = self._view(is_read_only=self._is_read_only and is_versioned)
         capsule = view.__dlpack__(stream=-1, max_version=max_version)
         code = _CODES.get(self._array.dtype)
         if code is not None:
             _set_code(capsule, code, is_versioned=is_versioned)
         return capsule
+
+    def _let_in(self, stream: object, *, is_versioned: bool) -> None:
+        """Let a consumer of DLPack in, who waits for nothing; older ones know no read-only arrays."""
+        if self._is_read_only and not is_versioned:
+            raise BufferError(
+                "the array is read-only, which DLPack can say from version 1.0 on, and the consumer asks for "
+                "an older one; use __cuda_array_interface__, or lease it with write=True"
+            )
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("the array is in the memory of a GPU; use await ref.to_host()")
@@ -235,21 +233,11 @@ class ProgramArray(CudaArray):
         handle = None if self._stream is None else self._stream.handle
         return {**interface, "data": (address, False), "stream": handle}
 
-    def __dlpack__(
-        self,
-        *,
-        stream: object = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> object:
-        """The array as a DLPack capsule over the same memory; the consumer's stream waits for the call's."""
-        self._check()
-        self._check_export(dl_device, copy)
+    def _let_in(self, stream: object, *, is_versioned: bool) -> None:
+        """Let the consumer's stream wait for the call's."""
         consumer = _LEGACY if stream is None else operator.index(cast("SupportsIndex", stream))
         if self._stream is not None and consumer not in (_NO_ORDER, self._stream.handle):
             self._context.order(self._stream.handle, consumer)
-        return self._capsule(max_version)
 
     def _check(self) -> None:
         if self._is_over:
@@ -257,10 +245,6 @@ class ProgramArray(CudaArray):
                 "the call is over for which the program got this array; copy what is to be kept",
                 device=self._info.name,
             )
-
-
-def _is_versioned(max_version: tuple[int, int] | None) -> bool:
-    return max_version is not None and tuple(max_version) >= _VERSIONED
 
 
 def _set_code(capsule: object, code: int, *, is_versioned: bool) -> None:
