@@ -51,7 +51,7 @@ LIBRARIES = {
     "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
     "fft": r"/fft_steps\.|libraries/fft\.",
     "linalg": r"base/(kit/)?(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
-    r"|libraries/(blas|blaslt|solver|_cublas|_cublaslt|_cusolver|_fortran)\.",
+    r"|libraries/(blas|blaslt|solver|_cublas|_cusolver|_fortran)\.",
     "nn": r"ops/dnn\.|kernels/(dnn|norms)\."
     r"|libraries/(dnn|_attention|_cudnn|_dnn_base)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
