@@ -13,7 +13,7 @@ import numpy as np
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import Reduce
-from ._checked import places_of, word_of
+from ._evaluate import places_of, word_of
 from ._typing import Step, TypedExpression
 
 __all__ = [

@@ -266,7 +266,8 @@ class PoolingLibrary(DnnKernels):
         source, images, windows = (
             (spec.grad, out, spec.grad) if isinstance(spec, AvgPoolGradSpec) else (spec.x, spec.x, out)
         )
-        indices, means, is_mean = 0, (0, 0, 0, 0, False), not isinstance(spec, MaxPoolSpec)
+        means: tuple[int, ...] = (0, 0, 0, 0, False)
+        indices, is_mean = 0, not isinstance(spec, MaxPoolSpec)
         if isinstance(spec, MaxPoolSpec):
             indices = 0 if spec.indices is None else call.result(spec.indices)
         else:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from cuda.core.utils import StridedMemoryView
 
 __all__ = [
-    "CudaLease", "CurrentStreams", "Lending", "ProgramArray", "described", "foreign_array", "loaded",
-    "reserved_by_others",
+    "CudaLease", "CurrentStreams", "Lending", "ProgramArray", "StreamHandle", "described", "foreign_array",
+    "loaded", "reserved_by_others",
 ]  # fmt: skip
 
 
@@ -104,13 +104,13 @@ class CurrentStreams:
     def _of_cupy(self, cupy: Any, handle: int) -> Any:
         """Return a stream of CuPy that does not end ours."""
         if hasattr(cupy.Stream, "from_external"):
-            return cupy.Stream.from_external(_Handle(handle))
+            return cupy.Stream.from_external(StreamHandle(handle))
         # Before CuPy 14.
         return cupy.ExternalStream(handle, self._index)
 
 
 @attrs.frozen
-class _Handle:
+class StreamHandle:
     """A stream, by the protocol for those of other libraries."""
 
     handle: int
