@@ -47,17 +47,17 @@ PACKAGE = ROOT / "trio_accel"
 # What the backends have for each library, and their base. What serves several libraries is shared.
 LIBRARIES = {
     "arrays": r"/expressions/|gpu/(kernels|primitives)\.|ops/arrays\."
-    r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_primitives|_radix_sort)\.",
+    r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_radix_sort)\.",
     "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
-    "fft": r"/fft_steps\.|libraries/(fft|_fft_callbacks)\.",
+    "fft": r"/fft_steps\.|libraries/fft\.",
     "linalg": r"base/(kit/)?(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
-    r"|libraries/(blas|blaslt|solver|_cublas|_cublaslt|_cusolver|_fortran|_routines)\.",
+    r"|libraries/(blas|blaslt|solver|_cublas|_cusolver|_fortran)\.",
     "nn": r"ops/dnn\.|kernels/(dnn|norms)\."
-    r"|libraries/(dnn|_attention|_convolutions|_cudnn|_dnn_base|_fused_attention|_pooling)\.",
+    r"|libraries/(dnn|_attention|_cudnn|_dnn_base)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
-    r"|libraries/(random|_philox|_rejection|_sequences)\.",
-    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_\w+|_cusparse|_cudss)\.",
-    "tensor": r"ops/tensor\.|libraries/(tensor|_cutensor)\.",
+    r"|libraries/random\.",
+    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
+    "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
 SHARED = re.compile(r"base/(contract/)?ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
 # What runs the user's own code, moves data, or replays: it counts on neither side.

@@ -106,7 +106,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.kit.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
-    "trio_accel.backends.cuda.libraries._sparse_structures": "locks: threads of streams share a handle",
+    "trio_accel.backends.cuda.libraries.sparse": "locks: threads of streams share a handle",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",

@@ -43,11 +43,10 @@ def bindings() -> Iterator[Any]:
     sys.path.insert(0, str(Path(__file__).parent))
     from lt_bindings import LtBindings
 
-    from trio_accel.backends.cuda.libraries import _cublaslt, blaslt
+    from trio_accel.backends.cuda.libraries import blaslt
 
     with pytest.MonkeyPatch.context() as patch:
         made = LtBindings()
-        patch.setattr(_cublaslt, "cublasLt", made)
         patch.setattr(blaslt, "cublasLt", made)
         yield made
 

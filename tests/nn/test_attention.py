@@ -147,8 +147,8 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
     async with system.open_device(BACKEND, options=INLINE) as device:
         gradients: list[list[Array]] = []
         for piece in (1, 50, 1 << 20):
-            own = "cuda" if BACKEND == "cuda" else "cpu"
-            monkeypatch.setattr(f"trio_accel.backends.{own}.libraries._attention._PIECE", piece)
+            module = "cuda.libraries._attention" if BACKEND == "cuda" else "cpu.libraries.dnn"
+            monkeypatch.setattr(f"trio_accel.backends.{module}._PIECE", piece)
             ref = await device.put(query)
             made = await attention(ref, key, value, **options, return_lse=True)
             check(await made.output.to_host(), expected, terms=11)

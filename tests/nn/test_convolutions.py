@@ -162,7 +162,7 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
     async with system.open_device(BACKEND, options=INLINE) as device:
         ref, back = await device.put(x), await device.put(grad)
         for piece in (1, 900, 5000, 1 << 21):
-            monkeypatch.setattr("trio_accel.backends.cpu.libraries._convolutions._PIECE", piece)
+            monkeypatch.setattr("trio_accel.backends.cpu.libraries.dnn._COLUMNS", piece)
             made = await nn.conv2d(ref, weight, groups=2)
             check(await made.to_host(), expected, terms=18)
             found = await nn.conv_input_grad(x.shape, weight, back, groups=2)

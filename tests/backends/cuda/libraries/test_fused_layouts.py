@@ -15,7 +15,7 @@ from trio_accel.backends.base.contract.ops import ArraySpec, FusedMatmulSpec, co
 
 pytestmark = pytest.mark.one_backend
 
-_cublaslt = pytest.importorskip("trio_accel.backends.cuda.libraries._cublaslt")
+blaslt = pytest.importorskip("trio_accel.backends.cuda.libraries.blaslt")
 
 
 def spec_of(array: np.ndarray[Any, Any], base: np.ndarray[Any, Any]) -> ArraySpec:
@@ -102,7 +102,7 @@ def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> N
         None,
         sums,
     )
-    problem = _cublaslt.Problem.of(spec)
+    problem = blaslt.Problem.of(spec)
     memory = []
     for array, base, one, order in zip((a, b), bases, specs, problem.orders, strict=True):
         if order is None:

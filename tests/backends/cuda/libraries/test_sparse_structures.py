@@ -118,7 +118,7 @@ def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) 
 
 
 def test_matrices_that_make_way_are_checked_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    structures = "trio_accel.backends.cuda.libraries._sparse_structures"
+    structures = "trio_accel.backends.cuda.libraries.sparse"
     monkeypatch.setattr(sys.modules[structures], "_MOST_STRUCTURES", 2)
     specs = [product(rig, [0, 2, 3], [0, 1, 1]), product(rig, [0, 1, 2, 3], [0, 1, 1])]
     results = [3, 2], [1, 2, 2], [2]

@@ -1,13 +1,151 @@
-"""Descriptions of devices without opening them, and findings of backends on this machine."""
+"""What is told of devices, of backends and of what they compute with; and how devices reach one another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import attrs
 
-__all__ = ["BackendReport", "DeviceInfo", "DeviceReport", "Isolation", "Software", "choose"]
+__all__ = [
+    "BackendReport", "DeviceInfo", "DeviceLink", "DeviceReport", "Isolation", "LinkKind", "Software",
+    "Topology",
+]  # fmt: skip
+
+LinkKind = Literal["nvlink", "pcie", "host"]
+
+_KINDS = {"nvlink": "NVLink", "pcie": "PCIe", "host": "host"}
+
+
+@attrs.frozen(kw_only=True)
+class DeviceLink:
+    """The way between two devices. ``str()`` is short, such as ``"NVLink x18"``.
+
+    Attributes:
+        devices: Names of the two, in the order of `Topology.devices`.
+        kind: What data goes over: ``"nvlink"``; ``"pcie"``, without a stop in host memory; or ``"host"``, by
+            copies in host memory.
+        has_peer_access: Whether each can read and write the memory of the other by itself.
+        width: How many NVLinks join them, or how many lanes PCIe has on the way; None if that is not known.
+        rank: The driver's rank of the link among those of the machine, 0 for the fastest; None without one.
+        has_native_atomics: Whether atomic operations on the memory of the other are done by the hardware.
+        meets_at: Where their ways by PCIe meet, as the driver calls it: ``"internal"``, ``"single"``,
+            ``"multiple"``, ``"hostbridge"``, ``"node"`` or ``"system"``; None if it does not tell.
+    """
+
+    devices: tuple[str, str]
+    kind: LinkKind
+    has_peer_access: bool = False
+    width: int | None = None
+    rank: int | None = None
+    has_native_atomics: bool = False
+    meets_at: str | None = None
+
+    def __str__(self) -> str:
+        width = "" if self.width is None else f" x{self.width}"
+        return f"{_KINDS[self.kind]}{width}"
+
+
+@attrs.frozen(kw_only=True)
+class Topology:
+    """The devices of a machine, and the ways between them. ``str()`` is a table of the ways.
+
+    Attributes:
+        devices: Those that can be opened, the best first.
+        links: One for each pair, in the order of the devices.
+    """
+
+    devices: tuple[DeviceInfo, ...]
+    links: tuple[DeviceLink, ...]
+
+    @classmethod
+    def of(cls, devices: Iterable[DeviceInfo], told: Iterable[DeviceLink]) -> Topology:
+        """Make a topology of what backends tell; pairs of which nothing is told meet in host memory.
+
+        Args:
+            devices: The devices.
+            told: Links, the ends of each in any order. Those of other devices are left out.
+        """
+        devices = tuple(devices)
+        known = {frozenset(link.devices): link for link in told}
+        links: list[DeviceLink] = []
+        for place, first in enumerate(devices):
+            for second in devices[place + 1 :]:
+                ends = (first.name, second.name)
+                link = known.get(frozenset(ends), DeviceLink(devices=ends, kind="host"))
+                links.append(attrs.evolve(link, devices=ends))
+        return cls(devices=devices, links=tuple(links))
+
+    def link(self, a: str, b: str) -> DeviceLink:
+        """Return the way between two devices.
+
+        Args:
+            a: Name of one of them, such as ``"cuda:0"``, or ``device.name`` of one that is open.
+            b: Name of the other.
+
+        Raises:
+            ValueError: There is no such device, or both are one.
+        """
+        names = [info.name for info in self.devices]
+        for argument, name in (("a", a), ("b", b)):
+            if name not in names:
+                raise ValueError(f"link: {argument} must be one of {', '.join(names)}, got {name!r}")
+        if a == b:
+            raise ValueError(f"link: a and b must be two devices, got {a!r} twice")
+        return next(link for link in self.links if {a, b} == set(link.devices))
+
+    def islands(self) -> tuple[tuple[str, ...], ...]:
+        """Divide the devices into groups whose members all have peer access to one another.
+
+        Each device is in one group, alone if it reaches no other. The largest group is taken out first, then
+        the largest of the rest, and so on; of equal ones that with the earliest devices.
+
+        Returns:
+            Names of the devices in each group, the largest group first.
+        """
+        names = [info.name for info in self.devices]
+        pairs = {link.devices for link in self.links if link.has_peer_access}
+
+        def reach(first: str, second: str) -> bool:
+            return (first, second) in pairs
+
+        found: list[tuple[str, ...]] = []
+        while names:
+            found.append(_largest(names, reach))
+            names = [name for name in names if name not in found[-1]]
+        return tuple(found)
+
+    def table(self) -> tuple[tuple[str, ...], ...]:
+        """Return the ways as short texts: a row and a column for each device, with ``"-"`` for itself."""
+        names = [info.name for info in self.devices]
+        cells = {link.devices: str(link) for link in self.links}
+        cells |= {(second, first): cell for (first, second), cell in cells.items()}
+        return tuple(tuple(cells.get((first, second), "-") for second in names) for first in names)
+
+    def __str__(self) -> str:
+        names = [info.name for info in self.devices]
+        rows = [("", *names), *((name, *row) for name, row in zip(names, self.table(), strict=True))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> tuple[str, ...]:
+    """Return the first of the largest groups in which each name reaches all behind it."""
+    best: tuple[str, ...] = ()
+
+    def extend(group: tuple[str, ...], others: Sequence[str]) -> None:
+        nonlocal best
+        if len(group) > len(best):
+            best = group
+        for place, name in enumerate(others):
+            # What is left could not make it larger than the best one.
+            if len(group) + len(others) - place <= len(best):
+                return
+            extend((*group, name), [other for other in others[place + 1 :] if reach(name, other)])
+
+    extend((), names)
+    return best
+
 
 Isolation = Literal["process", "inline"]
 

@@ -13,10 +13,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .device_info import BackendReport, DeviceInfo
+from .device_info import BackendReport, DeviceInfo, DeviceLink
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
-from .topology import DeviceLink
 
 __all__ = [
     "AccelBackend",

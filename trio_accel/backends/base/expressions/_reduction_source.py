@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from ..contract.dtypes import DType
+from ..contract.ops import identity_of
 from ._reduction import TypedReduction
 from ._source import (
     Access,
@@ -173,15 +174,11 @@ def _identity(reduction: TypedReduction) -> str:
     dtype, name = reduction.accumulator, reduction.reduction.name
     if name == "expression":
         return literal_of(reduction.reduction.identity or 0, dtype)
-    if name.endswith(("min", "max")):
-        is_least = name.endswith("max")
-        if dtype.kind == "float":
-            most = np.nan if name.startswith("nan") else np.inf
-            return literal_of(-most if is_least else most, dtype)
-        if dtype is DType.bool:
-            return literal_of(not is_least, dtype)
-        limits = np.iinfo(dtype.dtype)
-        return literal_of(int(limits.min if is_least else limits.max), dtype)
+    ordered = name[-3:]
+    if ordered in ("min", "max"):
+        if name.startswith("nan") and dtype.kind == "float":
+            return literal_of(-np.nan if ordered == "max" else np.nan, dtype)
+        return literal_of(identity_of(ordered, dtype), dtype)
     return literal_of(1 if name in ("prod", "all") else 0, dtype)
 
 
@@ -230,13 +227,11 @@ def _accumulate(
             numbers += 1
             continue
         array = len(bases)
-        kept = (
-            f" + offset_of<{layouts.kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])"
-            if layouts.kept
-            else ""
-        )
+        kept = row_offset(layouts.kept, array)
         bases.append(f"const char *const base{array} = arguments.in[{array}]{kept};")
-        loads.append(load(dtype, f"base{array} + {_step(layouts, array, dtype)}"))
+        loads.append(
+            load(dtype, f"base{array} + {step_in_row(layouts.reduced, layouts.access, array, dtype)}")
+        )
         taken.append(f"loaded.x{array}")
     statements, (result,) = body(reduction.map, taken)
     elements = indented(statements, 4)
@@ -280,17 +275,21 @@ FUNCTION Partial accumulate(const Arguments &arguments, Index output, Index firs
 """
 
 
-def _step(layouts: ReductionLayouts, array: int, dtype: DType) -> str:
-    if layouts.reduced > 1:
-        return f"offset_of<{layouts.reduced}>(i, arguments.reduced_shape, arguments.reduced_strides[{array}])"
-    access = layouts.access[array]
-    if access == "same" or not layouts.reduced:
-        return "0"
+def row_offset(kept: int, array: int) -> str:
+    """C++ of what is added to the address of an array for the row that makes an output."""
     return (
-        f"(i64)i * {dtype.itemsize}"
-        if access == "dense"
-        else f"(i64)i * arguments.reduced_strides[{array}][0]"
+        f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
     )
+
+
+def step_in_row(reduced: int, access: Sequence[Access], array: int, dtype: DType) -> str:
+    """C++ of the bytes from the beginning of a row to its element ``i``."""
+    if reduced > 1:
+        return f"offset_of<{reduced}>(i, arguments.reduced_shape, arguments.reduced_strides[{array}])"
+    if not reduced or access[array] == "same":
+        return "0"
+    is_dense = access[array] == "dense"
+    return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
 
 
 _IN_BLOCK = """

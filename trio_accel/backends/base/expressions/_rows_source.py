@@ -8,7 +8,7 @@ import attrs
 
 from ..contract.dtypes import DType
 from ._reduction import TypedReduction
-from ._reduction_source import combination, finished
+from ._reduction_source import combination, finished, row_offset, step_in_row
 from ._rows import COUNT, SpecializedRows, found
 from ._source import (
     Access,
@@ -129,8 +129,10 @@ def _addresses(names: _Names, layouts: RowLayouts) -> str:
     """Write where a row begins in each array, and how one of its elements is loaded."""
     begins, loads = list[str](), list[str]()
     for number, dtype in enumerate(names.arrays.values()):
-        begins.append(f"arguments.in[{number}]{_row_offset(layouts, number)}")
-        loads.append(load(dtype, f"bases.in{number} + {_step(layouts, number, dtype)}"))
+        begins.append(f"arguments.in[{number}]{row_offset(layouts.kept, number)}")
+        loads.append(
+            load(dtype, f"bases.in{number} + {step_in_row(layouts.reduced, layouts.access, number, dtype)}")
+        )
     fields = "".join(f" const char *in{number};" for number in range(len(begins)))
     return f"""struct Bases {{{fields} }};
 FUNCTION Bases bases_at(const Arguments &arguments, Index output)
@@ -141,21 +143,6 @@ FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
 {{
     return {{{", ".join(loads)}}};
 }}"""
-
-
-def _row_offset(layouts: RowLayouts, array: int) -> str:
-    if not layouts.kept:
-        return ""
-    return f" + offset_of<{layouts.kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])"
-
-
-def _step(layouts: RowLayouts, array: int, dtype: DType) -> str:
-    if layouts.reduced > 1:
-        return f"offset_of<{layouts.reduced}>(i, arguments.reduced_shape, arguments.reduced_strides[{array}])"
-    if not layouts.reduced or layouts.access[array] == "same":
-        return "0"
-    is_dense = layouts.access[array] == "dense"
-    return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
 
 
 def _stage(number: int, stage: TypedReduction, names: _Names) -> str:
@@ -190,18 +177,18 @@ def _last(specialized: SpecializedRows, names: _Names, layouts: RowLayouts) -> s
     if (lane)
         return;
 {indented(statements, 4)}
-    {store}(arguments.out{_row_offset(layouts, at)}, {result});
+    {store}(arguments.out{row_offset(layouts.kept, at)}, {result});
 }}"""
     return f"""FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
     char *out, Index i)
 {{
 {indented(statements, 4)}
-    {store}(out + {_step(layouts, at, specialized.result)}, {result});
+    {store}(out + {step_in_row(layouts.reduced, layouts.access, at, specialized.result)}, {result});
 }}
 FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
     Index output, Index lane, Index count)
 {{
-    char *const out = arguments.out{_row_offset(layouts, at)};
+    char *const out = arguments.out{row_offset(layouts.kept, at)};
     EACH_OF_ROW(store_at(arguments, row, loaded, out, i));
 }}"""
 

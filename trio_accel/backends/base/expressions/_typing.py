@@ -16,8 +16,8 @@ import numpy as np
 
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
-from ._expression import Apply, Expression, Index, Literal, Load, Node, Place
-from ._functions import FUNCTIONS, Function
+from ..contract.ops import real_of
+from ._expression import FUNCTIONS, Apply, Expression, Function, Index, Literal, Load, Node, Place
 
 __all__ = ["WEAK_ARITHMETIC", "ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
 
@@ -379,9 +379,8 @@ class _Typist:
     def _part(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
-        real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype)
-        if real is not None:
-            return self._step(Step(function.name, real, (number,)))
+        if dtype.kind == "complex":
+            return self._step(Step(function.name, real_of(dtype), (number,)))
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
     def _round(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
@@ -392,7 +391,7 @@ class _Typist:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
-            real = DType.float32 if dtype is DType.complex64 else DType.float64
+            real = real_of(dtype)
             parts = [self._step(Step(part, real, (number,))) for part in ("imag", "real")]
             return self._step(Step("arctan2", real, tuple(parts)))
         if dtype.kind != "float":

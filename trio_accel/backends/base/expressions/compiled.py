@@ -19,11 +19,9 @@ from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
-from ._rows import SpecializedRows
+from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
 from ._rows_source import ROW_THREADS, RowLayouts, rows_source
-from ._scatter_source import scatter_source
-from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
-from ._specialized import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
+from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of, scatter_source
 
 __all__ = [
     "MOST_BLOCKS",

@@ -231,27 +231,12 @@ class PrimitivesLibrary(CompiledLibrary):
         found = _KEYS.get(type(spec))
         return super()._key_of(spec) if found is None else (type(spec), *found(spec))
 
-    def _compile(
-        self,
-        part: str,
-        names: Sequence[str],
-        layout: struct.Struct,
-        defined: Mapping[str, object],
-        **more: Any,
-    ) -> _Code:
-        return _compiled(self._device.kernels, part, names, layout, defined, **more)
-
     # ---- scans
 
     def plan_scan(self, spec: ops.ScanSpec, device: _Device) -> _Code:
         """Compile a scan."""
         x, out, wide = spec.x.dtype, spec.out.dtype, ops.accumulator_of(spec.out.dtype)
-        return self._compile_scan(x, out, wide, spec.combine, {"TAKE": _cast(x, out, wide)})
-
-    def _compile_scan(
-        self, x: DType, out: DType, wide: DType, combine: str, defined: Mapping[str, object]
-    ) -> _Code:
-        return _compiled_scan(self._device.kernels, x, out, wide, combine, defined)
+        return _compiled_scan(self._device.kernels, x, out, wide, spec.combine, {"TAKE": _cast(x, out, wide)})
 
     def scan(self, spec: ops.ScanSpec, call: _Call) -> None:
         """Combine the elements up to each one."""
@@ -276,11 +261,15 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_select(self, spec: ops.SelectSpec, device: _Device) -> _Code:
         """Compile a selection."""
         flags, number, axes = spec.flags.dtype, _number(spec.flags.size), max(spec.flags.ndim, 1)
-        places = self._compile_scan(flags, number, number, "sum", {"TAKE": "(Acc)Cast<bool>::of((value))"})
+        places = _compiled_scan(
+            self._device.kernels, flags, number, number, "sum", {"TAKE": "(Acc)Cast<bool>::of((value))"}
+        )
         word = 1 if spec.x is None else min(spec.x.dtype.itemsize, 8)
         defined = {"AXES": axes, "Number": register_of(number), "Word": _bits(word)}
         layout = struct.Struct(f"<3Q3q{axes}q{axes}Q")
-        return self._compile("SELECTS", ("move", "find"), layout, defined, parts={"places": places})
+        return _compiled(
+            self._device.kernels, "SELECTS", ("move", "find"), layout, defined, parts={"places": places}
+        )
 
     def select(self, spec: ops.SelectSpec, call: _Call) -> None:
         """Select items, or find where they are."""
@@ -328,8 +317,13 @@ class PrimitivesLibrary(CompiledLibrary):
             "DESCENDS": int(descends),
             **named,
         }
-        return self._compile(
-            "SORTS", ("encode", "lead", "rows", "gather", "unify"), _SORT, defined, sorter=sorter
+        return _compiled(
+            self._device.kernels,
+            "SORTS",
+            ("encode", "lead", "rows", "gather", "unify"),
+            _SORT,
+            defined,
+            sorter=sorter,
         )
 
     def sort(self, spec: ops.SortSpec, call: _Call) -> None:
@@ -396,7 +390,7 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_group(self, spec: ops.GroupSpec, device: _Device) -> _Code:
         """Compile a search for groups."""
         x, number = spec.x.dtype, _number(spec.x.size)
-        parts = {"places": self._compile_scan(x, number, number, "sum", {"GROUPS": "1"})}
+        parts = {"places": _compiled_scan(self._device.kernels, x, number, number, "sum", {"GROUPS": "1"})}
         if spec.is_sorted:
             if x not in SORTED_DTYPES:
                 raise NotSupportedError(
@@ -404,7 +398,9 @@ class PrimitivesLibrary(CompiledLibrary):
                 )
             parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
         defined = {**_types(In=x), "Number": register_of(number)}
-        return self._compile("GROUPS_PUT", ("group", "lengths"), _GROUP, defined, parts=parts)
+        return _compiled(
+            self._device.kernels, "GROUPS_PUT", ("group", "lengths"), _GROUP, defined, parts=parts
+        )
 
     def group(self, spec: ops.GroupSpec, call: _Call) -> None:
         """Find groups of equal elements."""
@@ -431,7 +427,7 @@ class PrimitivesLibrary(CompiledLibrary):
         """Compile a search."""
         sorter = DType.int64 if spec.sorter is None else spec.sorter.dtype
         defined = {**_compared(spec.x.dtype, spec.edges.dtype), **_types(Sorter=sorter)}
-        return self._compile("SEARCHES", ("search",), _SEARCH, defined)
+        return _compiled(self._device.kernels, "SEARCHES", ("search",), _SEARCH, defined)
 
     def search(self, spec: ops.SearchSpec, call: _Call) -> None:
         """Find where values are to be inserted."""
@@ -446,7 +442,7 @@ class PrimitivesLibrary(CompiledLibrary):
         x = spec.x.dtype
         named = {"HAS_EDGES": int(spec.edges is not None), "HAS_WEIGHTS": int(spec.weights is not None)}
         edges = x if spec.edges is None else spec.edges.dtype
-        return self._compile("COUNTS", ("count",), _COUNT, {**_compared(x, edges), **named})
+        return _compiled(self._device.kernels, "COUNTS", ("count",), _COUNT, {**_compared(x, edges), **named})
 
     def count(self, spec: ops.CountSpec, call: _Call) -> None:
         """Count the elements of bins."""
@@ -473,7 +469,7 @@ class PrimitivesLibrary(CompiledLibrary):
             "TAKE": _cast(x, out, wide),
             "GIVE": _cast(wide, out),
         }
-        return self._compile("SEGMENTS", ("segment",), _SEGMENT, defined)
+        return _compiled(self._device.kernels, "SEGMENTS", ("segment",), _SEGMENT, defined)
 
     def combine_segments(self, spec: ops.SegmentSpec, call: _Call) -> None:
         """Combine segments."""

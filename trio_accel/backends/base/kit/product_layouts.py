@@ -130,16 +130,32 @@ def plan_gemm(
         _operand(shape, step, letter if is_complex or letter == "N" else "T", itemsize, is_swapped)
         for shape, step, letter in zip(shapes, strides, letters, strict=False)
     ]
-    first, second = reversed(operands) if is_swapped else operands
-    m, n = (columns, rows) if is_swapped else (rows, columns)
     of_c = columns if side is None else side.leading
-    return Product(
-        is_swapped=is_swapped,
-        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, of_c),
+    return attrs.evolve(
+        _product(operands, (rows, columns, inner), of_c, is_swapped=is_swapped),
         packing_a=operands[0].packing,
         packing_b=operands[1].packing,
         is_c_packed=side is None,
     )
+
+
+def _product(
+    operands: Sequence[_Operand], sizes: tuple[int, int, int], of_c: int, *, is_swapped: bool
+) -> Product:
+    """Make the call for one product of rows, columns and what is added along."""
+    (rows, columns, inner), (left, right) = sizes, operands
+    first, second = (right, left) if is_swapped else (left, right)
+    m, n = (columns, rows) if is_swapped else (rows, columns)
+    call = first.operation, second.operation, m, n, inner, first.leading, second.leading, of_c
+    return Product(is_swapped=is_swapped, call=call)
+
+
+def _with_batch(product: Product, batch: tuple[int, Group, tuple[Group, ...]], itemsize: int) -> Product:
+    """Have many of a product made, by the distances and the beginnings that `_groups` has found."""
+    batches, step, groups = batch
+    first, second = (step.b, step.a) if product.is_swapped else (step.a, step.b)
+    steps = first // itemsize, second // itemsize, step.c // itemsize
+    return attrs.evolve(product, batches=batches, steps=steps, groups=groups)
 
 
 def plan_matmul(
@@ -270,23 +286,17 @@ def _of_stacks(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], 
         # One column is made as the library's own matrix by vector.
         is_swapped, side = False, _Side(False, max(rows, 1))
     operands = [_operand(one.shape, one.strides, "N", itemsize, is_swapped) for one in (left, right)]
-    first, second = reversed(operands) if is_swapped else operands
-    batches, step, groups = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
-    if len(groups) > _MOST_GROUPS:
+    found = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
+    if len(found[2]) > _MOST_GROUPS:
         full = [(_packed((*batch, *one.shape), itemsize), True) for one in (left, right, out)]
         return _of_stacks(batch, full, itemsize)
-    in_order = (step.b, step.a, step.c) if is_swapped else step
-    m, n = (columns, rows) if is_swapped else (rows, columns)
     packings: list[Packing | None] = ["plain" if is_packed else None for is_packed in packed]
-    return Product(
-        is_swapped=is_swapped,
-        call=(
-            *(first.operation, second.operation, m, n, inner, first.leading, second.leading),
-            m if side is None else side.leading,
-        ),
-        batches=batches,
-        steps=(in_order[0] // itemsize, in_order[1] // itemsize, in_order[2] // itemsize),
-        groups=groups,
+    m = columns if is_swapped else rows
+    product = _product(
+        operands, (rows, columns, inner), m if side is None else side.leading, is_swapped=is_swapped
+    )
+    return attrs.evolve(
+        _with_batch(product, found, itemsize),
         packing_a=packings[0],
         packing_b=packings[1],
         is_c_packed=packed[2],
@@ -316,17 +326,9 @@ def _batched(
     is_swapped = is_fused or columns > 1
     left = _operand((rows, inner), (a_rows, a_inner), "N", itemsize, is_swapped)
     right = _operand(b_matrix, b_matrix_strides, "N", itemsize, is_swapped)
-    first, second = (right, left) if is_swapped else (left, right)
-    batches, step, groups = _groups(batch, a_steps, b_steps, c_steps)
-    in_order = (step.b, step.a, step.c) if is_swapped else step
-    m, n = (columns, rows) if is_swapped else (rows, columns)
-    return Product(
-        is_swapped=is_swapped,
-        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, m),
-        batches=batches,
-        steps=(in_order[0] // itemsize, in_order[1] // itemsize, in_order[2] // itemsize),
-        groups=groups,
-    )
+    of_c = columns if is_swapped else rows
+    product = _product((left, right), (rows, columns, inner), of_c, is_swapped=is_swapped)
+    return _with_batch(product, _groups(batch, a_steps, b_steps, c_steps), itemsize)
 
 
 def _groups(

@@ -15,7 +15,7 @@ from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
 from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert, pieces, to_float32
+from ..runtime._memory import HostArray, convert, pieces, to_float32, widened
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 
 __all__ = ["asum", "axpy", "by_blas", "dot", "iamax", "matmul", "nrm2", "rot", "scal", "swap"]
@@ -73,15 +73,11 @@ class _Plain:
         alpha = np.array(scalar_of("blas", "alpha", spec.alpha, self.dtype), self.number)
         beta = np.array(scalar_of("blas", "beta", spec.beta, self.dtype), self.number)
         a, b, c = view(spec.a), view(spec.b), view(spec.c)
-        result = np.matmul(_transposed(_wide(a), spec.trans_a), _transposed(_wide(b), spec.trans_b))
+        result = np.matmul(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
         result = result * alpha
         if beta != 0:
-            result += _wide(c) * beta
+            result += widened(c) * beta
         convert(result, c)
-
-
-def _wide(matrix: HostArray) -> HostArray:
-    return to_float32(matrix) if DType.of(matrix.dtype).is_half else matrix
 
 
 def _transposed(matrix: HostArray, op: Transpose) -> HostArray:

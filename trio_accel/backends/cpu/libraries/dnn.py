@@ -1,15 +1,674 @@
 """Convolutions, pooling and attention by NumPy: windows of strides, and the BLAS.
 
-All work in pieces, so that temporary arrays have some megabytes; one thread adds in one order.
+Convolutions copy windows to the columns of a matrix, which is multiplied by the weights. Pooling goes one
+axis after the other: maxima of maxima, and sums of sums. All work in pieces, so that temporary arrays have
+some megabytes; one thread adds in one order.
 """
 
 from __future__ import annotations
 
-from ._attention import attention, attention_grad
-from ._convolutions import convolution, convolution_input_grad, convolution_weight_grad
-from ._pooling import avg_pool, avg_pool_grad, max_pool, max_pool_grad
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ...base.contract.dtypes import DType
+from ...base.contract.errors import OutOfRangeError
+from ...base.contract.ops import (
+    ArraySpec,
+    AttentionGradSpec,
+    AttentionSpec,
+    AvgPoolGradSpec,
+    AvgPoolSpec,
+    ConvolutionInputGradSpec,
+    ConvolutionSpec,
+    ConvolutionWeightGradSpec,
+    MaxPoolGradSpec,
+    MaxPoolSpec,
+)
+from ...base.kit.kernels import HostCall, kernel
+from ..runtime._memory import HostArray, convert, widened
 
 __all__ = [
     "attention", "attention_grad", "avg_pool", "avg_pool_grad", "convolution", "convolution_input_grad",
     "convolution_weight_grad", "max_pool", "max_pool_grad",
 ]  # fmt: skip
+
+FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
+# Elements of the columns that are made at a time.
+_COLUMNS = 1 << 21
+
+
+def batched(array: HostArray, axes: int) -> HostArray:
+    """Return a view with so many axes, the first of which may be missing."""
+    return array if array.ndim == axes else array[None]
+
+
+class _Strided:
+    """The windows of a convolution over images.
+
+    Attributes:
+        spatial: Extents of the images.
+        window: Extents of the windows, and of the weights.
+        counts: How many windows there are along each axis.
+        padding: Zeros before the first element.
+    """
+
+    def __init__(
+        self,
+        spec: ConvolutionSpec | ConvolutionInputGradSpec | ConvolutionWeightGradSpec,
+        images: HostArray,
+        weight: HostArray,
+        windows: HostArray,
+    ) -> None:
+        self.spatial = images.shape[2:]
+        self.window = weight.shape[2:]
+        self.counts = windows.shape[2:]
+        self.padding = spec.padding
+        self._stride = spec.stride
+        self._dilation = spec.dilation
+        self._count = len(images)
+        # Elements of the columns of windows that differ along the first axis alone.
+        self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self.counts[1:]))
+        self._most = max(1, weight.size)
+
+    def images(self) -> Iterator[slice]:
+        """Cut the images into pieces."""
+        step = max(1, _COLUMNS // max(self._line * self.counts[0], self._most))
+        for first in range(0, self._count, step):
+            yield slice(first, min(first + step, self._count))
+
+    def lines(self) -> Iterator[slice]:
+        """Cut the windows along the first axis into pieces: one, where there may be several images."""
+        step = max(1, _COLUMNS // self._line)
+        for first in range(0, self.counts[0], step):
+            yield slice(first, min(first + step, self.counts[0]))
+
+    def padded(self, images: HostArray) -> HostArray:
+        """Copy images into zeros, which hold all windows."""
+        buffer = self.zeros(len(images), images.shape[1], images.dtype)
+        np.copyto(self.inner(buffer), images)
+        return buffer
+
+    def zeros(self, count: int, channels: int, dtype: np.dtype[Any]) -> HostArray:
+        """Make zeros for so many images."""
+        extents = [
+            max(before + extent, (count - 1) * stride + dilation * (width - 1) + 1)
+            for before, extent, count, stride, dilation, width in zip(
+                self.padding,
+                self.spatial,
+                self.counts,
+                self._stride,
+                self._dilation,
+                self.window,
+                strict=True,
+            )
+        ]
+        return np.zeros((count, channels, *extents), dtype)
+
+    def inner(self, buffer: HostArray) -> HostArray:
+        """Return the view of the images within their zeros."""
+        places = [slice(one, one + extent) for one, extent in zip(self.padding, self.spatial, strict=True)]
+        return buffer[(slice(None), slice(None), *places)]
+
+    def of(self, buffer: HostArray, lines: slice) -> HostArray:
+        """Return the view of windows: image, channel, place in the window, window."""
+        steps = buffer.strides[2:]
+        taps = [step * dilation for step, dilation in zip(steps, self._dilation, strict=True)]
+        strides = [step * stride for step, stride in zip(steps, self._stride, strict=True)]
+        view = as_strided(
+            buffer,
+            (*buffer.shape[:2], *self.window, *self.counts),
+            (*buffer.strides[:2], *taps, *strides),
+        )
+        return view[(*(slice(None),) * (2 + len(steps)), lines)]
+
+
+@kernel(ConvolutionSpec, backend="cpu", dtypes={"x": FLOATS})
+def convolution(spec: ConvolutionSpec, call: HostCall) -> None:
+    """Multiply weights by columns of windows, of each group by itself."""
+    axes, groups = len(spec.stride) + 2, spec.groups
+    x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
+    weight = widened(call.array(spec.weight))
+    windows = _Strided(spec, x, weight, out)
+    factors, bias = _by_groups(weight, groups), _bias(spec, call)
+    for images in windows.images():
+        buffer = windows.padded(widened(x[images]))
+        for lines in windows.lines():
+            here = out[images, :, lines]
+            made = np.matmul(
+                factors, _matrices(windows.of(buffer, lines), groups, factors.shape[-1], axes - 2)
+            )
+            made = made.reshape(here.shape)
+            convert(made if bias is None else np.add(made, bias, out=made), here)
+
+
+@kernel(ConvolutionInputGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def convolution_input_grad(spec: ConvolutionInputGradSpec, call: HostCall) -> None:
+    """Multiply transposed weights by windows, and add the columns up where they were taken."""
+    axes, groups = len(spec.stride) + 2, spec.groups
+    grad, out = batched(call.array(spec.grad), axes), batched(call.array(spec.out), axes)
+    weight = widened(call.array(spec.weight))
+    windows = _Strided(spec, out, weight, grad)
+    factors, bias = _by_groups(weight, groups).swapaxes(-1, -2), _bias(spec, call)
+    for images in windows.images():
+        buffer = windows.zeros(len(out[images]), out.shape[1], weight.dtype)
+        for lines in windows.lines():
+            here = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1], axes - 2)
+            view = windows.of(buffer, lines)
+            columns = np.matmul(factors, here).reshape(view.shape)
+            for place in np.ndindex(windows.window):
+                # The windows of one place share no element.
+                view[(slice(None), slice(None), *place)] += columns[(slice(None), slice(None), *place)]
+        made = windows.inner(buffer)
+        convert(made if bias is None else made + bias, out[images])
+
+
+@kernel(ConvolutionWeightGradSpec, backend="cpu", dtypes={"x": FLOATS})
+def convolution_weight_grad(spec: ConvolutionWeightGradSpec, call: HostCall) -> None:
+    """Multiply gradients by transposed columns of windows, and add up the images."""
+    axes, groups = len(spec.stride) + 2, spec.groups
+    x, grad = batched(call.array(spec.x), axes), batched(call.array(spec.grad), axes)
+    out = call.array(spec.out)
+    windows = _Strided(spec, x, out, grad)
+    rows, columns = len(out) // groups, math.prod(out.shape[1:])
+    total: HostArray = np.zeros((groups, rows, columns), widened(out[:0]).dtype)
+    for images in windows.images():
+        buffer = windows.padded(widened(x[images]))
+        for lines in windows.lines():
+            here = _matrices(widened(grad[images, :, lines]), groups, rows, axes - 2)
+            taken = _matrices(windows.of(buffer, lines), groups, columns, axes - 2)
+            total += np.matmul(here, taken.swapaxes(-1, -2)).sum(0)
+    convert(total.reshape(out.shape), out)
+
+
+def _by_groups(weight: HostArray, groups: int) -> HostArray:
+    """Return the weights as a matrix for each group."""
+    return np.ascontiguousarray(weight).reshape(groups, len(weight) // groups, math.prod(weight.shape[1:]))
+
+
+def _matrices(array: HostArray, groups: int, rows: int, axes: int) -> HostArray:
+    """Return matrices of images, with the last axes as their columns; a copy where that is needed."""
+    return array.reshape(len(array), groups, rows, math.prod(array.shape[array.ndim - axes :]))
+
+
+def _bias(spec: ConvolutionSpec | ConvolutionInputGradSpec, call: HostCall) -> HostArray | None:
+    """Return the bias as it is added to images."""
+    return None if spec.bias is None else widened(call.array(spec.bias)).reshape(-1, *(1,) * len(spec.stride))
+
+
+# Elements of the images that are pooled at a time.
+_POOLED = 1 << 19
+
+
+@attrs.frozen
+class _Windows:
+    """The windows along an axis.
+
+    Attributes:
+        extent: Elements of the axis.
+        starts: Where each window begins, perhaps before the first element.
+        stride: Steps from one to the next; 0 where these differ, as the lengths may, and nothing is outside.
+        width: Elements of a window; the most of all.
+        dilation: Steps between them.
+        stops: Behind the last element of each.
+    """
+
+    extent: int
+    starts: HostArray
+    stride: int
+    width: int
+    dilation: int
+    stops: HostArray
+
+    @classmethod
+    def regular(
+        cls, extent: int, count: int, width: int, stride: int, padding: int, dilation: int
+    ) -> _Windows:
+        """Make windows of one width."""
+        starts: HostArray = np.arange(count, dtype=np.int64) * stride - padding
+        return cls(extent, starts, stride, width, dilation, starts + (dilation * (width - 1) + 1))
+
+    @classmethod
+    def adaptive(cls, extent: int, count: int) -> _Windows:
+        """Share an axis out among so many windows."""
+        numbers: HostArray = np.arange(count, dtype=np.int64)
+        starts, stops = numbers * extent // count, -(-(numbers + 1) * extent // count)
+        return cls(extent, starts, 0, 0, 1, stops)
+
+    @property
+    def before(self) -> int:
+        """Elements that windows have before the first one."""
+        return -int(self.starts[0])
+
+    @property
+    def padded(self) -> int:
+        """Elements of the axis with those before and behind it that windows have."""
+        return self.before + max(self.extent, int(self.stops[-1]))
+
+    def taps(self, array: HostArray, axis: int) -> Iterator[HostArray]:
+        """Yield views of the first element of all windows, of the second, and so on; `array` is padded."""
+        for number in range(self.width):
+            first = number * self.dilation
+            yield array[
+                _along(axis, slice(first, first + (len(self.starts) - 1) * self.stride + 1, self.stride))
+            ]
+
+    def pad(self, array: HostArray, axis: int, value: float) -> HostArray:
+        """Copy an array into one with values before and behind."""
+        shape = list(array.shape)
+        shape[axis] = self.padded
+        padded: HostArray = np.full(shape, value, array.dtype)
+        padded[self.inner(axis)] = array
+        return padded
+
+    def inner(self, axis: int) -> tuple[int | slice, ...]:
+        """Return the index of the array within a padded one."""
+        return _along(axis, slice(self.before, self.before + self.extent))
+
+    def most(
+        self, values: HostArray, places: HostArray | None, axis: int
+    ) -> tuple[HostArray, HostArray | None]:
+        """Take the greatest elements along the axis, the first of several, with what belongs to them."""
+        if not self.stride:
+            return self._most_of_each(values, places, axis)
+        firsts = self.starts + -(np.minimum(self.starts, 0) // self.dilation) * self.dilation
+        best: HostArray = np.take(values, firsts, axis)
+        found = None if places is None else np.take(places, firsts, axis)
+        values = self.pad(values, axis, -np.inf)
+        places = None if places is None else self.pad(places, axis, 0)
+        others = [None] * self.width if places is None else self.taps(places, axis)
+        for one, place in zip(self.taps(values, axis), others, strict=True):
+            is_better = (one > best) | (np.isnan(one) & ~np.isnan(best))
+            np.copyto(best, one, where=is_better)
+            if found is not None and place is not None:
+                np.copyto(found, place, where=is_better)
+        return best, found
+
+    def _most_of_each(
+        self, values: HostArray, places: HostArray | None, axis: int
+    ) -> tuple[HostArray, HostArray | None]:
+        shape = list(values.shape)
+        shape[axis] = len(self.starts)
+        best: HostArray = np.empty(shape, values.dtype)
+        found = None if places is None else np.empty(shape, np.int64)
+        for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
+            part, here = values[_along(axis, slice(start, stop))], _along(axis, slice(number, number + 1))
+            which = np.expand_dims(part.argmax(axis), axis)
+            best[here] = np.take_along_axis(part, which, axis)
+            if found is not None and places is not None:
+                found[here] = np.take_along_axis(places[_along(axis, slice(start, stop))], which, axis)
+        return best, found
+
+    def sum(self, values: HostArray, axis: int) -> HostArray:
+        """Add up the elements of each window along the axis."""
+        shape = list(values.shape)
+        shape[axis] = len(self.starts)
+        total: HostArray = np.zeros(shape, values.dtype)
+        if self.stride:
+            for one in self.taps(self.pad(values, axis, 0), axis):
+                total += one
+            return total
+        for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
+            total[_along(axis, number)] = values[_along(axis, slice(start, stop))].sum(axis)
+        return total
+
+    def spread(self, values: HostArray, axis: int) -> HostArray:
+        """Add the value of each window to all of its elements along the axis."""
+        shape = list(values.shape)
+        shape[axis] = self.padded
+        total: HostArray = np.zeros(shape, values.dtype)
+        if self.stride:
+            for one in self.taps(total, axis):
+                one += values  # noqa: PLW2901  # a view: the windows of one tap share no element
+        else:
+            for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
+                total[_along(axis, slice(start, stop))] += values[_along(axis, slice(number, number + 1))]
+        return total[self.inner(axis)]
+
+    def counts(self, behind: int | None) -> HostArray:
+        """Count the elements of each window: with so many zeros behind and all before; None for none."""
+        if behind is None:
+            return np.minimum(self.stops, self.extent) - np.maximum(self.starts, 0)
+        return np.minimum(self.stops, self.extent + behind) - self.starts
+
+
+def _along(axis: int, index: int | slice) -> tuple[int | slice, ...]:
+    return (*(slice(None),) * axis, index)
+
+
+def _images(images: HostArray) -> Iterator[slice]:
+    """Cut images into pieces."""
+    step = max(1, _POOLED // max(1, images[:1].size))
+    for first in range(0, len(images), step):
+        yield slice(first, first + step)
+
+
+@kernel(MaxPoolSpec, backend="cpu", dtypes={"x": FLOATS})
+def max_pool(spec: MaxPoolSpec, call: HostCall) -> None:
+    """Take maxima along the last axis, of these along the one before it, and so on."""
+    axes = len(spec.window) + 2
+    x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
+    indices = None if spec.indices is None else batched(call.array(spec.indices), axes)
+    windows = _windows(spec, x, out, spec.dilation)
+    for images in _images(x):
+        values = widened(x[images])
+        places = None
+        if indices is not None:
+            size = math.prod(values.shape[2:])
+            places = np.broadcast_to(np.arange(size).reshape(values.shape[2:]), values.shape)
+        for axis in reversed(range(2, axes)):
+            values, places = windows[axis - 2].most(values, places, axis)
+        convert(values, out[images])
+        if indices is not None and places is not None:
+            np.copyto(indices[images], places)
+
+
+def _windows(
+    spec: MaxPoolSpec | AvgPoolSpec | AvgPoolGradSpec, x: HostArray, out: HostArray, dilation: tuple[int, ...]
+) -> list[_Windows]:
+    """Return the windows along each axis."""
+    extents = zip(x.shape[2:], out.shape[2:], strict=True)
+    if not spec.window[0]:
+        return [_Windows.adaptive(*each) for each in extents]
+    numbers = zip(spec.window, spec.stride, spec.padding, dilation, strict=True)
+    return [_Windows.regular(*each, *those) for each, those in zip(extents, numbers, strict=True)]
+
+
+@kernel(MaxPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def max_pool_grad(spec: MaxPoolGradSpec, call: HostCall) -> None:
+    """Add each value to its element, in the order of the windows."""
+    grad, indices, out = call.array(spec.grad), call.array(spec.indices), call.array(spec.out)
+    size = math.prod(out.shape[2:])
+    is_outside = (indices < 0) | (indices >= size)
+    if is_outside.any():
+        index = int(indices[is_outside][0])
+        raise OutOfRangeError(
+            f"indices: {index} is outside of the input, which has {size} elements in each channel",
+            library="dnn",
+            index=index,
+            axis=2,
+            length=size,
+        )
+    for images in _images(out):
+        here, values = out[images], widened(grad[images])
+        total: HostArray = np.zeros((here.shape[0] * here.shape[1], size), values.dtype)
+        rows = np.arange(len(total))[:, None]
+        places = indices[images].reshape(len(total), math.prod(values.shape[2:]))
+        np.add.at(total.reshape(-1), (places + rows * size).ravel(), values.ravel())
+        convert(total.reshape(here.shape), here)
+
+
+def _windows_of_means(
+    spec: AvgPoolSpec | AvgPoolGradSpec, x: HostArray, out: HostArray
+) -> tuple[list[_Windows], Any]:
+    """Return the windows along each axis, and what the sums are divided by."""
+    windows = _windows(spec, x, out, (1,) * len(spec.window))
+    if spec.divisor:
+        return windows, spec.divisor
+    behind = spec.behind if spec.count_include_pad else (None,) * len(windows)
+    divisor = np.ones((1,) * len(windows), np.int64)
+    for axis, (one, more) in enumerate(zip(windows, behind, strict=True)):
+        divisor = divisor * one.counts(more).reshape(-1, *(1,) * (len(windows) - axis - 1))
+    return windows, divisor.astype(widened(x[:0]).dtype)
+
+
+@kernel(AvgPoolSpec, backend="cpu", dtypes={"x": FLOATS})
+def avg_pool(spec: AvgPoolSpec, call: HostCall) -> None:
+    """Add up along the last axis, these sums along the one before it, and so on; divide."""
+    axes = len(spec.window) + 2
+    x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
+    windows, divisor = _windows_of_means(spec, x, out)
+    for images in _images(x):
+        values = widened(x[images])
+        for axis in reversed(range(2, axes)):
+            values = windows[axis - 2].sum(values, axis)
+        convert(values / divisor, out[images])
+
+
+@kernel(AvgPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def avg_pool_grad(spec: AvgPoolGradSpec, call: HostCall) -> None:
+    """Divide, and add to all elements of a window, one axis after the other."""
+    grad, out = call.array(spec.grad), call.array(spec.out)
+    windows, divisor = _windows_of_means(spec, out, grad)
+    for images in _images(out):
+        values = widened(grad[images]) / divisor
+        for axis in range(2, out.ndim):
+            values = windows[axis - 2].spread(values, axis)
+        convert(values, out[images])
+
+
+# Scores that are made at a time.
+_PIECE = 1 << 20
+
+
+@attrs.frozen
+class _Part:
+    """Some queries of the heads that one head of the keys serves, and the keys that they may see.
+
+    Attributes:
+        stack: Index of the leading axes.
+        heads: Heads of the queries.
+        head: Head of the keys.
+        rows: Queries.
+        columns: Keys: none that no query sees.
+        hidden: Which scores do not count, of shape (rows, columns); None where all do.
+        bias: What is added to the scores, of shape (heads, rows, columns); None for nothing.
+    """
+
+    stack: tuple[int, ...]
+    heads: slice
+    head: int
+    rows: slice
+    columns: slice
+    hidden: HostArray | None
+    bias: HostArray | None
+
+    def scores(self, query: HostArray, key: HostArray, scale: float) -> HostArray:
+        """Compute scores, of shape (heads, rows, columns): minus infinity where none counts."""
+        given = query.reshape(-1, query.shape[-1])
+        scores: HostArray = np.matmul(given, key.T).reshape(*query.shape[:2], len(key))
+        scores *= scale
+        if self.bias is not None:
+            if self.bias.dtype == np.bool_:
+                np.copyto(scores, -np.inf, where=~self.bias)
+            else:
+                scores += self.bias
+                if np.isnan(scores.max(initial=-np.inf)):
+                    # A hidden key may be infinite or NaN: its score is none, whatever the product was.
+                    np.copyto(scores, -np.inf, where=self.bias == -np.inf)
+        if self.hidden is not None:
+            np.copyto(scores, -np.inf, where=self.hidden)
+        return scores
+
+
+class _Attention:
+    """The arrays of an attention, with all their axes, and lengths that are checked.
+
+    Attributes:
+        query: ``(..., heads, rows, e)``.
+        key: ``(..., kv_heads, columns, e)``, or blocks.
+        value: ``(..., kv_heads, columns, f)``, or blocks.
+    """
+
+    def __init__(self, spec: AttentionSpec | AttentionGradSpec, call: HostCall) -> None:
+        self._spec = spec
+        self.query, self.key, self.value = (
+            headed(call.array(one)) for one in (spec.query, spec.key, spec.value)
+        )
+        rows = self.query.shape[-2]
+        table = spec.block_table if isinstance(spec, AttentionSpec) else None
+        self._table = None if table is None else call.array(table)
+        block = self.key.shape[-2]
+        columns = block if self._table is None else block * self._table.shape[-1]
+        stack = self.query.shape[:-3]
+        self._query_lengths = _lengths(call, "query_lengths", spec.query_lengths, rows, stack)
+        self._key_lengths = _lengths(call, "key_lengths", spec.key_lengths, columns, stack)
+        if self._table is not None:
+            self._check_blocks(self._table, block)
+        self._mask = None
+        if spec.mask is not None:
+            shape = (*self.query.shape[:-1], columns)
+            self._mask = np.broadcast_to(call.array(spec.mask), shape)
+
+    def _check_blocks(self, table: HostArray, block: int) -> None:
+        """Refuse blocks that there are not, before one is read."""
+        count = len(self.key)
+        firsts: HostArray = np.arange(int(table.shape[1])) * block
+        is_used: HostArray = firsts < self._key_lengths[:, None]
+        is_outside = is_used & ((table < 0) | (table >= count))
+        if is_outside.any():
+            index = int(table[is_outside][0])
+            raise _outside("block_table", f"there is no block {index} of {count}", index, count)
+
+    def heads(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yield the leading index and the head of all heads of keys."""
+        for stack in np.ndindex(*self.query.shape[:-3]):
+            for head in range(self.key.shape[-3]):
+                yield stack, head
+
+    def parts(self, stack: tuple[int, ...], head: int) -> Iterator[_Part]:
+        """Cut the queries that a head of keys serves into pieces; those beyond their length are left out."""
+        shared = self.query.shape[-3] // self.key.shape[-3]
+        rows, columns = int(self._query_lengths[stack]), int(self._key_lengths[stack])
+        step = max(1, _PIECE // max(1, columns * shared))
+        for first in range(0, rows, step):
+            yield self._part(stack, head, shared, slice(first, min(first + step, rows)), rows, columns)
+
+    def _part(
+        self, stack: tuple[int, ...], head: int, shared: int, rows: slice, most: int, columns: int
+    ) -> _Part:
+        spec = self._spec
+        # The key of the first query, of those that stand on the diagonal.
+        offset = columns - most if spec.alignment == "lower_right" else 0
+        first = 0 if spec.left < 0 else max(0, rows.start + offset - spec.left)
+        stop = columns if spec.right < 0 else min(columns, rows.stop + offset + spec.right)
+        seen = slice(min(first, columns), max(min(first, columns), stop))
+        hidden = None
+        if spec.left >= 0 or spec.right >= 0:
+            own: HostArray = np.arange(int(rows.start), int(rows.stop)) + offset
+            keys: HostArray = np.arange(int(seen.start), int(seen.stop))
+            places: HostArray = keys - own[:, None]
+            hidden = np.zeros(places.shape, np.bool_)
+            hidden |= places < -spec.left if spec.left >= 0 else False
+            hidden |= places > spec.right if spec.right >= 0 else False
+        heads = slice(head * shared, (head + 1) * shared)
+        bias = None
+        if self._mask is not None:
+            bias = self._mask[stack][heads, rows, seen]
+            bias = bias if bias.dtype == np.bool_ else widened(bias)
+        return _Part(stack, heads, head, rows, seen, hidden, bias)
+
+    def of(self, part: _Part, array: HostArray) -> HostArray:
+        """Return the keys or the values of a part, in the type that they are computed in."""
+        if self._table is None:
+            return widened(array[part.stack][part.head, part.columns])
+        block, columns = array.shape[-2], part.columns
+        first, stop = columns.start // block, -(-columns.stop // block)
+        taken = array[self._table[part.stack][first:stop], part.head]
+        taken = taken.reshape(len(taken) * block, array.shape[-1])
+        return widened(taken[columns.start - first * block : columns.stop - first * block])
+
+
+def headed(array: HostArray) -> HostArray:
+    """Return a view with an axis for the heads."""
+    return array if array.ndim > 2 else array[None]
+
+
+def _lengths(
+    call: HostCall, argument: str, lengths: ArraySpec | None, most: int, stack: tuple[int, ...]
+) -> HostArray:
+    """Return lengths of an axis, of which none is larger than the axis."""
+    if lengths is None:
+        return np.full(stack, most)
+    given = call.array(lengths)
+    is_outside = (given < 0) | (given > most)
+    if is_outside.any():
+        index = int(given[is_outside][0])
+        raise _outside(argument, f"{index} is no length of an axis of {most}", index, most)
+    return given
+
+
+def _outside(argument: str, text: str, index: int, length: int) -> OutOfRangeError:
+    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=index, axis=0, length=length)
+
+
+@kernel(AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
+def attention(spec: AttentionSpec, call: HostCall) -> None:
+    """Compute exponentials of some rows of scores, and their products with the values."""
+    of, out = _Attention(spec, call), headed(call.array(spec.out))
+    lse = None if spec.lse is None else _rows(call.array(spec.lse))
+    out[...] = 0
+    if lse is not None:
+        lse[...] = -np.inf
+    for part in (part for place in of.heads() for part in of.parts(*place)):
+        query = widened(of.query[part.stack][part.heads, part.rows])
+        scores = part.scores(query, of.of(part, of.key), spec.scale)
+        if not scores.size:
+            continue
+        most = scores.max(-1, keepdims=True)
+        # Of a row without a score that counts, nothing is left: its exponentials are zeros.
+        most[np.isneginf(most)] = 0
+        np.exp(np.subtract(scores, most, out=scores), out=scores)
+        total = scores.sum(-1, keepdims=True)
+        value = of.of(part, of.value)
+        made = _weighed(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], value.shape[-1])
+        if lse is not None:
+            lse[part.stack][part.heads, part.rows] = (most + np.log(total))[..., 0]
+        total[total == 0] = 1
+        convert(made / total, out[part.stack][part.heads, part.rows])
+
+
+@kernel(AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
+def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
+    """Compute the scores of some rows anew, and add up the gradients of keys and values."""
+    of = _Attention(spec, call)
+    grad, out, lse = headed(call.array(spec.grad)), headed(call.array(spec.out)), _rows(call.array(spec.lse))
+    grad_query, grad_key, grad_value = (
+        headed(call.array(one)) for one in (spec.grad_query, spec.grad_key, spec.grad_value)
+    )
+    grad_query[...] = 0
+    for stack, head in of.heads():
+        keys, values = (np.zeros(one[stack][head].shape, lse.dtype) for one in (of.key, of.value))
+        for part in of.parts(stack, head):
+            if part.columns.start == part.columns.stop:
+                continue
+            query = widened(of.query[stack][part.heads, part.rows])
+            key, value = of.of(part, of.key), of.of(part, of.value)
+            logs = lse[stack][part.heads, part.rows][..., None]
+            weights = part.scores(query, key, spec.scale)
+            is_hidden = np.isneginf(weights).reshape(-1, len(key))
+            np.exp(np.subtract(weights, np.where(logs == -np.inf, 0, logs), out=weights), out=weights)
+            weights = weights.reshape(-1, len(key))
+            weights[is_hidden] = 0
+            slope = widened(grad[stack][part.heads, part.rows])
+            mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
+            slope = slope.reshape(len(weights), value.shape[-1])
+            values[part.columns] += _weighed(weights.T, slope)
+            weights *= (np.matmul(slope, value.T) - mean) * spec.scale
+            weights[is_hidden] = 0
+            keys[part.columns] += _weighed(weights.T, query.reshape(-1, query.shape[-1]))
+            made = _weighed(weights, key).reshape(query.shape)
+            convert(made, grad_query[stack][part.heads, part.rows])
+        convert(keys, grad_key[stack][head])
+        convert(values, grad_value[stack][head])
+
+
+def _weighed(weights: HostArray, values: HostArray) -> HostArray:
+    """Multiply matrices, where a weight of zero takes nothing: not of infinity or NaN, either."""
+    made: HostArray = np.matmul(weights, values)
+    if np.isnan(made).any():
+        is_finite = np.isfinite(values).all(-1)
+        made = np.matmul(weights[:, is_finite], values[is_finite])
+        for number in np.flatnonzero(~is_finite):
+            taking = weights[:, number] != 0
+            made[taking] += weights[taking, number, None] * values[number]
+    return made
+
+
+def _rows(array: HostArray) -> HostArray:
+    """Return a view with an axis for the heads, of an array of rows."""
+    return array if array.ndim > 1 else array[None]

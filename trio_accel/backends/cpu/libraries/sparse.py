@@ -1,4 +1,4 @@
-"""Operations with sparse matrices, by SciPy's compiled loops.
+"""Operations with sparse matrices by SciPy's compiled loops, systems by SuperLU, incomplete factors by rows.
 
 Arrays of SciPy's own classes would look through all indices, and make one more array, for each operation. The
 loops add to what they are given.
@@ -6,18 +6,20 @@ loops add to what they are given.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
-from scipy.sparse import _sparsetools
+from scipy import sparse
+from scipy.sparse import _sparsetools, linalg
 
-from ...base.kit.checks import NATIVE, scalar_of
+from ...base.contract.errors import LibraryError
+from ...base.kit.checks import NATIVE, check_structure, scalar_of
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
-from ._sparse_structures import checked, make
-from ._sparse_systems import check_structure_only, incomplete, least_residual, solve, solve_triangular
 
 __all__ = [
     "check_structure_only", "incomplete", "least_residual", "make", "sddmm", "solve", "solve_triangular",
@@ -25,13 +27,16 @@ __all__ = [
 ]  # fmt: skip
 
 _tools: Any = _sparsetools
-_DTYPES = {"out": NATIVE}
+_linalg: Any = linalg
+_sparse: Any = sparse
+
+_OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
 
 # Elements of the rows and columns that one piece of a sampled product gathers.
 _PIECE = 1 << 18
 
 
-@kernel("sparse.spmv", backend="cpu", dtypes=_DTYPES)
+@kernel("sparse.spmv", backend="cpu", dtypes=_OUT)
 def spmv(spec: Any, call: HostCall) -> None:
     """Multiply a matrix and a vector."""
     indptr, indices = _structure(spec, call, may_end_before=True)
@@ -41,7 +46,7 @@ def spmv(spec: Any, call: HostCall) -> None:
         _tools.csr_matvec(*spec.matrix, indptr, indices, data, x, out)
 
 
-@kernel("sparse.spmm", backend="cpu", dtypes=_DTYPES)
+@kernel("sparse.spmm", backend="cpu", dtypes=_OUT)
 def spmm(spec: Any, call: HostCall) -> None:
     """Multiply a matrix and a dense one."""
     alpha = scalar_of("sparse", "alpha", spec.alpha, spec.out.dtype)
@@ -63,7 +68,7 @@ def spmm(spec: Any, call: HostCall) -> None:
         tool(len(out), len(b), b.shape[1], indptr, indices, data, b.reshape(-1), out.reshape(-1))
 
 
-@kernel("sparse.sddmm", backend="cpu", dtypes=_DTYPES)
+@kernel("sparse.sddmm", backend="cpu", dtypes=_OUT)
 def sddmm(spec: Any, call: HostCall) -> None:
     """Compute elements of a product of dense matrices."""
     indptr, indices = _structure(spec, call)
@@ -76,7 +81,7 @@ def sddmm(spec: Any, call: HostCall) -> None:
             np.einsum("ij,ij->i", a[rows[piece]], b.T[indices[piece]], out=out[piece])
 
 
-@kernel("sparse.to_dense", backend="cpu", dtypes=_DTYPES)
+@kernel("sparse.to_dense", backend="cpu", dtypes=_OUT)
 def to_dense(spec: Any, call: HostCall) -> None:
     """Make a dense matrix."""
     indptr, indices = _structure(spec, call, may_end_before=True)
@@ -98,3 +103,322 @@ def _structure(spec: Any, call: HostCall, *, may_end_before: bool = False) -> tu
     """Take the row pointers and columns, once they are found to lead nowhere outside of the arrays."""
     indptr, indices = call.array(spec.matrix_indptr), call.array(spec.matrix_indices)
     return checked(indptr, indices, spec.matrix, may_end_before=may_end_before)
+
+
+_Made: TypeAlias = "int | tuple[HostArray, HostArray, HostArray]"
+
+
+@kernel("sparse.make", backend="cpu")
+def make(spec: Any, call: HostCall) -> None:
+    """Make a matrix, or count the values that it will have."""
+    call.status(spec.count)
+    made: _Made = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
+    if isinstance(made, tuple):
+        for wanted, array in zip((spec.indptr, spec.indices, spec.data), made, strict=True):
+            call.array(wanted)[: len(array)] = array
+        made = len(made[1])
+    spec.count.view(np.int64)[0] = made
+
+
+def checked(
+    indptr: HostArray, indices: HostArray, shape: tuple[int, int], *, may_end_before: bool = False
+) -> tuple[HostArray, HostArray]:
+    """Return row pointers and columns, once they are found to lead nowhere outside of the arrays."""
+    used = indices[: max(int(indptr[-1]), 0)]
+    if indptr[0] != 0 or not 0 <= indptr[-1] <= len(indices):
+        fault = 1
+    elif not may_end_before and indptr[-1] != len(indices):
+        fault = 4
+    elif np.any(indptr[1:] < indptr[:-1]):
+        fault = 2
+    else:
+        fault = 3 if used.size and not 0 <= used.min() <= used.max() < shape[1] else 0
+    check_structure(fault, shape, len(indices))
+    return indptr, indices
+
+
+def _has_room(spec: Any, size: int) -> bool:
+    """Tell whether so many values are wanted: not where they are counted, or were counted too low."""
+    return spec.indices is not None and size <= spec.indices.size
+
+
+def _within(what: str, found: HostArray, limit: int) -> None:
+    """Refuse indices outside."""
+    bad = np.flatnonzero((found < 0) | (found >= limit))
+    if bad.size:
+        text = f"{what}[{bad[0]}] is {found[bad[0]]}; it must be from 0 to {limit - 1}"
+        raise LibraryError(text, library="sparse", code="invalid_value")
+
+
+def _coo_to_csr(spec: Any, row: HostArray, col: HostArray, data: HostArray) -> _Made:
+    rows, columns = spec.numbers
+    _within("row", row, rows)
+    _within("col", col, columns)
+    made = np.empty(rows + 1, row.dtype), np.empty_like(col), np.empty_like(data)
+    _tools.coo_tocsr(rows, columns, len(data), row, col, data, *made)
+    return _canonical(spec.numbers, *made)
+
+
+def _sum_duplicates(spec: Any, *arrays: HostArray) -> _Made:
+    checked(arrays[0], arrays[1], spec.numbers)
+    return _canonical(spec.numbers, *[array.copy() for array in arrays])
+
+
+def _canonical(shape: tuple[int, int], indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+    """Sort in place, and add up what has one place."""
+    _tools.csr_sort_indices(shape[0], indptr, indices, data)
+    _tools.csr_sum_duplicates(*shape, indptr, indices, data)
+    return indptr, indices[: indptr[-1]], data[: indptr[-1]]
+
+
+def _csr_to_csc(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+    checked(indptr, indices, spec.numbers)
+    made = np.empty(spec.numbers[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
+    _tools.csr_tocsc(*spec.numbers, indptr, indices, data, *made)
+    return made
+
+
+def _bsr_to_csr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+    rows, columns = (extent // block for extent, block in zip(spec.numbers, data.shape[1:], strict=True))
+    checked(indptr, indices, (rows, columns))
+    made = (
+        np.empty(spec.numbers[0] + 1, indptr.dtype),
+        np.empty(data.size, indptr.dtype),
+        np.empty(data.size, data.dtype),
+    )
+    _tools.bsr_tocsr(rows, columns, *data.shape[1:], indptr, indices, data.reshape(-1), *made)
+    return _canonical(spec.numbers, *made)
+
+
+def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+    *shape, rows, columns = spec.numbers
+    checked(indptr, indices, spec.numbers[:2])
+    # The loops multiply the sides of a block in the type of the indices.
+    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
+    blocks = int(_tools.csr_count_blocks(*spec.numbers, indptr, indices))
+    if not _has_room(spec, blocks):
+        return blocks
+    made = np.empty(shape[0] // rows + 1, indptr.dtype), np.empty(blocks, indptr.dtype)
+    values = np.zeros((blocks, rows, columns), data.dtype)
+    _tools.csr_tobsr(*spec.numbers, indptr, indices, data, *made, values.reshape(-1))
+    return *made, values
+
+
+def _add(spec: Any, *arrays: HostArray) -> _Made:
+    first, second = arrays[:3], arrays[3:]
+    checked(first[0], first[1], spec.numbers)
+    checked(second[0], second[1], spec.numbers)
+    size = len(first[1]) + len(second[1])
+    made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
+    _tools.csr_plus_csr(*spec.numbers, *first, *second, *made)
+    return made[0], made[1][: made[0][-1]], made[2][: made[0][-1]]
+
+
+def _spgemm(spec: Any, *arrays: HostArray) -> _Made:
+    rows, inner, columns = spec.numbers
+    first, second = arrays[:3], arrays[3:]
+    checked(first[0], first[1], (rows, inner))
+    checked(second[0], second[1], (inner, columns))
+    size = int(_tools.csr_matmat_maxnnz(rows, columns, *first[:2], *second[:2]))
+    if not _has_room(spec, size):
+        return size
+    made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
+    _tools.csr_matmat(rows, columns, *first, *second, *made)
+    _tools.csr_sort_indices(rows, *made)
+    return made[0], made[1][: made[0][-1]], made[2][: made[0][-1]]
+
+
+def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray, rows: HostArray) -> _Made:
+    checked(indptr, indices, spec.numbers)
+    _within("indices", rows, spec.numbers[0])
+    rows = rows.astype(indptr.dtype)
+    # A row may be taken many times: their sum may be beyond the type of the indices.
+    pointers = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.diff(indptr)[rows], out=pointers[1:])
+    size = int(pointers[-1])
+    if not _has_room(spec, size):
+        return size
+    made = np.empty(size, indices.dtype), np.empty(size, data.dtype)
+    _tools.csr_row_index(len(rows), rows, indptr, indices, data, *made)
+    return pointers, *made
+
+
+def _select(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+    """Keep the values that are not zero, or those on one side of a diagonal."""
+    rows, columns, *diagonal = spec.numbers
+    checked(indptr, indices, (rows, columns))
+    places = np.repeat(np.arange(rows, dtype=indices.dtype), np.diff(indptr))
+    if spec.function == "eliminate_zeros":
+        kept = data != 0
+    else:
+        above = indices - places
+        kept = above <= diagonal[0] if spec.function == "tril" else above >= diagonal[0]
+    pointers = np.zeros_like(indptr)
+    np.cumsum(np.bincount(places[kept], minlength=rows), out=pointers[1:])
+    return pointers, indices[kept], data[kept]
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "bsr_to_csr": _bsr_to_csr,
+    "coo_to_csr": _coo_to_csr,
+    "csr_to_bsr": _csr_to_bsr,
+    "csr_to_csc": _csr_to_csc,
+    "eliminate_zeros": _select,
+    "spgemm": _spgemm,
+    "sum_duplicates": _sum_duplicates,
+    "take_rows": _take_rows,
+    "tril": _select,
+    "triu": _select,
+}
+
+
+@kernel("sparse.check_structure", backend="cpu")
+def check_structure_only(spec: Any, call: HostCall) -> None:
+    """Look at a structure."""
+    _structure(spec, call)
+
+
+@kernel("sparse.spsolve_triangular", backend="cpu", dtypes=_DTYPES)
+def solve_triangular(spec: Any, call: HostCall) -> None:
+    """Solve with one triangle."""
+    call.status(spec.info)
+    matrix, b, out = _matrix(spec, call), call.array(spec.b), call.array(spec.out)
+    triangle = _sparse.tril(matrix, format="csr") if spec.lower else _sparse.triu(matrix, format="csr")
+    bad = np.flatnonzero(triangle.diagonal() == 0)
+    if bad.size and not spec.unit_diagonal:
+        spec.info[0] = bad[0] + 1
+        return
+    if not out.size:
+        return
+    is_lower = spec.lower
+    if spec.trans != "N":
+        triangle, is_lower = triangle.T, not is_lower
+        triangle = triangle.conj() if spec.trans == "C" else triangle
+    if spec.unit_diagonal:
+        triangle = triangle.tocsr()
+        triangle.setdiag(1)
+    with np.errstate(all="ignore"):
+        x = _linalg.spsolve_triangular(triangle.tocsc(), b, lower=is_lower, unit_diagonal=spec.unit_diagonal)
+        np.copyto(out, x, casting="same_kind")
+
+
+@kernel("sparse.spsolve", backend="cpu", dtypes=_DTYPES)
+def solve(spec: Any, call: HostCall) -> None:
+    """Factor and solve."""
+    call.status(spec.info)
+    matrix, b, out = _matrix(spec, call), call.array(spec.b), call.array(spec.out)
+    if not np.isfinite(matrix.data).all():
+        spec.info[0] = -1
+        return
+    if not matrix.shape[0]:
+        return
+    try:
+        factors = _linalg.splu(matrix.tocsc())
+    except RuntimeError:
+        # SuperLU's word for a pivot of zero.
+        spec.info[0] = 1
+        return
+    if out.size:
+        np.copyto(out, factors.solve(np.ascontiguousarray(b)))
+
+
+@kernel("sparse.ilu0", backend="cpu", dtypes=_DTYPES)
+@kernel("sparse.ic0", backend="cpu", dtypes=_DTYPES)
+def incomplete(spec: Any, call: HostCall) -> None:
+    """Factor within the structure: L and U, or of those L @ sqrt(D) and its transpose."""
+    call.status(spec.info)
+    is_cholesky, out = spec.operation == "sparse.ic0", call.array(spec.out)
+    indptr, indices = _structure(spec, call)
+    rows: HostArray = np.repeat(np.arange(int(spec.matrix[0])), np.diff(indptr))
+    bad = np.flatnonzero((np.diff(indices) <= 0) & (rows[1:] == rows[:-1]))
+    if bad.size:
+        raise LibraryError(
+            f"the columns of row {rows[bad[0]]} do not ascend; bring them into order: sparse.sum_duplicates",
+            library="sparse",
+            code="invalid_value",
+        )
+    data = call.array(spec.matrix_data)
+    if not np.isfinite(data).all():
+        spec.info[0] = -1
+        return
+    if is_cholesky and not _is_hermitian(_matrix(spec, call)):
+        spec.info[0] = -2
+        return
+    values, spec.info[0] = _eliminate(
+        indptr.tolist(), indices.tolist(), data.tolist(), is_cholesky=is_cholesky
+    )
+    if spec.info[0]:
+        return
+    made: HostArray = np.array(values, data.dtype)
+    if is_cholesky:
+        # The pivots: U is D @ L^H.
+        roots: HostArray = np.sqrt(np.real(made[rows == indices]))
+        is_below = indices < rows
+        made[is_below] *= roots[indices[is_below]]
+        made[~is_below] /= roots[rows[~is_below]]
+    np.copyto(out, made)
+
+
+@kernel("sparse.least_residual", backend="cpu", dtypes={"h": NATIVE})
+def least_residual(spec: Any, call: HostCall) -> None:
+    """Find the combination of the first vectors that makes a residual small enough, or least."""
+    h, sizes, out = call.array(spec.h), call.array(spec.sizes), call.array(spec.y)
+    steps = len(sizes)
+    hessenberg: HostArray = np.zeros((steps + 1, steps), h.dtype)
+    hessenberg[:steps] = h.T
+    hessenberg[range(1, steps + 1), range(steps)] = sizes
+    target: HostArray = np.zeros(steps + 1, h.dtype)
+    target[0] = call.array(spec.size)
+    is_finite = bool(np.isfinite(hessenberg).all())
+    y, count = np.full(steps, np.nan, h.dtype), steps
+    limit = np.finfo(h.dtype).eps * np.abs(hessenberg).max(initial=0)
+    for count in range(1, steps + 1) if is_finite else ():
+        part = hessenberg[: count + 1, :count]
+        y = np.linalg.lstsq(part, target[: count + 1])[0]
+        left = float(np.linalg.norm(target[: count + 1] - part @ y))
+        if left <= spec.wanted / 2 or sizes[count - 1] <= limit:
+            break
+    out.fill(0)
+    out[: len(y)] = y
+    call.array(spec.count)[...] = call.array(spec.made) + count
+
+
+def _eliminate(
+    indptr: list[int], indices: list[int], values: list[complex], *, is_cholesky: bool
+) -> tuple[list[complex], int]:
+    """Eliminate row by row in place; returns the values, and the number of a row without a pivot, from 1."""
+    diagonal: list[int] = []
+    for row, (start, end) in enumerate(pairwise(indptr)):
+        places = {indices[place]: place for place in range(start, end)}
+        for place in range(start, end):
+            column = indices[place]
+            if column >= row:
+                break
+            factor = values[place] = values[place] / values[diagonal[column]]
+            for other in range(diagonal[column] + 1, indptr[column + 1]):
+                changed = places.get(indices[other])
+                if changed is not None:
+                    values[changed] -= factor * values[other]
+        pivot = values[places[row]] if row in places else 0
+        if not math.isfinite(abs(pivot)) or pivot == 0 or (is_cholesky and pivot.real <= 0):
+            return values, row + 1
+        diagonal.append(places[row])
+    return values, 0
+
+
+def _is_hermitian(matrix: Any) -> bool:
+    """Tell whether it is, but for roundings."""
+    off, tolerance = abs(matrix - matrix.conj().T), 16 * np.finfo(matrix.dtype).eps
+    return not off.nnz or bool(off.max() <= tolerance * abs(matrix).max())
+
+
+def _matrix(spec: Any, call: HostCall) -> Any:
+    """Make SciPy's matrix of copied arrays, once their structure is found right."""
+    arrays: list[HostArray] = [
+        call.array(one).copy() for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)
+    ]
+    checked(arrays[2], arrays[1], spec.matrix)
+    matrix = _sparse.csr_array(tuple(arrays), shape=spec.matrix)
+    matrix.sum_duplicates()
+    return matrix

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import BlockMemory, ChunkKeeper, NotSupportedError
+from ...base.contract.dtypes import DType
 from ...base.contract.ops import ArraySpec
 from ...base.kit.chunks import ALIGNMENT
 from ...base.kit.host import available_bytes, make_shared, map_shared
 
-__all__ = ["CpuMemory", "HostArray", "HostLease", "convert", "pieces", "to_float32"]
+__all__ = ["CpuMemory", "HostArray", "HostLease", "convert", "pieces", "to_float32", "widened"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -150,3 +151,8 @@ def to_float32(source: HostArray) -> HostArray:
     out: HostArray = np.empty_like(source, np.float32)
     convert(source, out)
     return out
+
+
+def widened(array: HostArray) -> HostArray:
+    """Return an array in the type that it is computed in."""
+    return to_float32(array) if DType.of(array.dtype).is_half else array

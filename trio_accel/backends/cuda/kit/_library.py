@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
+
+from cuda.bindings import driver
 
 from ...base import AccelError, ChunkKeeper, DeviceInfo, DType, LibraryError, NotSupportedError
 from ...base.gpu.device import AddressDevice
@@ -17,7 +20,7 @@ from ..runtime._kernels import CudaKernels
 from ..runtime._memory import CudaMemory, DeviceChunk
 from ..runtime._stream import CudaStream
 
-__all__ = ["CudaLibrary", "Errors", "KernelCall", "LibraryDevice", "ModuleLibrary", "factor_of"]
+__all__ = ["CudaLibrary", "Errors", "KernelCall", "LibraryDevice", "ModuleLibrary", "factor_of", "read_now"]
 
 
 class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
@@ -52,6 +55,23 @@ class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
 
 
 KernelCall: TypeAlias = EnqueuingCall[LibraryDevice, CudaStream]
+
+
+def read_now(device: LibraryDevice, stream: CudaStream, address: int, nbytes: int) -> bytes:
+    """Wait for what is enqueued on a stream, and read some bytes of the device; blocks.
+
+    Raises:
+        ContextPoisonedError: The context is lost.
+        RuntimeError: The stream is closed.
+    """
+    stream.check()
+    host = device.pinned.take(nbytes)
+    stream.copy_out(host, address, nbytes)
+    device.context.check(driver.cuStreamSynchronize(stream.handle))
+    content = ctypes.string_at(host, nbytes)
+    device.pinned.give_back(nbytes, host)
+    return content
+
 
 BACKEND = "cuda"
 # Error of nvmath's bindings where a vendor's library has no such function; they do not export the class.

@@ -16,8 +16,7 @@ from nvmath.bindings import cudss
 from ...base import DType, NotSupportedError
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
-from ._cusparse import VALUE_TYPES
-from ._sparse_makers import TYPES
+from ._sparse_makers import TYPES, VALUE_TYPES
 
 __all__ = ["SIZES", "Cudss", "System", "is_solved"]
 

@@ -9,15 +9,15 @@ from struct import Struct
 from typing import Any, ClassVar
 
 from ...base import DType
-from ...base.contract.ops import ArraySpec
+from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from . import _cudnn
 from ._cudnn import Cudnn, Graph
 
 __all__ = [
-    "FLOATS", "GRID", "KINDS", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of",
-    "is_aligned", "wide", "wide_of", "wide_result",
+    "FLOATS", "GRID", "KINDS", "LANES", "DnnKernels", "aligned", "aligned_result", "first_wrong", "grid_of",
+    "images_of", "is_aligned", "wide", "wide_of", "wide_result",
 ]  # fmt: skip
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -159,3 +159,8 @@ def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: tuple[int
 def images_of(array: ArraySpec, axes: int) -> int:
     """Return how many images there are; 1 where they have no axis."""
     return math.prod(array.shape[: array.ndim - axes - 1])
+
+
+def first_wrong(words: StatusArray) -> int:
+    """Return the number that a kernel has found wrong, out of its two halves."""
+    return (int(words[2]) << 32) | (int(words[1]) & 0xFFFFFFFF)

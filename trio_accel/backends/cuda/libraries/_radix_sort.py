@@ -6,13 +6,13 @@ import importlib
 from importlib.metadata import version
 from typing import Any
 
-import attrs
 import numpy as np
 from cuda.bindings import nvrtc
 
 from ...base import DType, NotSupportedError
 from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
 from ..kit._library import KernelCall
+from ..runtime._foreign import StreamHandle
 
 __all__ = ["RadixSort"]
 
@@ -43,16 +43,6 @@ class _Memory:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         described = {"shape": self.shape, "typestr": self.dtype.str, "strides": None, "version": 3}
         return {**described, "data": (self._address, False)}
-
-
-@attrs.frozen(eq=False)
-class _Stream:
-    """A stream, as cuda.compute takes it."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
 
 
 _BYTES = np.dtype(np.uint8)
@@ -109,7 +99,7 @@ class RadixSort:
             beside = self._buffer(values, self._value, count)
         return both, {
             "d_in_keys": both, "d_out_keys": None, "d_in_values": beside, "d_out_values": None,
-            "num_items": count, "begin_bit": 0, "end_bit": bits, "stream": _Stream(stream),
+            "num_items": count, "begin_bit": 0, "end_bit": bits, "stream": StreamHandle(stream),
         }  # fmt: skip
 
     def _buffer(self, addresses: tuple[int, int], dtype: np.dtype[Any], count: int) -> Any:

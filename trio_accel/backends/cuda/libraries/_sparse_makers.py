@@ -21,10 +21,70 @@ from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
 from ...base.kit.checks import NATIVE
 from ..kit._library import KernelCall, LibraryDevice
-from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, factors
 from ._radix_sort import RadixSort
 
-__all__ = ["ANY", "TYPES", "Job", "Maker", "MakerKernels"]
+__all__ = [
+    "ANY", "AS_IT_IS", "TYPES", "VALUE_TYPES", "Job", "Maker", "MakerKernels", "csr", "dense", "factors",
+    "operation_of", "vector",
+]  # fmt: skip
+
+AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
+"""The matrix, not transposed."""
+
+VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
+"""``cudaDataType`` of values."""
+
+_OPERATIONS = {
+    "N": AS_IT_IS,
+    "T": cusparse.Operation.TRANSPOSE,
+    "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
+}
+_INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
+_FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
+
+
+def operation_of(letter: str, dtype: DType) -> cusparse.Operation:
+    """Tell how a matrix is turned: cuSPARSE conjugates complex ones alone."""
+    return _OPERATIONS["T" if letter == "C" and dtype.kind != "complex" else letter]
+
+
+def factors(dtype: DType) -> tuple[int, int]:
+    """Return the addresses of one and zero."""
+    one, zero = _FACTORS[dtype]
+    return one.ctypes.data, zero.ctypes.data
+
+
+# Nothing of a descriptor is needed once an operation is enqueued: it is destroyed when the stack is undone.
+def csr(
+    undo: ExitStack,
+    shape: tuple[int, int],
+    stored: int,
+    addresses: tuple[int, int, int],
+    index: DType,
+    dtype: DType,
+) -> int:
+    """Describe a sparse matrix of so many values: its row pointers, columns and values."""
+    kind = _INDEX_TYPES[index]
+    made: int = cusparse.create_csr(
+        *shape, stored, *addresses, kind, kind, cusparse.IndexBase.ZERO, VALUE_TYPES[dtype]
+    )
+    undo.callback(cusparse.destroy_sp_mat, made)
+    return made
+
+
+def dense(undo: ExitStack, shape: tuple[int, int], address: int, dtype: DType) -> int:
+    """Describe a dense matrix by rows."""
+    made: int = cusparse.create_dn_mat(*shape, shape[1], address, VALUE_TYPES[dtype], cusparse.Order.ROW)
+    undo.callback(cusparse.destroy_dn_mat, made)
+    return made
+
+
+def vector(undo: ExitStack, size: int, address: int, dtype: DType) -> int:
+    """Describe a dense vector."""
+    made: int = cusparse.create_dn_vec(size, address, VALUE_TYPES[dtype])
+    undo.callback(cusparse.destroy_dn_vec, made)
+    return made
+
 
 # As in structures.cu.
 _FIELDS = (
@@ -116,7 +176,7 @@ class Maker:
         job: What it makes.
         call: The operation.
         right: Returns the addresses of row pointers and columns, once they are found right; see
-            `StructureLibrary._right`.
+            `SparseLibrary._right`.
     """
 
     def __init__(self, kernels: MakerKernels, job: Job, call: KernelCall, right: _Right) -> None:
@@ -164,9 +224,10 @@ class Maker:
 
     def _read(self, shape: tuple[int, ...]) -> None:
         """Set the addresses of the first matrix, likewise."""
-        self._set_matrix(self._take(shape, self._job.arrays))
+        self.set_matrix(self._take(shape, self._job.arrays))
 
-    def _set_matrix(self, addresses: tuple[int, int, int]) -> None:
+    def set_matrix(self, addresses: tuple[int, int, int]) -> None:
+        """Set the addresses of row pointers, columns and values."""
         self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
 
     def _make_room(self, columns: int, lines: int, count: int) -> None:
@@ -214,7 +275,7 @@ class Maker:
         if job.function == "coo_to_csr":
             self.set(words=self._words("row", "col"))
             row, col = job.arrays[:2]
-            self._set_matrix((call.packed(row), call.packed(col), call.packed(data)))
+            self.set_matrix((call.packed(row), call.packed(col), call.packed(data)))
         elif job.function == "bsr_to_csr":
             height, width = data.shape[1:]
             self._read((rows // height, columns // width))
@@ -300,7 +361,7 @@ class Maker:
 
     def _select_sums(self, addresses: tuple[int, int, int], rows: int, count: int) -> None:
         """Write the values of a sum or a product, but for zeros."""
-        self._set_matrix(addresses)
+        self.set_matrix(addresses)
         self.set(kind=_KINDS["eliminate_zeros"])
         self._select(rows, count)
 

@@ -1,28 +1,298 @@
-"""Dense linear algebra: cuBLAS. Products here; all else, and the handle, in modules of their own."""
+"""Dense linear algebra by cuBLAS: products by its routines for mixed types, and all else by those for one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
+import numpy as np
+from cuda.bindings import driver
 from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
-from ...base.contract.device_array import DeviceArray
-from ...base.contract.ops import MatmulSpec, OperationSpec
+from ...base.contract.device_array import DeviceArray, broadcast
+from ...base.contract.ops import ArraySpec, MatmulSpec, OperationSpec, contiguous_strides
 from ...base.gpu.driver import Function, with_axes
-from ...base.kit.checks import INEXACT, INTEGERS
+from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
+from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype
 from ...base.kit.kernels import kernel
 from ...base.kit.launch_cache import GraphCall, Key
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
-from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
-from ._cublas import HOST, KINDS, Factors, Kind
-from ._routines import RoutineLibrary
+from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 
 __all__ = ["BlasLibrary"]
+
+# As in norms.cu, with what fills the structure up.
+_NORM = struct.Struct("<QQqqi4x")
+# In float32, which float16 is computed in, its denormal numbers are none.
+_NORM_TYPES = {
+    DType.bfloat16: 0,
+    DType.float32: 1,
+    DType.float64: 2,
+    DType.complex64: 3,
+    DType.complex128: 4,
+}
+_NORM_THREADS = 1024
+_INDEX = struct.Struct("<QQq")
+# Of each array as a vector: bytes to its first element, and elements from one to the next.
+_Vectors: TypeAlias = list[tuple[int, int]]
+
+_MATRICES = ("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm")
+# Operations whose routines wait for the device when they are called for the first time.
+_TRIED = frozenset({*_MATRICES, "linalg.asum", "linalg.iamax", "linalg.rot"})
+# Larger arrays need no more kernels than those of this size.
+_LARGE = 512
+
+
+class RoutineLibrary(CudaLibrary):
+    """Operations on vectors, and on symmetric, Hermitian and triangular matrices.
+
+    Arrays that are no vectors are packed into one. Compiles a kernel of the backend's own when it is made,
+    which blocks.
+    """
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self._index_from_zero = device.kernels.function("norms", "index_from_zero", _INDEX.size)
+        self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
+        self._blas = Cublas(device, self.name)
+        self._tried: set[tuple[object, ...]] = set()
+
+    def _plan_vectors(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """See the operands as vectors; None if they are none."""
+        strides = [getattr(spec, name).strides for name in ("x", "y") if hasattr(spec, name)]
+        return (vectors(spec.x.shape, spec.x.dtype.itemsize, *strides),)
+
+    def _plan_index(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """See the operand as a vector in its own order, from which the index counts."""
+        return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
+
+    def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """Return the same; refuse a result that is not of the type of absolute values."""
+        real = KINDS[spec.x.dtype].real
+        check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
+        return self._plan_vectors(spec, device)
+
+    def _vectors(
+        self, call: KernelCall, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()
+    ) -> list[int]:
+        """Return the address of each operand as a vector, and its step; others are packed first."""
+        (found,) = call.plan
+        if found is None:
+            places = [call.packed(array) for array in read]
+            places += [call.result(array, is_updated=True) for array in updated]
+            return [number for place in places for number in (place, 1)]
+        pairs = zip((*read, *updated), found, strict=True)
+        return [number for array, (offset, step) in pairs for number in (call.at(array) + offset, step)]
+
+    @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _axpy(self, spec: Any, call: KernelCall) -> None:
+        kind, blas = KINDS[spec.y.dtype], self._blas
+        alpha = factor_of("blas", "alpha", spec.alpha, spec.y.dtype)
+        if not spec.y.size:
+            return
+        x, x_step, y, y_step = self._vectors(call, [spec.x], [spec.y])
+        blas.select(call.stream, HOST)
+        blas.factors.put(kind, alpha)
+        cublas.axpy_ex_64(
+            blas.handle, spec.y.size, blas.factors.alpha, kind.factor, x, kind.code, x_step, y, kind.code,
+            y_step, kind.factor,
+        )  # fmt: skip
+
+    @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _scal(self, spec: Any, call: KernelCall) -> None:
+        self._scale(call, factor_of("blas", "alpha", spec.alpha, spec.x.dtype), spec.x, call.plan[0])
+
+    def _scale(self, call: KernelCall, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
+        """Enqueue ``array = alpha * array``."""
+        kind, blas, x = KINDS[array.dtype], self._blas, call.array(array)
+        if not x.size:
+            return
+        if found is None and not alpha.imag:
+            call.convert(x, x, scale=alpha.real)
+            return
+        offset, step = (0, 1) if found is None else found[0]
+        place = call.result(array, is_updated=True) if found is None else x.address + offset
+        blas.select(call.stream, HOST)
+        blas.factors.put(kind, alpha)
+        cublas.scal_ex_64(
+            blas.handle, x.size, blas.factors.alpha, kind.factor, place, kind.code, step, kind.factor
+        )
+
+    @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _dot(self, spec: Any, call: KernelCall) -> None:
+        if not spec.x.size:
+            call.fill(spec.out, 0)
+            return
+        kind = KINDS[spec.out.dtype]
+        x, x_step, y, y_step = self._vectors(call, [spec.x, spec.y])
+        self._blas.select(call.stream, DEVICE)
+        cublas.dot_ex_64(
+            self._blas.handle, spec.x.size, x, kind.code, x_step, y, kind.code, y_step, call.at(spec.out),
+            kind.code, kind.factor,
+        )  # fmt: skip
+
+    @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
+    def _nrm2(self, spec: Any, call: KernelCall) -> None:
+        if not spec.x.size:
+            call.fill(spec.out, 0)
+            return
+        kind, size, out = KINDS[spec.x.dtype], spec.x.size, call.at(spec.out)
+        real = KINDS[kind.real]
+        x, step = self._vectors(call, [spec.x])
+        self._blas.select(call.stream, DEVICE)
+        cublas.nrm2ex_64(self._blas.handle, size, x, kind.code, step, out, real.code, real.factor)
+        number = _NORM_TYPES.get(spec.x.dtype)
+        if number is not None:
+            # To cuBLAS denormal numbers are zeros.
+            self._norm_again.run(
+                call.handle, _NORM_THREADS, _NORM, x, out, size, step, number, threads=_NORM_THREADS
+            )
+
+    @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
+    def _asum(self, spec: Any, call: KernelCall) -> None:
+        if spec.x.size:
+            self._reduce(call, "asum", spec.x, call.at(spec.out))
+        else:
+            call.fill(spec.out, 0)
+
+    @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
+    def _iamax(self, spec: Any, call: KernelCall) -> None:
+        found = call.workspace(8)
+        self._reduce(call, "i{}amax", spec.x, found)
+        self._index_from_zero.run(call.handle, 1, _INDEX, found, call.at(spec.out), spec.x.size)
+
+    def _reduce(self, call: KernelCall, name: str, x: ArraySpec, out: int) -> None:
+        """Enqueue what makes a number in device memory of a vector."""
+        place = self._vectors(call, [x])
+        self._blas.select(call.stream, DEVICE)
+        self._blas.invoke(KINDS[x.dtype], name, x.size, *place, out)
+
+    @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
+    def _swap(self, spec: Any, call: KernelCall) -> None:
+        x, y = call.array(spec.x), call.array(spec.y)
+        kept = call.copy_of(x)
+        call.convert(y, x)
+        call.convert(kept, y)
+
+    @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_vectors, is_quick=True)
+    def _rot(self, spec: Any, call: KernelCall) -> None:
+        sine = factor_of("blas", "s", spec.s, spec.x.dtype)
+        if spec.x.size:
+            places = self._vectors(call, (), [spec.x, spec.y])
+            self._blas.select(call.stream, HOST)
+            self._blas.invoke(KINDS[spec.x.dtype], "rot", spec.x.size, *places, complex(spec.c), sine)
+
+    def _plan_matrices(self, spec: Any, device: LibraryDevice) -> Plan:
+        return plan_routine(spec)
+
+    @kernel(*_MATRICES, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    def _matrices(self, spec: Any, call: KernelCall) -> None:
+        plan: Plan = call.plan
+        routine = plan.routine_for(spec)
+        if routine is None:
+            return
+        if "out" in plan.steps and spec.b != spec.out:
+            call.convert(broadcast(call.array(spec.b), spec.out.shape), call.array(spec.out))
+        arrays = {field: call.array(getattr(spec, field)) for field in plan.steps}
+        copies = {field: call.copy_of(arrays[field], order) for field, order in plan.copies.items()}
+        addresses = {field: array.address for field, array in {**arrays, **copies}.items()}
+        self._blas.select(call.stream, HOST)
+        kind = KINDS[spec.a.dtype]
+        batched = _batched(plan)
+        # D135: a captured graph would read the lists again at each replay, and they are not kept that long.
+        if batched is not None and not call.stream.is_capturing:
+            lists = {field: call.uploaded(plan.addresses(field, addresses[field])) for field in plan.steps}
+            self._invoke(kind, batched, spec, lists)
+        else:
+            for places in plan.calls(addresses):
+                self._invoke(kind, routine, spec, places)
+        for field in copies.keys() & {"c", "out"}:
+            call.convert(copies[field], arrays[field])
+
+    def _invoke(self, kind: Kind, routine: Routine, spec: Any, addresses: Mapping[str, int]) -> None:
+        arguments: list[str | complex] = []
+        for value in routine.arguments:
+            if isinstance(value, Factor):
+                arguments.append(factor_of("blas", value.field, value.of(spec), spec.a.dtype))
+            else:
+                arguments.append(addresses[value.field] if isinstance(value, Matrix) else value)
+        # This one writes to an array of its own, which may be the operand.
+        result = arguments[-2:] if routine.name == "trmm" else ()
+        self._blas.invoke(kind, routine.name, *arguments, *result)
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Try a routine out before it is enqueued for the first time: it waits for the device then."""
+        if spec.operation not in _TRIED:
+            return None
+        dtype = spec.inputs()[0].dtype
+        if self._find_plan(spec) is not None or dtype not in NATIVE:
+            return None
+        key: tuple[object, ...] = spec.operation, dtype
+        if spec.operation in _MATRICES:
+            is_stack = spec.outputs()[0].ndim > 2
+            spec = _small(spec, (1,) * is_stack)
+            key = spec.descriptor().plan_key(spec)
+        return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
+
+    def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
+        arrays = _arrays(spec)
+        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
+        with self._blas.scratch(len(arrays) * (room + 8)) as (stream, place):
+            addresses = {field: place + number * room for number, field in enumerate(arrays)}
+            if spec.operation in _MATRICES:
+                plan = plan_routine(spec)
+                for routine in (plan.routine, plan.plain):
+                    if routine is not None:
+                        self._invoke(kind, routine, spec, addresses)
+                batched = _batched(plan)
+                if batched is not None:
+                    words, lists = np.array([*addresses.values()], np.uint64), place + len(arrays) * room
+                    copied = driver.cuMemcpyHtoDAsync(lists, words.ctypes.data, words.nbytes, stream)
+                    self._context.check(copied)
+                    places = {field: lists + 8 * number for number, field in enumerate(arrays)}
+                    self._invoke(kind, batched, spec, places)
+            elif spec.operation == "linalg.rot":
+                self._blas.invoke(kind, "rot", 1000, place, 1, place + 16 * 1000, 1, 1 + 0j, 0j)
+            else:
+                name = "asum" if spec.operation == "linalg.asum" else "i{}amax"
+                self._blas.set_mode(DEVICE)
+                self._blas.invoke(kind, name, 1000, place + 256, 1, place)
+        self._tried.add(key)
+
+    def _destroy(self) -> None:
+        self._blas.destroy()
+
+
+def _batched(plan: Plan) -> Routine | None:
+    """Return the one call for all matrices of a stack, which takes lists of addresses; None without one."""
+    if not plan.stack or plan.routine is None or plan.routine.name != "trsm":
+        return None
+    return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
+
+
+def _small(spec: Any, stack: tuple[int, ...]) -> Any:
+    """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
+    arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
+    return attrs.evolve(spec, **arrays)
+
+
+def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
+    return {field.name: getattr(spec, field.name) for field in spec.descriptor().fields if field.is_array}
+
+
+def _small_array(array: ArraySpec, stack: tuple[int, ...]) -> ArraySpec:
+    rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
+    size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
+    strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
+    return ArraySpec(0, 0, array.dtype, (*stack, rows, columns), (*(0,) * len(stack), *strides))
+
 
 # As in integers.cu.
 _INTEGER_PRODUCT = "QQQqqqqqqqqii"

@@ -1,24 +1,438 @@
-"""Fused products: cuBLASLt. Its descriptors, and products in its terms, are in `_cublaslt`."""
+"""Fused products by cuBLASLt, which knows matrices by columns: ours are made as transposes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
+import attrs
+import numpy as np
+import numpy.typing as npt
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
-from ...base import NotSupportedError
+from ...base import DType, NotSupportedError
 from ...base.contract.device_array import DeviceArray, broadcast
-from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec
+from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec, contiguous_strides, fused_dtypes
 from ...base.kit.kernels import kernel
+from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch
-from ._cublaslt import Order, Problem, Routine
 
 __all__ = ["BlasLtLibrary"]
+
+_Desc, _Layout, _Preference = (
+    cublasLt.MatmulDescAttribute,
+    cublasLt.MatrixLayoutAttribute,
+    cublasLt.MatmulPreferenceAttribute,
+)
+_CODES = {
+    DType.float32: 0,
+    DType.float64: 1,
+    DType.float16: 2,
+    DType.int8: 3,
+    DType.int32: 10,
+    DType.bfloat16: 14,
+    DType.float8_e4m3fn: 28,
+    DType.float8_e5m2: 29,
+}
+"""Codes of `cudaDataType`."""
+_COMPUTE = {
+    "tf32": cublas.ComputeType.COMPUTE_32F_FAST_TF32,
+    "bf16": cublas.ComputeType.COMPUTE_32F_FAST_16BF,
+    "bf16x9": cublas.ComputeType.COMPUTE_32F_EMULATED_16BFX9,
+    "fixed_point": cublas.ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT,
+}
+# Rows of these types begin at multiples of so many bytes.
+_ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+_NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
+# The attributes for the addresses of a specification's arrays: the library's a is our b.
+_POINTERS: Mapping[str, int] = {
+    "bias": _Desc.BIAS_POINTER,
+    "sums": _Desc.BIAS_POINTER,
+    "aux": _Desc.EPILOGUE_AUX_POINTER,
+    "saved": _Desc.EPILOGUE_AUX_POINTER,
+    "scale_a": _Desc.B_SCALE_POINTER,
+    "scale_b": _Desc.A_SCALE_POINTER,
+    "scale_out": _Desc.D_SCALE_POINTER,
+}
+# Nothing there is read or written before a launch has put the address of its array there.
+_SOMEWHERE = 256
+_PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
+_OF_BLOCKS = {
+    "rows": int(cublasLt.MatmulMatrixScale.VEC128_32F),
+    "vectors": int(cublasLt.MatmulMatrixScale.VEC128_32F),
+    "blocks": int(cublasLt.MatmulMatrixScale.BLK128x128_32F),
+}
+
+Order: TypeAlias = Literal["C", "F"]
+"""See `EnqueuingCall.copy_of`."""
+_Orders: TypeAlias = tuple[Order | None, Order | None]
+
+
+@attrs.frozen(eq=False)
+class Problem:
+    """How a product that is not empty lies, for cuBLASLt: its first operand is b, and its second one a.
+
+    Attributes:
+        spec: The product; one that adds nothing, with zeros to multiply in place of a and b.
+        is_zero: Whether it is such a one.
+        product: Letters, sizes, leading dimensions and steps.
+        orders: How a and b are copied ahead of the call; None where they are read in place.
+        stack: The stack that both are laid out in; None where they are as they are.
+        nbytes: As far as all arrays reach, with their gaps, one behind the other.
+    """
+
+    spec: FusedMatmulSpec
+    is_zero: bool
+    product: Product
+    orders: _Orders
+    stack: tuple[int, ...] | None
+    nbytes: int
+
+    @classmethod
+    def of(cls, spec: FusedMatmulSpec) -> Problem:
+        """Lay a product out.
+
+        Raises:
+            NotSupportedError: The library has no such lengths.
+        """
+        _check_lengths(spec)
+        _check_scales(spec)
+        is_zero = not spec.a.shape[-1]
+        spec = _with_zeros(spec) if is_zero else spec
+        product, orders, stack = _lay_out(spec)
+        return cls(spec, is_zero, product, orders, stack, _reach(spec, orders, stack or ()))
+
+
+class Routine:
+    """The library's descriptors of a product, and the ways to compute it that it advises.
+
+    Args:
+        handle: The library's.
+        problem: The product.
+        most_workspace: Bytes that a way may take.
+        count: How many ways to ask for.
+
+    Raises:
+        NotSupportedError: There is no way.
+
+    Attributes:
+        problem: As given.
+        fields: Of the specification: arrays whose addresses are told besides those of a, b, c and the result.
+        scale_strides: Strides in bytes that scales of blocks have to have, by their fields.
+        ways: How many ways there are.
+        workspace: Bytes that the chosen one needs.
+        close: Gives the descriptors back; the library has copied what running work needs of them.
+    """
+
+    __slots__ = (
+        "_address", "_alpha", "_desc", "_factors", "_found", "_handle", "_layouts", "_pointer", "_way",
+        "close", "fields", "problem", "scale_strides", "ways", "workspace",
+    )  # fmt: skip
+
+    def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
+        self._handle = handle
+        self.problem: Problem = problem
+        spec, product = problem.spec, problem.product
+        self.fields: tuple[str, ...] = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
+        self._pointer = np.full(1, _SOMEWHERE, np.int64)
+        self._address = int(self._pointer.ctypes.data)
+        compute, scale = _computed(spec)
+        # Read by the library at each call.
+        self._factors: npt.NDArray[Any] = np.zeros(2, scale.dtype)
+        self._alpha = int(self._factors.ctypes.data)
+        with ExitStack() as undo:
+            self._desc: int = cublasLt.matmul_desc_create(compute, _CODES[scale])
+            undo.callback(cublasLt.matmul_desc_destroy, self._desc)
+            for attribute, value in _attributes(spec, product).items():
+                _set("matmul_desc", self._desc, attribute, value)
+            self._layouts = _make_layouts(undo, spec, product)
+            # Kept, as the ways are read from there at each launch.
+            self._found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            self.ways: int = self._ask(most_workspace)
+            if not self.ways:
+                raise NotSupportedError(f"blaslt: cuBLASLt has no {_text(spec)} on this card", backend="cuda")
+            self.choose(0)
+            self.close: Callable[[], None] = undo.pop_all().close
+
+    def _ask(self, most_workspace: int) -> int:
+        """Ask for ways; returns how many there are."""
+        preference, count = cublasLt.matmul_preference_create(), np.zeros(1, np.int32)
+        options = {_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]: _alignment(self.problem) for name in "ABCD"}
+        try:
+            for attribute, value in {_Preference.MAX_WORKSPACE_BYTES: most_workspace, **options}.items():
+                _set("matmul_preference", preference, attribute, value)
+            with suppress(cublasLt.cuBLASLtError):
+                # It fails if there is none.
+                cublasLt.matmul_algo_get_heuristic(
+                    self._handle, self._desc, *self._layouts, preference, len(self._found),
+                    self._found.ctypes.data, count.ctypes.data,
+                )  # fmt: skip
+        finally:
+            cublasLt.matmul_preference_destroy(preference)
+        return int(count[0])
+
+    def choose(self, way: int) -> None:
+        """Have it run in one of the ways; they are numbered from 0, the first one as the library advises."""
+        self._way = int(self._found[way:].ctypes.data)
+        self.workspace: int = int(self._found["workspace_size"][way])
+
+    def run(
+        self,
+        factors: tuple[float, float],
+        places: Sequence[int],
+        pointers: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Enqueue it.
+
+        Args:
+            factors: Of the product, and of c.
+            places: Addresses of b, a, c and the result.
+            pointers: Addresses of the arrays that `fields` names.
+            workspace: Address of `workspace` bytes.
+            stream: Where to.
+        """
+        for field, address in zip(self.fields, pointers, strict=True):
+            self._pointer[0] = address
+            cublasLt.matmul_desc_set_attribute(self._desc, _POINTERS[field], self._address, 8)
+        self._factors[0], self._factors[1] = factors
+        b, a, c, out = places
+        of_b, of_a, of_c, of_out = self._layouts
+        cublasLt.matmul(
+            self._handle, self._desc, self._alpha, b, of_b, a, of_a, self._alpha + self._factors.itemsize, c,
+            of_c, out, of_out, self._way, workspace, self.workspace, stream,
+        )  # fmt: skip
+
+
+def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:
+    """Set an attribute of one of the library's descriptors."""
+    dtype: type[np.generic] = getattr(cublasLt, f"get_{kind}_attribute_dtype")(attribute)
+    word = np.array([value], dtype)
+    getattr(cublasLt, f"{kind}_set_attribute")(descriptor, attribute, word.ctypes.data, word.nbytes)
+
+
+def _make_layouts(undo: ExitStack, spec: FusedMatmulSpec, product: Product) -> list[int]:
+    """Describe b, a, c and the result."""
+    dtypes = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype)
+    op_a, op_b, m, n, k, lda, ldb, ldc = product.call
+    of_b, of_a, of_out = product.steps
+    layouts: list[int] = []
+    for dtype, rows, columns, lead, step in (
+        (spec.b.dtype, *((k, m) if op_a else (m, k)), lda, of_b),
+        (spec.a.dtype, *((n, k) if op_b else (k, n)), ldb, of_a),
+        (dtypes.c, m, n, ldc, of_out),
+        (spec.out.dtype, m, n, ldc, of_out),
+    ):
+        layout = cublasLt.matrix_layout_create(_CODES[dtype], rows, columns, lead)
+        undo.callback(cublasLt.matrix_layout_destroy, layout)
+        layouts.append(layout)
+        if product.batches > 1:
+            _set("matrix_layout", layout, _Layout.BATCH_COUNT, product.batches)
+            _set("matrix_layout", layout, _Layout.STRIDED_BATCH_OFFSET, step)
+    return layouts
+
+
+def _computed(spec: FusedMatmulSpec) -> tuple[int, DType]:
+    """Return the types of sums and of factors."""
+    types, dtype, out = cublas.ComputeType, spec.a.dtype, spec.out.dtype
+    if dtype is DType.int8 and out is not DType.float32:
+        return int(types.COMPUTE_32I), DType.int32 if out is DType.int32 else DType.float32
+    own = types.COMPUTE_64F if dtype is DType.float64 else types.COMPUTE_32F
+    return int(_COMPUTE.get(spec.precision, own)), fused_dtypes("blaslt", dtype, spec.b.dtype, out).factor
+
+
+def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
+    """Return the values of a descriptor's attributes."""
+    op_a, op_b, *_ = product.call
+    parts = [_NAMES.get(spec.epilogue, spec.epilogue.upper())]
+    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
+    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
+    values: dict[int, int] = {
+        _Desc.TRANSA: op_a,
+        _Desc.TRANSB: op_b,
+        _Desc.EPILOGUE: cublasLt.Epilogue["_".join(filter(None, parts)) or "DEFAULT"],
+        _Desc.FAST_ACCUM: spec.precision == "fast",
+        **{_POINTERS[field]: _SOMEWHERE for field in _POINTERS if getattr(spec, field) is not None},
+    }
+    vector = spec.sums if spec.bias is None else spec.bias
+    if vector is not None:
+        values[_Desc.BIAS_DATA_TYPE] = _CODES[vector.dtype]
+        values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
+    rows = spec.saved if spec.aux is None else spec.aux
+    if rows is not None:
+        is_bits = rows.dtype is DType.uint8
+        values[_Desc.EPILOGUE_AUX_LD] = length = rows.shape[-1] * (8 if is_bits else 1)
+        values[_Desc.EPILOGUE_AUX_BATCH_STRIDE] = rows.shape[-2] * length
+        if not is_bits:
+            values[_Desc.EPILOGUE_AUX_DATA_TYPE] = _CODES[rows.dtype]
+    if spec.scale_a is not None and spec.scale_a.ndim:
+        if product.batches > 1:
+            raise NotSupportedError(f"blaslt: CUDA has no {_text(spec)} of a stack", backend="cuda")
+        # Both have numbers for rows or blocks, or neither.
+        values[_Desc.A_SCALE_MODE] = values[_Desc.B_SCALE_MODE] = _PER_ROW
+        if spec.scale_kinds != ("rows", "rows"):
+            values[_Desc.B_SCALE_MODE], values[_Desc.A_SCALE_MODE] = (_OF_BLOCKS[x] for x in spec.scale_kinds)
+    return values
+
+
+def _scale_strides(spec: FusedMatmulSpec) -> dict[str, tuple[int, int]]:
+    """Return how scales of blocks have to lie: by columns of a row's, or by padded rows of a block's."""
+    of_a, of_b = spec.scale_kinds
+    if spec.scale_a is None or spec.scale_b is None or of_a == "one" or of_a == of_b == "rows":
+        return {}
+    (*_, rows, along), columns = spec.scale_a.shape, spec.scale_b.shape[-1]
+    padded = -(-along // 4) * 16
+    return {
+        "scale_a": (padded, 4) if of_a == "blocks" else (4, 4 * rows),
+        "scale_b": (4, padded) if of_b == "blocks" else (4 * columns, 4),
+    }
+
+
+def _text(spec: FusedMatmulSpec) -> str:
+    """Tell what a product is."""
+    there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
+    more = [text for field, text in there.items() if getattr(spec, field) is not None]
+    more += [f"scales of {kind}" for kind in dict.fromkeys(spec.scale_kinds) if kind != "one"]
+    with_ = f" with {', '.join(more)}" if more else ""
+    return (
+        f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
+        f"{spec.out.dtype} with precision {spec.precision!r}"
+    )
+
+
+def _check_lengths(spec: FusedMatmulSpec) -> None:
+    """Refuse lengths that the library refuses of a type, before it is asked."""
+    nbytes = _ROWS.get(spec.a.dtype, 1)
+    for name, array in (("k", spec.a), ("n", spec.out)):
+        length, size = array.shape[-1], array.dtype.itemsize
+        if length * size % nbytes:
+            raise NotSupportedError(
+                f"blaslt: CUDA has products of {spec.a.dtype} to {spec.out.dtype} where {name} is a multiple "
+                f"of {nbytes // size}, got {length}: a {spec.a.shape}, b {spec.b.shape}",
+                backend="cuda",
+            )
+
+
+def _check_scales(spec: FusedMatmulSpec) -> None:
+    """Refuse scales of blocks that the library has no ways for, before it is asked."""
+    if not _scale_strides(spec):
+        return
+    for name, length, kind in zip("mn", spec.out.shape[-2:], spec.scale_kinds, strict=True):
+        if kind != "blocks" and length % 4:
+            raise NotSupportedError(
+                f"blaslt: CUDA has scales of parts of rows where {name} is a multiple of 4, got {length}: a "
+                f"{spec.a.shape}, b {spec.b.shape}",
+                backend="cuda",
+            )
+    if spec.scale_kinds == ("blocks", "blocks"):
+        raise NotSupportedError(
+            f"blaslt: CUDA has scales of 128 by 128 elements of one operand, and not of both: a "
+            f"{spec.a.shape}, b {spec.b.shape}; give a or b one scale for 128 elements of each row or column",
+            backend="cuda",
+        )
+
+
+def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
+    """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
+    a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
+    shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
+    cls: Any = spec
+    # There are no scales of no blocks.
+    none = dict.fromkeys(_scale_strides(spec))
+    evolved: FusedMatmulSpec = attrs.evolve(
+        cls,
+        **none,
+        a=attrs.evolve(a, offset=0, shape=shapes[0], strides=_packed(shapes[0], size, "C")),
+        b=attrs.evolve(b, offset=0, shape=shapes[1], strides=_packed(shapes[1], size, "F")),
+    )
+    return evolved
+
+
+def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, tuple[int, ...] | None]:
+    """Find the one call for both operands, and which of them are copied to be read by it, in which stack."""
+    size, operands, shapes = spec.a.dtype.itemsize, (spec.a, spec.b), (spec.a.shape, spec.b.shape)
+    # Some types have to lie along the axis that is added along; an operand whose sums are wanted, across it.
+    wanted: _Orders = (
+        "F" if spec.epilogue == "sum_a" else "C" if spec.a.dtype in _ROWS else None,
+        "C" if spec.epilogue == "sum_b" else "F" if spec.a.dtype in _ROWS else None,
+    )
+    orders: list[Order | None] = [
+        None if order is None or _lies(one, order) else order
+        for one, order in zip(operands, wanted, strict=True)
+    ]
+    first, second = (
+        one.strides if order is None else _packed(one.shape, size, order)
+        for one, order in zip(operands, orders, strict=True)
+    )
+    keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
+    plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
+    product, stack = plan(shapes, (first, second)), None
+    if product.is_in_full:
+        stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
+        in_full: list[Order] = [order or "C" for order in wanted]
+        shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
+        first, second = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
+        product = plan(shapes, (first, second))
+        orders = [*in_full]
+    elif product.packing_a or product.packing_b:
+        packings = product.packing_a, product.packing_b
+        orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
+    if wanted[0] == "F" and not product.call[1]:
+        # A row or a column lies both ways; it is to be the library's transpose.
+        op_a, _, m, n, k, lda, _, ldc = product.call
+        product = attrs.evolve(product, call=(op_a, 1, m, n, k, lda, n, ldc))
+    return product, (orders[0], orders[1]), stack
+
+
+def _packed(shape: tuple[int, ...], size: int, order: Order) -> tuple[int, ...]:
+    if order == "C":
+        return contiguous_strides(shape, size)
+    *leads, down, across = contiguous_strides((*shape[:-2], shape[-1], shape[-2]), size)
+    return (*leads, across, down)
+
+
+def _lies(array: ArraySpec, order: Order) -> bool:
+    """Tell whether an operand lies as it has to, with rows that begin where they may."""
+    nbytes, size = _ROWS.get(array.dtype, array.dtype.itemsize), array.dtype.itemsize
+    if order == "C" and array.is_contiguous:
+        return array.offset % nbytes == 0
+    (*leads, down, across), (rows, columns) = array.strides, array.shape[-2:]
+    step, within, length = (down, across, columns) if order == "C" else (across, down, rows)
+    # What is a row or a column may have any strides.
+    is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
+    is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
+    return is_matrix and is_aligned and min(leads, default=0) >= 0
+
+
+def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: tuple[int, ...]) -> int:
+    """Return how much memory has what a call reads and writes, if each array is in a place of its own."""
+    total = 0
+    for one in (*spec.inputs(), *spec.outputs()):
+        steps = zip(one.shape, one.strides, strict=True)
+        total += one.dtype.itemsize + sum((extent - 1) * abs(step) for extent, step in steps if extent)
+    for one, order in zip((spec.a, spec.b), orders, strict=True):
+        if order is not None:
+            total += math.prod((stack or one.shape[:-2]) + one.shape[-2:]) * one.dtype.itemsize
+    return total
+
+
+def _alignment(problem: Problem) -> int:
+    """Return to how many bytes, up to 16, the operands and the result are aligned; copies and blocks are."""
+    spec = problem.spec
+    in_place = [one for one, order in zip((spec.a, spec.b), problem.orders, strict=True) if order is None]
+    if spec.c is not None and spec.c.is_contiguous:
+        in_place.append(spec.c)
+    return math.gcd(16, spec.out.offset, *[one.offset for one in in_place])
+
 
 # NVIDIA's advice for Hopper, as for cuBLAS.
 _WORKSPACE = 32 << 20

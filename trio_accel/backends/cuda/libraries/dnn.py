@@ -2,11 +2,307 @@
 
 from __future__ import annotations
 
-from ._convolutions import ConvolutionLibrary
-from ._fused_attention import AttentionLibrary
-from ._pooling import PoolingLibrary
+import math
+from struct import Struct
+from typing import Any, TypeAlias
+
+import attrs
+
+from ...base import DType, OutOfRangeError
+from ...base.contract.device_array import DeviceArray
+from ...base.contract.ops import (
+    ArraySpec,
+    AvgPoolGradSpec,
+    AvgPoolSpec,
+    ConvolutionInputGradSpec,
+    ConvolutionSpec,
+    ConvolutionWeightGradSpec,
+    MaxPoolGradSpec,
+    MaxPoolSpec,
+    OperationSpec,
+    StatusArray,
+)
+from ...base.kit.kernels import kernel
+from ..kit._library import KernelCall, LibraryDevice
+from ._attention import AttentionLibrary
+from ._cudnn import Graph, Layout
+from ._dnn_base import (
+    FLOATS,
+    GRID,
+    KINDS,
+    LANES,
+    DnnKernels,
+    aligned,
+    aligned_result,
+    first_wrong,
+    grid_of,
+    images_of,
+    wide,
+    wide_of,
+    wide_result,
+)
 
 __all__ = ["DnnLibrary"]
+
+# As in dnn.cu.
+_CONVOLUTION = Struct(f"<4Q5q{GRID}q")
+_BIAS = Struct("<2Q3qi4x")
+
+_Spec: TypeAlias = ConvolutionSpec | ConvolutionInputGradSpec | ConvolutionWeightGradSpec
+
+
+@attrs.frozen
+class _Roles:
+    """The arrays of a convolution by what they are.
+
+    Attributes:
+        images: ``(n, c, *spatial)``.
+        weight: The weights.
+        windows: ``(n, o, *windows)``.
+        target: Which of them is the result.
+        kernel: Name of the kernel by definition.
+        node: Name of cuDNN's node.
+        arguments: The arrays that it takes, by the names of its arguments.
+    """
+
+    images: ArraySpec
+    weight: ArraySpec
+    windows: ArraySpec
+    target: str
+    kernel: str
+    node: str
+    arguments: dict[str, str]
+
+    @classmethod
+    def of(cls, spec: _Spec) -> _Roles:
+        """Read them off a specification."""
+        if isinstance(spec, ConvolutionSpec):
+            names = {"image": "images", "weight": "weight"}
+            return cls(spec.x, spec.weight, spec.out, "windows", "convolution", "conv_fprop", names)
+        if isinstance(spec, ConvolutionInputGradSpec):
+            names = {"loss": "windows", "filter": "weight"}
+            return cls(
+                spec.out, spec.weight, spec.grad, "images", "convolution_input_grad", "conv_dgrad", names
+            )
+        names = {"image": "images", "loss": "windows"}
+        return cls(spec.x, spec.out, spec.grad, "weight", "convolution_weight_grad", "conv_wgrad", names)
+
+    def arrays(self) -> dict[str, ArraySpec]:
+        """Return them by their names, the result last."""
+        named = {"images": self.images, "weight": self.weight, "windows": self.windows}
+        named[self.target] = named.pop(self.target)
+        return named
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """How a convolution is computed.
+
+    Attributes:
+        graph: cuDNN's graph; None for a kernel by definition.
+        has_bias: Whether the graph adds the bias.
+    """
+
+    graph: Graph | None = None
+    has_bias: bool = False
+
+
+class ConvolutionLibrary(DnnKernels):
+    """Convolutions, and their gradients."""
+
+    def _plan_convolution(self, spec: _Spec, device: LibraryDevice) -> _Plan:
+        roles = _Roles.of(spec)
+        behind = _behind(spec, roles)
+        # cuDNN's front end has factors of float32, which make nonsense of float64. And no window ends before
+        # the last element by more than a step.
+        is_left = spec.out.dtype is DType.float64 or not all(array.size for array in roles.arrays().values())
+        if not is_left and all(-step < zeros for zeros, step in zip(behind, spec.stride, strict=True)):
+            bias = None if isinstance(spec, ConvolutionWeightGradSpec) else spec.bias
+            graph = None if bias is None else self._graph_of(spec, roles, behind, bias)
+            if graph is not None:
+                return _Plan(graph, has_bias=True)
+            graph = self._graph_of(spec, roles, behind, None)
+            if graph is not None:
+                self._load("add_bias", _BIAS)
+                return _Plan(graph)
+        self._load(roles.kernel, _CONVOLUTION)
+        return _Plan()
+
+    def _graph_of(
+        self, spec: _Spec, roles: _Roles, behind: tuple[int, ...], bias: ArraySpec | None
+    ) -> Graph | None:
+        """Build cuDNN's graph; None where it has no kernels for it."""
+        cudnn = self._find_cudnn()
+        if cudnn is None:
+            return None
+        # Of the zeros behind that make the same windows, those as before the first element, or the fewest.
+        after = [
+            before if zeros <= before < zeros + step else max(zeros, 0)
+            for before, zeros, step in zip(spec.padding, behind, spec.stride, strict=True)
+        ]
+        # There are two spatial axes at least.
+        is_line = len(spec.stride) == 1
+        numbers = {
+            "pre_padding": [*(0,) * is_line, *spec.padding],
+            "post_padding": [*(0,) * is_line, *after],
+            "stride": [*(1,) * is_line, *spec.stride],
+            "dilation": [*(1,) * is_line, *spec.dilation],
+        }
+        layouts = {name: _layout(array, len(spec.stride)) for name, array in roles.arrays().items()}
+        result = layouts.pop(roles.target)
+        if bias is not None:
+            layouts["bias"] = Layout.packed(bias.dtype, (1, bias.size, *(1,) * (len(result.shape) - 2)))
+        layouts[roles.target] = result
+
+        def describe(graph: Any, tensors: dict[str, Any]) -> list[Any]:
+            given = {argument: tensors[name] for argument, name in roles.arguments.items()}
+            made = getattr(graph, roles.node)(**given, **numbers)
+            if bias is None:
+                return [made]
+            # The extents of images do not follow from those of windows.
+            made.set_dim(list(result.shape)).set_stride(list(result.strides))
+            return [graph.bias(input=made, bias=tensors["bias"])]
+
+        is_exact = spec.out.dtype is DType.float32
+        return cudnn.build(layouts, [roles.target], describe, is_exact=is_exact)
+
+    @kernel(ConvolutionSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
+    @kernel(ConvolutionInputGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_convolution)
+    @kernel(ConvolutionWeightGradSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
+    def _convolve(self, spec: _Spec, call: KernelCall) -> None:
+        if not spec.out.size:
+            return
+        bias = None if isinstance(spec, ConvolutionWeightGradSpec) else spec.bias
+        plan: _Plan = call.plan
+        if plan.graph is None:
+            self._convolve_by_definition(spec, call, bias)
+            return
+        roles = _Roles.of(spec)
+        arrays = roles.arrays()
+        target = arrays.pop(roles.target)
+        addresses = {name: aligned(call, array) for name, array in arrays.items()}
+        if bias is not None and plan.has_bias:
+            addresses["bias"] = aligned(call, bias)
+        with aligned_result(call, target) as out:
+            self._run_graph(plan.graph, call, addresses | {roles.target: out})
+            if bias is not None and not plan.has_bias:
+                size = math.prod(target.shape[-len(spec.stride) :])
+                values = call.packed(bias), out, target.size, bias.size, size, KINDS[target.dtype]
+                self.launch("add_bias", call, target.size, *values)
+
+    def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ArraySpec | None) -> None:
+        """Launch a thread for each element of the result: right, and far from what the device could do."""
+        roles = _Roles.of(spec)
+        arrays, weight = roles.arrays(), roles.weight
+        target = arrays.pop(roles.target)
+        # As the kernels take them.
+        read = [arrays[name] for name in roles.arguments.values()]
+        numbers = (
+            *(target.size, images_of(roles.images, len(spec.stride)), spec.groups, weight.shape[1]),
+            *(weight.shape[0] // spec.groups, *grid_of(spec, roles.images, roles.windows, weight.shape[2:])),
+        )
+        addresses = [wide(call, array) for array in read]
+        addresses.append(0 if bias is None else wide(call, bias))
+        count = target.size * (LANES if target is weight else 1)
+        with wide_result(call, target) as out:
+            is_double = target.dtype is DType.float64
+            self.launch(roles.kernel, call, count, *addresses, out, *numbers, is_double)
+
+
+def _behind(spec: _Spec, roles: _Roles) -> tuple[int, ...]:
+    """Return how many zeros the last window has behind the images, or how many elements are left over."""
+    axes = len(spec.stride)
+    each = zip(
+        roles.images.shape[-axes:], roles.weight.shape[2:], roles.windows.shape[-axes:], spec.stride,
+        spec.padding, spec.dilation, strict=True,
+    )  # fmt: skip
+    return tuple(
+        [
+            (count - 1) * stride + dilation * (width - 1) + 1 - extent - before
+            for extent, width, count, stride, before, dilation in each
+        ]
+    )
+
+
+def _layout(array: ArraySpec, axes: int) -> Layout:
+    """Return the layout of images or weights without gaps, with two spatial axes, and one for a batch."""
+    above, spatial = array.shape[:-axes], array.shape[-axes:]
+    return Layout.packed(array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial))
+
+
+# As in dnn.cu.
+_POOL = Struct(f"<3Qq{GRID}3qq4i")
+_SPREAD = Struct("<4Q3q2i")
+_POOLS: dict[type[OperationSpec], tuple[str, Struct]] = {
+    MaxPoolSpec: ("pool", _POOL),
+    AvgPoolSpec: ("pool", _POOL),
+    AvgPoolGradSpec: ("mean_pool_grad", _POOL),
+    MaxPoolGradSpec: ("max_pool_grad", _SPREAD),
+}
+
+_Pool: TypeAlias = MaxPoolSpec | AvgPoolSpec | AvgPoolGradSpec
+
+
+class PoolingLibrary(DnnKernels):
+    """Maxima and means of windows, a thread for each; and their gradients."""
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
+        return not isinstance(spec, MaxPoolGradSpec) and super().captures(spec)
+
+    def _plan_pool(self, spec: _Pool | MaxPoolGradSpec, device: LibraryDevice) -> str:
+        name, layout = _POOLS[type(spec)]
+        self._load(name, layout)
+        return name
+
+    @kernel(MaxPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
+    @kernel(AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
+    @kernel(AvgPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
+    def _pool(self, spec: _Pool, call: KernelCall) -> None:
+        out = spec.out
+        if not out.size:
+            return
+        # What is read; and the images, and their windows, one of which it is.
+        source, images, windows = (
+            (spec.grad, out, spec.grad) if isinstance(spec, AvgPoolGradSpec) else (spec.x, spec.x, out)
+        )
+        means: tuple[int, ...] = (0, 0, 0, 0, False)
+        indices, is_mean = 0, not isinstance(spec, MaxPoolSpec)
+        if isinstance(spec, MaxPoolSpec):
+            indices = 0 if spec.indices is None else call.result(spec.indices)
+        else:
+            means = *(0,) * (3 - len(spec.behind)), *spec.behind, spec.divisor, spec.count_include_pad
+        values = call.packed(source), call.result(out), indices, out.size
+        grid = grid_of(spec, images, windows, spec.window)
+        flags = not spec.window[0], KINDS[source.dtype], is_mean
+        self.launch(call.plan, call, out.size, *values, *grid, *means, *flags)
+
+    @kernel(MaxPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
+    def _max_pool_grad(self, spec: MaxPoolGradSpec, call: KernelCall) -> None:
+        if not spec.out.size:
+            return
+        size = math.prod(spec.out.shape[2:])
+
+        def judge(words: StatusArray) -> None:
+            index = first_wrong(words)
+            if words[0]:
+                raise OutOfRangeError(
+                    f"indices: {index} is outside of the input, which has {size} elements in each channel",
+                    library="dnn",
+                    index=index,
+                    axis=2,
+                    length=size,
+                )
+
+        words = call.words(3, judge)
+        is_wide = spec.indices.dtype is DType.int64
+        with wide_result(call, spec.out) as out:
+            call.fill(DeviceArray.packed(out, wide_of(spec.out.dtype), spec.out.shape), 0)
+            values = (
+                *(wide(call, spec.grad), call.packed(spec.indices), out, words, spec.grad.size),
+                *(math.prod(spec.grad.shape[2:]), size, is_wide, spec.grad.dtype is DType.float64),
+            )
+            self.launch(call.plan, call, spec.grad.size, *values)
 
 
 class DnnLibrary(ConvolutionLibrary, PoolingLibrary, AttentionLibrary):

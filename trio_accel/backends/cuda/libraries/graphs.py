@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import attrs
-from cuda.bindings import driver
 
 from ...base import LibraryError
 from ...base.contract.ops import ArraySpec, BranchSpec, GraphSpec, LoopSpec
 from ...base.gpu.driver import Function
 from ...base.gpu.graphs import ChainLibrary, ChainSpec, Works, run_works
 from ...base.kit.kernels import kernel
-from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 
@@ -89,23 +88,6 @@ class Conditions:
         values = handle, address, count, spec.limit, self._stop, itemsize, is_begin
         self._loop.run(stream.handle, 1, _LOOP, *values, threads=1)
 
-    def read(self, condition: ArraySpec, stream: CudaStream) -> int:
-        """Wait for a stream, and read a condition; blocks.
-
-        Raises:
-            ContextPoisonedError: The context is lost.
-            RuntimeError: The stream is closed.
-        """
-        stream.check()
-        pinned, check, nbytes = self._device.pinned, self._device.context.check, condition.dtype.itemsize
-        host = pinned.take(nbytes)
-        address = self._device.address(condition)
-        stream.copy_out(host, address, nbytes)
-        check(driver.cuStreamSynchronize(stream.handle))
-        content = ctypes.string_at(host, nbytes)
-        pinned.give_back(nbytes, host)
-        return int.from_bytes(content, "little", signed=condition.dtype.kind == "int")
-
 
 @attrs.frozen(eq=False)
 class _Captured:
@@ -156,7 +138,9 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
         graph.stream.discard(graph.executable)
 
     def _read(self, condition: ArraySpec, stream: CudaStream) -> int:
-        return self._conditions.read(condition, stream)
+        address, dtype = self._device.address(condition), condition.dtype
+        content = read_now(self._device, stream, address, dtype.itemsize)
+        return int.from_bytes(content, "little", signed=dtype.kind == "int")
 
     def _capture_parts(self, spec: BranchSpec | LoopSpec, works: Works, stream: CaptureStream) -> None:
         conditions = self._conditions

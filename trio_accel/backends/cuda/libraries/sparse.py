@@ -1,39 +1,113 @@
-"""Operations with sparse matrices by cuSPARSE."""
+"""Operations with sparse matrices: products, triangles, incomplete factors by cuSPARSE, systems by cuDSS."""
 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
-from nvmath.bindings import cusparse
+import numpy.typing as npt
+from nvmath.bindings import cudss, cusparse
 
-from ...base import DType, LibraryError
+from ...base import DType, LibraryError, NotSupportedError
 from ...base.contract.device_array import DeviceArray
-from ...base.contract.ops import OperationSpec
-from ...base.kit.checks import NATIVE, scalar_of
+from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_key
+from ...base.kit.checks import NATIVE, check_structure, scalar_of
 from ...base.kit.kernels import kernel
-from ..kit._library import KernelCall, LibraryDevice
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
-from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector
-from ._sparse_makers import TYPES
-from ._sparse_structures import Structure
-from ._sparse_systems import SystemLibrary
+from ._cublas import KINDS
+from ._cudss import SIZES, Cudss, System, is_solved
+from ._sparse_makers import (
+    ANY,
+    AS_IT_IS,
+    TYPES,
+    VALUE_TYPES,
+    Job,
+    Maker,
+    MakerKernels,
+    csr,
+    dense,
+    factors,
+    operation_of,
+    vector,
+)
 
 __all__ = ["SparseLibrary"]
 
-_ALGORITHM = cusparse.SpMVAlg.DEFAULT
-
-_DTYPES = {"out": NATIVE}
-
 # As in sparse.cu.
+_GUARD = struct.Struct("<5Q3qii")
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
+# As in residuals.cu.
+_LEAST = struct.Struct("<7Qdqi4x")
+_MOST_STRUCTURES = 256
+_ALGORITHM = cusparse.SpMVAlg.DEFAULT
+_OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
+_NARROW = 1 << 31
+_NOT_FINITE, _NOT_HERMITIAN = -1, -2
+_WORDS = 6
+
+
+@attrs.frozen(eq=False)
+class Structure:
+    """Where the values of a matrix of compressed rows are.
+
+    Attributes:
+        shape: Rows and columns.
+        indptr: Row pointers.
+        indices: Columns.
+    """
+
+    shape: tuple[int, int]
+    indptr: ArraySpec
+    indices: ArraySpec
+
+    @property
+    def stored(self) -> int:
+        """How many values are stored."""
+        return int(self.indices.size)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether indices are of 64 bits."""
+        return self.indptr.dtype is DType.int64
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What distinguishes it from others: the places of its arrays."""
+        indptr, indices = self.indptr, self.indices
+        return self.shape, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """The blocks of its arrays."""
+        return self.indptr.block, self.indices.block
+
+    def refuse_faulty(self, words: StatusArray) -> None:
+        """Refuse it over what a kernel has found."""
+        check_structure(int(words[0]), self.shape, self.stored)
+
+
+@attrs.define(eq=False)
+class Seen:
+    """A structure that was found right.
+
+    Attributes:
+        blocks: Blocks of its arrays.
+        used: How many operations there were before the last one with it.
+        product: What a product with it needs; None before the first product by cuSPARSE.
+    """
+
+    blocks: tuple[int, int]
+    used: int
+    product: Any = None
 
 
 @attrs.frozen(eq=False)
@@ -57,7 +131,22 @@ class _Product:
     destroy: Callable[[], None]
 
 
-class SparseLibrary(SystemLibrary):
+@attrs.frozen(eq=False)
+class _Looked:
+    """A square matrix that was looked at.
+
+    Attributes:
+        addresses: Of its row pointers, columns and values.
+        stored: How many values it has.
+        words: What `inspect` has found; see structures.cu.
+    """
+
+    addresses: tuple[int, int, int]
+    stored: int
+    words: Any
+
+
+class SparseLibrary(CudaLibrary):
     """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
@@ -66,20 +155,52 @@ class SparseLibrary(SystemLibrary):
     by the blocks of its arrays, as long as these are what they were. A program that changes the arrays in
     place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's too, by a
     copy of the structure that a kernel has made: a harmless one if it has found something.
+
+    Matrices are made of others, systems solved, and matrices factored within their structure. cuSPARSE takes
+    a diagonal that is not there for ones, so each matrix of a system is looked at first, which waits for the
+    device. Its routines wait too, while they look for what can be done at a time.
     """
+
+    name = "sparse"
+    # Its work depends on whether a structure was checked, so most of it cannot be captured.
+    is_captured: ClassVar[bool] = False
+    errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status, cudss.cuDSSError: cudss.Status}
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
-        self._scale = device.kernels.function("sparse", "scale", _SCALE.size)
+        load = device.kernels.function
+        self._guard = load("sparse", "guard", _GUARD.size)
+        self._unchecked = load("sparse", "multiply_unchecked", _ARGUMENTS.size)
+        self._scale = load("sparse", "scale", _SCALE.size)
+        self._least = load("residuals", "least_residual", _LEAST.size)
+        self._seen: dict[tuple[object, ...], Seen] = {}
+        self._uses = 0
+        self._made_by: MakerKernels | None = None
+        self._direct: Cudss | None = None
+        # Operations that block are called in threads, one for each stream.
+        self._lock = threading.Lock()
+        self._solving = threading.Lock()
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
+
+    def _destroy(self) -> None:
+        while self._seen:
+            self._forget(next(iter(self._seen)))
+        if self._made_by is not None:
+            self._made_by.scan.close()
+            cusparse.destroy(self._made_by.handle)
+        if self._direct is not None:
+            self._direct.destroy()
+        cusparse.destroy(self._handle)
+
+    # ---- products
 
     def captures(self, spec: OperationSpec) -> bool:
         """See `EnqueuingLibrary.captures`: a product whose structure was found right before, among others."""
         return spec.operation in ("sparse.spmv", "sparse.least_residual")
 
-    @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
+    @kernel("sparse.spmv", backend="cuda", dtypes=_OUT)
     def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
         structure = _structure(spec)
@@ -133,7 +254,7 @@ class SparseLibrary(SystemLibrary):
             cusparse.set_stream(self._handle, stream.handle)
             self._stream = stream
 
-    @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
+    @kernel("sparse.spmm", backend="cuda", dtypes=_OUT)
     def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
         structure, dtype = self._harmless(_structure(spec), call), spec.matrix_data.dtype
         given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
@@ -157,7 +278,7 @@ class SparseLibrary(SystemLibrary):
             )
             cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
 
-    @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
+    @kernel("sparse.sddmm", backend="cuda", dtypes=_OUT)
     def _sample(self, spec: Any, call: KernelCall) -> None:
         structure = self._harmless(_structure(spec), call)
         (rows, inner), columns = spec.a.shape, spec.b.shape[1]
@@ -179,7 +300,7 @@ class SparseLibrary(SystemLibrary):
             cusparse.sddmm_buffer_size(*terms, nbytes.ctypes.data)
             cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
-    @kernel("sparse.to_dense", backend="cuda", dtypes=_DTYPES)
+    @kernel("sparse.to_dense", backend="cuda", dtypes=_OUT)
     def _to_dense(self, spec: Any, call: KernelCall) -> None:
         out = call.result(spec.out)
         call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
@@ -187,7 +308,7 @@ class SparseLibrary(SystemLibrary):
         words = call.words(2, _structure(spec).refuse_faulty)
         self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
-    @kernel("sparse.check_structure", backend="cuda", dtypes={"matrix_data": NATIVE})
+    @kernel("sparse.check_structure", backend="cuda", dtypes=_DTYPES)
     def _check(self, spec: Any, call: KernelCall) -> None:
         # What the guard copies is not used here.
         self._harmless(_structure(spec), call)
@@ -200,9 +321,319 @@ class SparseLibrary(SystemLibrary):
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    def _destroy(self) -> None:
-        super()._destroy()
-        cusparse.destroy(self._handle)
+    # ---- structures that are looked at
+
+    def _harmless(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
+        """Return addresses of row pointers and columns that lead nowhere outside.
+
+        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of the structure, or
+        of a harmless one, and then the operation fails (D104).
+        """
+        indptr, indices = call.packed(structure.indptr), call.packed(structure.indices)
+        key = ("harmless", *structure.key)
+        if self._is_right(key):
+            return indptr, indices
+        self._forget_oldest()
+        words = call.words(1, partial(self._judge, structure, key))
+        size = structure.indptr.dtype.itemsize
+        safe = call.workspace(structure.indptr.size * size), call.workspace(structure.stored * size)
+        for phase in range(2):
+            self._look(structure, call, (indptr, indices, *safe, words), phase)
+        return safe
+
+    def _right(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
+        """Return addresses of row pointers and columns; waits for the outcome of a look, which blocks.
+
+        Raises:
+            LibraryError: They lead outside.
+        """
+        indptr, indices = call.packed(structure.indptr), call.packed(structure.indices)
+        key = ("harmless", *structure.key)
+        if not self._is_right(key):
+            words = call.workspace(4)
+            call.stream.set_bytes(words, 0, 4)
+            self._look(structure, call, (indptr, indices, 0, 0, words), 0)
+            self._judge(structure, key, _read(call, words, np.int32))
+        return indptr, indices
+
+    def _is_right(self, key: tuple[object, ...]) -> bool:
+        seen = self._seen.get(key)
+        if seen is not None:
+            seen.used = self._uses = self._uses + 1
+        return seen is not None
+
+    def _look(self, structure: Structure, call: KernelCall, addresses: tuple[int, ...], phase: int) -> None:
+        count = max(structure.indptr.size, structure.stored)
+        values = *addresses, *structure.shape, structure.stored, structure.is_wide
+        self._guard.run(call.handle, count, _GUARD, *values, phase)
+
+    def _judge(self, structure: Structure, key: tuple[object, ...], words: StatusArray) -> None:
+        """Note the end of an operation that checked its matrix. May run in a thread of the device."""
+        structure.refuse_faulty(words)
+        # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
+        if not words[1:].any() and structure.shape[0] and structure.stored:
+            self._seen.setdefault(key, Seen(structure.blocks, self._uses))
+            for block in structure.blocks:
+                self._device.invalidate_with(block, self._invalidate_block)
+
+    def _invalidate_block(self, block: int) -> None:
+        """Other arrays, which were not checked, may be in these blocks from now on."""
+        # A thread of the device may add one meanwhile, of other blocks.
+        for key, seen in tuple(self._seen.items()):
+            if block in seen.blocks:
+                self._forget(key)
+
+    def _forget_oldest(self) -> None:
+        # Not where one is added: a thread of the device must not destroy what is in use.
+        while len(self._seen) > _MOST_STRUCTURES:
+            self._forget(min(tuple(self._seen.items()), key=lambda item: item[1].used)[0])
+
+    def _forget(self, key: tuple[object, ...]) -> None:
+        # A captured graph may go on with this structure, which nobody watches any more.
+        self._begin_epoch()
+        product = self._seen.pop(key).product
+        if product is not None:
+            product.destroy()
+
+    # ---- matrices that are made
+
+    def _loaded(self) -> MakerKernels:
+        """Compile what makes matrices; blocks. The context is current."""
+        if self._made_by is None:
+            self._made_by = MakerKernels(self._device)
+        return self._made_by
+
+    @kernel("sparse.make", backend="cuda", is_blocking=True)
+    def _make(self, spec: Any, call: KernelCall) -> None:
+        written = spec.indptr, spec.indices, spec.data
+        indptr, indices, data = (0 if one is None else call.result(one) for one in written)
+        limit, count = ANY if spec.indices is None else spec.indices.size, call.status(spec.count)
+        job = Job(spec.function, spec.numbers, spec.arrays, (indptr, indices, data), limit, count)
+        with self._lock:
+            self._maker(job, call).run()
+
+    def _maker(self, job: Job, call: KernelCall) -> Maker:
+        """Return what makes a matrix, or looks at one; blocks. The lock is held."""
+
+        def right(shape: tuple[int, int], indptr: ArraySpec, indices: ArraySpec) -> tuple[int, int]:
+            return self._right(Structure(shape, indptr, indices), call)
+
+        return Maker(self._loaded(), job, call, right)
+
+    # ---- systems
+
+    @kernel("sparse.spsolve", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    def _solve(self, spec: Any, call: KernelCall) -> None:
+        status, dtype, rows = call.status(spec.info), spec.out.dtype, spec.matrix[0]
+        out = call.result(spec.out, "F")
+        with self._lock:
+            looked = self._looked_at(spec, call)
+            if looked.words[0]:
+                looked = self._added_up(spec, looked, call)
+            if looked.words[2] or (rows and not looked.stored):
+                _tell(call, status, _NOT_FINITE if looked.words[2] else 1)
+                return
+            if not rows:
+                return
+            if self._direct is None:
+                self._direct = Cudss(self._device)
+        # What makes matrices goes on meanwhile: this takes seconds.
+        with self._solving:
+            b, sides = call.packed(spec.b, "F"), spec.out.size // rows
+            if not sides:
+                # The matrix may be singular all the same.
+                b, out = (call.workspace(rows * dtype.itemsize) for _ in range(2))
+                call.stream.set_bytes(b, 0, rows * dtype.itemsize)
+            system = System(
+                rows, looked.stored, looked.addresses, spec.matrix_indptr.dtype, dtype, max(sides, 1), b, out
+            )
+            # Pivots of blocks are found in less time. They may not do, where those of columns would.
+            if not any(self._is_solved(system, call, is_global=is_global) for is_global in (False, True)):
+                _tell(call, status, 1)
+
+    def _is_solved(self, system: System, call: KernelCall, *, is_global: bool) -> bool:
+        """Solve, and tell whether the solution is right; blocks."""
+        assert self._direct is not None
+        if not self._direct.solve(system, call.stream, is_global=is_global):
+            return False
+        sizes = self._direct.find_sizes(system, call)
+        return is_solved(_read(call, sizes, np.float64, SIZES * system.sides), system.dtype)
+
+    @kernel("sparse.least_residual", backend="cuda", dtypes={"h": NATIVE})
+    def _find_least(self, spec: Any, call: KernelCall) -> None:
+        steps = spec.sizes.size
+        arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
+        room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
+        places = *arrays, call.result(spec.y), call.result(spec.count), room
+        self._least.run(call.handle, 1, _LEAST, *places, spec.wanted, steps, TYPES[spec.h.dtype])
+
+    @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    def _solve_triangular(self, spec: Any, call: KernelCall) -> None:
+        status, dtype, out = call.status(spec.info), spec.out.dtype, call.result(spec.out)
+        with self._lock, ExitStack() as undo:
+            looked = self._looked_at(spec, call)
+            if looked.words[5]:
+                looked = self._added_up(spec, looked, call)
+            if looked.words[1] and not spec.unit_diagonal:
+                _tell(call, status, int(looked.words[1]))
+                return
+            if not spec.out.size:
+                return
+            if not looked.stored:
+                call.convert(call.array(spec.b), DeviceArray.packed(out, dtype, spec.out.shape))
+                return
+            handle, b = self._loaded().handle, call.packed(spec.b)
+            cusparse.set_stream(handle, call.handle)
+            matrix = csr(undo, spec.matrix, looked.stored, looked.addresses, spec.matrix_indptr.dtype, dtype)
+            fill = cusparse.FillMode.LOWER if spec.lower else cusparse.FillMode.UPPER
+            unit = cusparse.DiagType.UNIT if spec.unit_diagonal else cusparse.DiagType.NON_UNIT
+            for attribute, value in (
+                (cusparse.SpMatAttribute.FILL_MODE, fill),
+                (cusparse.SpMatAttribute.DIAG_TYPE, unit),
+            ):
+                word = np.array([value], np.int32)
+                cusparse.sp_mat_set_attribute(matrix, attribute, word.ctypes.data, word.nbytes)
+            # One right-hand side is a vector; of a matrix, cuSPARSE is told whether it is turned, too.
+            is_vector = spec.b.ndim == 1
+            turns = (operation_of(spec.trans, dtype), *(AS_IT_IS,) * (not is_vector))
+            if is_vector:
+                name, algorithm = "sp_sv", int(cusparse.SpSVAlg.DEFAULT)
+                sides = vector(undo, spec.b.size, b, dtype), vector(undo, spec.b.size, out, dtype)
+            else:
+                name, algorithm = "sp_sm", int(cusparse.SpSMAlg.DEFAULT)
+                sides = dense(undo, spec.b.shape, b, dtype), dense(undo, spec.out.shape, out, dtype)
+            state = getattr(cusparse, f"{name}_create_descr")()
+            undo.callback(getattr(cusparse, f"{name}_destroy_descr"), state)
+            terms = handle, *turns, factors(dtype)[0], matrix, *sides, VALUE_TYPES[dtype], algorithm, state
+            room = call.workspace(max(getattr(cusparse, f"{name}_buffer_size")(*terms), 1))
+            getattr(cusparse, f"{name}_analysis")(*terms, room)
+            getattr(cusparse, f"{name}_solve")(*terms)
+
+    @kernel("sparse.ilu0", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    @kernel("sparse.ic0", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    def _incomplete(self, spec: Any, call: KernelCall) -> None:
+        status, dtype, out = call.status(spec.info), spec.out.dtype, call.result(spec.out)
+        is_cholesky = spec.operation == "sparse.ic0"
+        with self._lock:
+            looked = self._looked_at(spec, call, is_cholesky=is_cholesky)
+            row, pivot, is_endless, _, differs, _ = (int(word) for word in looked.words)
+            if row:
+                raise LibraryError(
+                    f"the columns of row {row - 1} do not ascend; bring them into order: "
+                    "sparse.sum_duplicates",
+                    library="sparse",
+                    code="invalid_value",
+                )
+            if is_endless or (is_cholesky and differs):
+                _tell(call, status, _NOT_FINITE if is_endless else _NOT_HERMITIAN)
+                return
+            indptr, indices, data = looked.addresses
+            if looked.stored:
+                call.stream.copy(out, data, looked.stored * dtype.itemsize)
+                self._factor(spec, call, (indptr, indices, out), "ic" if is_cholesky else "ilu")
+            # The vendor says only that there is a pivot of zero. Behind it all is infinite, or not a number;
+            # with one that is not stored, it does nothing.
+            maker = self._maker_of(spec, call)
+            kind, original = (2, data) if is_cholesky else (1, 0)
+            words = self._inspect(maker, call, (indptr, indices, out), kind, original=original)
+            bad = [number for number in (pivot, int(words[1])) if number]
+            if bad:
+                _tell(call, status, min(bad))
+            elif is_cholesky:
+                maker.launch("mirror", looked.stored, count=looked.stored, out_data=out)
+
+    def _factor(self, spec: Any, call: KernelCall, addresses: tuple[int, int, int], name: str) -> None:
+        """Factor in place, by a routine that knows indices of 32 bits alone."""
+        rows, stored, dtype = spec.matrix[0], spec.matrix_indices.size, spec.out.dtype
+        if max(rows, stored) >= _NARROW:
+            raise NotSupportedError(
+                f"{spec.operation}: the CUDA backend factors no matrix of {stored} values", backend="cuda"
+            )
+        indptr, indices = (
+            self._narrow(call, address, array)
+            for address, array in zip(addresses, (spec.matrix_indptr, spec.matrix_indices), strict=False)
+        )
+        handle, letter = self._loaded().handle, KINDS[dtype].letter
+        cusparse.set_stream(handle, call.handle)
+        with ExitStack() as undo:
+            state = getattr(cusparse, f"create_csr{name}02_info")()
+            undo.callback(getattr(cusparse, f"destroy_csr{name}02_info"), state)
+            about = cusparse.create_mat_descr()
+            undo.callback(cusparse.destroy_mat_descr, about)
+            routine = f"{letter}csr{name}02"
+            terms = handle, rows, stored, about, addresses[2], indptr, indices, state
+            room = call.workspace(max(getattr(cusparse, f"{routine}_buffer_size")(*terms), 1))
+            last = cusparse.SolvePolicy.USE_LEVEL, room
+            getattr(cusparse, f"{routine}_analysis")(*terms, *last)
+            getattr(cusparse, routine)(*terms, *last)
+
+    def _narrow(self, call: KernelCall, address: int, array: Any) -> int:
+        if array.dtype is DType.int32:
+            return address
+        made = call.workspace_array(DType.int32, array.shape)
+        call.convert(DeviceArray.packed(address, array.dtype, array.shape), made)
+        return made.address
+
+    def _maker_of(self, spec: Any, call: KernelCall) -> Maker:
+        """Return what looks at the matrix of an operation."""
+        arrays = spec.matrix_indptr, spec.matrix_indices, spec.matrix_data
+        return self._maker(Job("sum_duplicates", spec.matrix, arrays, (0, 0, 0), 0, 0), call)
+
+    def _looked_at(self, spec: Any, call: KernelCall, *, is_cholesky: bool = False) -> _Looked:
+        """Look at a matrix, and wait for what is found.
+
+        Raises:
+            LibraryError: Its structure is wrong.
+        """
+        structure = _structure(spec)
+        addresses = *self._right(structure, call), call.packed(spec.matrix_data)
+        words = self._inspect(
+            self._maker_of(spec, call), call, addresses, 0, structure.stored if is_cholesky else 0
+        )
+        return _Looked(addresses, structure.stored, words)
+
+    def _inspect(
+        self,
+        maker: Maker,
+        call: KernelCall,
+        addresses: tuple[int, int, int],
+        kind: int,
+        compared: int = 0,
+        original: int = 0,
+    ) -> Any:
+        """Look at values, and whether so many of them are those of a Hermitian matrix; blocks.
+
+        Factors of kind 2 are compared with the values that they were made of, which are at `original`.
+        """
+        words = call.workspace(4 * _WORDS)
+        call.stream.set_bytes(words, 0, 4 * _WORDS)
+        maker.set_matrix(addresses)
+        maker.set(rows=maker.rows)
+        maker.launch("inspect", maker.rows, words=words, kind=kind, out_data=original)
+        for name in ("measure", "compare"):
+            maker.launch(name, compared, count=compared, words=words)
+        return _read(call, words, np.int32, _WORDS)
+
+    def _added_up(self, spec: Any, looked: _Looked, call: KernelCall) -> _Looked:
+        """Add values of one place up, in workspace: a diagonal that is stored twice is two to the vendor."""
+        arrays, stored = (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data), looked.stored
+        indptr, indices, data = (call.workspace(array.size * array.dtype.itemsize) for array in arrays)
+        count = call.workspace(8)
+        job = Job("sum_duplicates", spec.matrix, arrays, (indptr, indices, data), stored, count)
+        self._maker(job, call).run()
+        left = int(_read(call, count, np.int64)[0])
+        addresses = indptr, indices, data
+        return _Looked(addresses, left, self._inspect(self._maker_of(spec, call), call, addresses, 0))
+
+
+def _read(call: KernelCall, address: int, dtype: Any, count: int = 1) -> npt.NDArray[Any]:
+    """Wait for what is enqueued, and read some numbers; blocks, and raises as `read_now` does."""
+    return np.frombuffer(read_now(call.device, call.stream, address, count * np.dtype(dtype).itemsize), dtype)
+
+
+def _tell(call: KernelCall, status: int, number: int) -> None:
+    """Set the status word of an operation."""
+    call.fill(DeviceArray.packed(status, DType.int32, (1,)), number)
 
 
 def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], dtype: DType) -> int:

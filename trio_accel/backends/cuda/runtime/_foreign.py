@@ -1,12 +1,14 @@
-"""Arrays in the hands of other libraries of the process and of programs, and streams and arrays of theirs."""
+"""Arrays in the hands of other libraries of the process and of programs; streams and arrays of theirs."""
 
 from __future__ import annotations
 
 import ctypes
 import operator
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
 import attrs
@@ -19,10 +21,123 @@ from ...base.contract.foreign import ForeignArray
 from ._context import CudaContext
 from ._stream import CudaEvent, CudaStream
 
-__all__ = ["CudaLease", "Lending", "ProgramArray", "described", "foreign_array", "reserved_by_others"]
-
 if TYPE_CHECKING:
     from cuda.core.utils import StridedMemoryView
+
+__all__ = [
+    "CudaLease", "CurrentStreams", "Lending", "ProgramArray", "StreamHandle", "described", "foreign_array",
+    "loaded", "reserved_by_others",
+]  # fmt: skip
+
+
+class CurrentStreams:
+    """Makes a stream the current one of PyTorch and CuPy, where this process has imported them.
+
+    Args:
+        index: Number of the device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        # By handle. CuPy's objects must be kept while they are current.
+        self._torch: dict[int, Any] = {}
+        self._cupy: dict[int, Any] = {}
+        self._loop: int | None = None
+
+    def note_loop(self) -> None:
+        """Note that this thread is the loop's, which others use, too."""
+        self._loop = threading.get_ident()
+
+    def of_call(self, handle: int) -> AbstractContextManager[object]:
+        """Make a stream the current one for a call: in the program's own thread for good."""
+        if threading.get_ident() == self._loop:
+            return self.current(handle)
+        self._use(handle)
+        return nullcontext()
+
+    def are_current(self, handle: int) -> bool:
+        """Tell whether it is the current stream of this thread, in both."""
+        torch, cupy = _torch_streams(), _cupy_streams()
+        return (torch is None or torch.current_stream(self._index).cuda_stream == handle) and (
+            cupy is None or cupy.get_current_stream().ptr == handle
+        )
+
+    def _use(self, handle: int) -> list[Callable[[], object]]:
+        """Make it so in this thread, if it is not; returns what makes the streams of before current again."""
+        undo: list[Callable[[], object]] = []
+        torch = _torch_streams()
+        if torch is not None:
+            before = torch.current_stream(self._index)
+            if before.cuda_stream != handle:
+                if handle not in self._torch:
+                    self._torch[handle] = torch.ExternalStream(handle, device=self._index)
+                torch.set_stream(self._torch[handle])
+                undo.append(partial(torch.set_stream, before))
+        cupy = _cupy_streams()
+        if cupy is not None:
+            self._use_in_cupy(cupy, handle, undo)
+        return undo
+
+    def _use_in_cupy(self, cupy: Any, handle: int, undo: list[Callable[[], object]]) -> None:
+        device = cupy.runtime.getDevice()
+        if device != self._index:
+            cupy.Device(self._index).use()
+            undo.append(cupy.Device(device).use)
+        before = cupy.get_current_stream()
+        if before.ptr != handle:
+            if handle not in self._cupy:
+                self._cupy[handle] = self._of_cupy(cupy, handle)
+            self._cupy[handle].use()
+            # Undone in reverse order: CuPy sets the stream of the device that is current.
+            undo.append(before.use)
+
+    @contextmanager
+    def current(self, handle: int) -> Generator[None, None, None]:
+        """Make it so for a block, in this thread."""
+        undo = self._use(handle)
+        try:
+            yield
+        finally:
+            for again in reversed(undo):
+                again()
+
+    def _of_cupy(self, cupy: Any, handle: int) -> Any:
+        """Return a stream of CuPy that does not end ours."""
+        if hasattr(cupy.Stream, "from_external"):
+            return cupy.Stream.from_external(StreamHandle(handle))
+        # Before CuPy 14.
+        return cupy.ExternalStream(handle, self._index)
+
+
+@attrs.frozen
+class StreamHandle:
+    """A stream, by the protocol for those of other libraries."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def loaded(module: str, needs: str) -> Any:
+    """A module that this process has imported; None while another thread imports it, and is not that far."""
+    found = sys.modules.get(module)
+    return found if hasattr(found, needs) else None
+
+
+def _torch_streams() -> Any:
+    """Return the module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
+    torch: Any = sys.modules.get("torch")
+    streams = getattr(torch, "cuda", None)
+    has_cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    return streams if has_cuda and hasattr(streams, "set_stream") else None
+
+
+def _cupy_streams() -> Any:
+    """Return the module with CuPy's streams; None where it is not imported."""
+    streams = getattr(sys.modules.get("cupy"), "cuda", None)
+    return streams if hasattr(streams, "get_current_stream") else None
+
 
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 _NO_ORDER = -1
@@ -138,28 +253,26 @@ class CudaArray:
             BufferError: It cannot be had so.
         """
         self._check()
-        self._check_export(dl_device, copy)
-        if self._is_read_only and not _is_versioned(max_version):
-            raise BufferError(
-                "the array is read-only, which DLPack can say from version 1.0 on, and the consumer asks for "
-                "an older one; use __cuda_array_interface__, or lease it with write=True"
-            )
-        return self._capsule(max_version)
-
-    def _check_export(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"dl_device: the array is on {self.__dlpack_device__()}, not on {dl_device}")
         if copy:
             raise BufferError("copy: a lease hands out the memory itself; copy it with ref.copy()")
-
-    def _capsule(self, max_version: tuple[int, int] | None) -> object:
-        is_versioned = _is_versioned(max_version)
+        is_versioned = max_version is not None and tuple(max_version) >= _VERSIONED
+        self._let_in(stream, is_versioned=is_versioned)
         view = self._view(is_read_only=self._is_read_only and is_versioned)
         capsule = view.__dlpack__(stream=-1, max_version=max_version)
         code = _CODES.get(self._array.dtype)
         if code is not None:
             _set_code(capsule, code, is_versioned=is_versioned)
         return capsule
+
+    def _let_in(self, stream: object, *, is_versioned: bool) -> None:
+        """Let a consumer of DLPack in, who waits for nothing; older ones know no read-only arrays."""
+        if self._is_read_only and not is_versioned:
+            raise BufferError(
+                "the array is read-only, which DLPack can say from version 1.0 on, and the consumer asks for "
+                "an older one; use __cuda_array_interface__, or lease it with write=True"
+            )
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("the array is in the memory of a GPU; use await ref.to_host()")
@@ -235,21 +348,11 @@ class ProgramArray(CudaArray):
         handle = None if self._stream is None else self._stream.handle
         return {**interface, "data": (address, False), "stream": handle}
 
-    def __dlpack__(
-        self,
-        *,
-        stream: object = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> object:
-        """The array as a DLPack capsule over the same memory; the consumer's stream waits for the call's."""
-        self._check()
-        self._check_export(dl_device, copy)
+    def _let_in(self, stream: object, *, is_versioned: bool) -> None:
+        """Let the consumer's stream wait for the call's."""
         consumer = _LEGACY if stream is None else operator.index(cast("SupportsIndex", stream))
         if self._stream is not None and consumer not in (_NO_ORDER, self._stream.handle):
             self._context.order(self._stream.handle, consumer)
-        return self._capsule(max_version)
 
     def _check(self) -> None:
         if self._is_over:
@@ -257,10 +360,6 @@ class ProgramArray(CudaArray):
                 "the call is over for which the program got this array; copy what is to be kept",
                 device=self._info.name,
             )
-
-
-def _is_versioned(max_version: tuple[int, int] | None) -> bool:
-    return max_version is not None and tuple(max_version) >= _VERSIONED
 
 
 def _set_code(capsule: object, code: int, *, is_versioned: bool) -> None:

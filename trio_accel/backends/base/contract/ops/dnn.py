@@ -18,7 +18,17 @@ __all__ = [
 
 
 @specification
-class ConvolutionSpec(OperationSpec):
+class _Convolution(OperationSpec):
+    """Fields of a convolution and of its transposed maps; see `ConvolutionSpec`."""
+
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    dilation: tuple[int, ...] = exact()
+    groups: int = exact()
+
+
+@specification
+class ConvolutionSpec(_Convolution):
     """Sums of products of windows with weights: a cross-correlation, of each group of channels by itself.
 
     Element ``i`` of the result has the window that begins at ``i * stride - padding`` and takes every
@@ -36,10 +46,6 @@ class ConvolutionSpec(OperationSpec):
         out: ``(n, o, *windows)``.
     """
 
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    dilation: tuple[int, ...] = exact()
-    groups: int = exact()
     x: ArraySpec = reads()
     weight: ArraySpec = reads()
     bias: ArraySpec | None = reads(optional=True)
@@ -47,7 +53,7 @@ class ConvolutionSpec(OperationSpec):
 
 
 @specification
-class ConvolutionInputGradSpec(OperationSpec):
+class ConvolutionInputGradSpec(_Convolution):
     """The transposed map of `ConvolutionSpec` for its `x`: its gradient, and a transposed convolution.
 
     Attributes:
@@ -61,10 +67,6 @@ class ConvolutionInputGradSpec(OperationSpec):
         out: ``(n, c, *spatial)``.
     """
 
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    dilation: tuple[int, ...] = exact()
-    groups: int = exact()
     grad: ArraySpec = reads()
     weight: ArraySpec = reads()
     bias: ArraySpec | None = reads(optional=True)
@@ -72,7 +74,7 @@ class ConvolutionInputGradSpec(OperationSpec):
 
 
 @specification
-class ConvolutionWeightGradSpec(OperationSpec):
+class ConvolutionWeightGradSpec(_Convolution):
     """The transposed map of `ConvolutionSpec` for its `weight`.
 
     Attributes:
@@ -85,10 +87,6 @@ class ConvolutionWeightGradSpec(OperationSpec):
         out: ``(o, c / groups, *window)``.
     """
 
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    dilation: tuple[int, ...] = exact()
-    groups: int = exact()
     x: ArraySpec = reads()
     grad: ArraySpec = reads()
     out: ArraySpec = writes()
@@ -136,7 +134,19 @@ class MaxPoolGradSpec(OperationSpec):
 
 
 @specification
-class AvgPoolSpec(OperationSpec):
+class _Means(OperationSpec):
+    """Fields of a pooling of means and of its transposed map; see `AvgPoolSpec`."""
+
+    window: tuple[int, ...] = exact()
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    behind: tuple[int, ...] = exact()
+    divisor: int = exact()
+    count_include_pad: bool = exact()
+
+
+@specification
+class AvgPoolSpec(_Means):
     """The mean of each window; elements outside of `x` are zeros.
 
     Attributes:
@@ -150,18 +160,12 @@ class AvgPoolSpec(OperationSpec):
         out: ``(n, c, *windows)``.
     """
 
-    window: tuple[int, ...] = exact()
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    behind: tuple[int, ...] = exact()
-    divisor: int = exact()
-    count_include_pad: bool = exact()
     x: ArraySpec = reads()
     out: ArraySpec = writes()
 
 
 @specification
-class AvgPoolGradSpec(OperationSpec):
+class AvgPoolGradSpec(_Means):
     """The transposed map of `AvgPoolSpec`, whose fields say the same.
 
     Attributes:
@@ -169,12 +173,6 @@ class AvgPoolGradSpec(OperationSpec):
         out: ``(n, c, *spatial)``.
     """
 
-    window: tuple[int, ...] = exact()
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    behind: tuple[int, ...] = exact()
-    divisor: int = exact()
-    count_include_pad: bool = exact()
     grad: ArraySpec = reads()
     out: ArraySpec = writes()
 
@@ -184,7 +182,17 @@ Alignment: TypeAlias = Literal["upper_left", "lower_right"]
 
 
 @specification
-class AttentionSpec(OperationSpec):
+class _Scores(OperationSpec):
+    """Fields that say which scores of an attention count; see `AttentionSpec`."""
+
+    left: int = exact()
+    right: int = exact()
+    alignment: Alignment = exact()
+    scale: float = scalar()
+
+
+@specification
+class AttentionSpec(_Scores):
     """``softmax(scale * query @ key^T + mask) @ value``, of each head by itself.
 
     A score counts where the mask, the band and the lengths allow it. A row without one is zeros. An integer
@@ -207,10 +215,6 @@ class AttentionSpec(OperationSpec):
         lse: ``(..., heads, rows)``: logarithms of the sums of exponentials, at least float32.
     """
 
-    left: int = exact()
-    right: int = exact()
-    alignment: Alignment = exact()
-    scale: float = scalar()
     query: ArraySpec = reads()
     key: ArraySpec = reads()
     value: ArraySpec = reads()
@@ -223,7 +227,7 @@ class AttentionSpec(OperationSpec):
 
 
 @specification
-class AttentionGradSpec(OperationSpec):
+class AttentionGradSpec(_Scores):
     """The gradients of `AttentionSpec` without blocks, whose fields say the same.
 
     Attributes:
@@ -233,10 +237,6 @@ class AttentionGradSpec(OperationSpec):
         grad_query: Of the shape of `query`, and so on.
     """
 
-    left: int = exact()
-    right: int = exact()
-    alignment: Alignment = exact()
-    scale: float = scalar()
     grad: ArraySpec = reads()
     query: ArraySpec = reads()
     key: ArraySpec = reads()

@@ -107,18 +107,12 @@ class KernelDefinition:
 
     def encode(self) -> str:
         """Write it as a text; equal definitions have equal texts."""
-        plain = {
-            "name": self.name,
-            "parameters": [
-                [each.name, each.role, each.dtype.value, each.ndim, each.layout] for each in self.parameters
-            ],
-            "code": [[each.format, *_encoded(each.data), each.name] for each in self.code],
-            "options": dict(self.options),
-            "cluster": self.cluster,
-            "is_cooperative": self.is_cooperative,
-            "shared": self.shared,
-            "cpu": self.cpu,
-        }
+        plain = {field.name: getattr(self, field.name) for field in attrs.fields(KernelDefinition)}
+        plain["parameters"] = [
+            [each.name, each.role, each.dtype.value, each.ndim, each.layout] for each in self.parameters
+        ]
+        plain["code"] = [[each.format, *_encoded(each.data), each.name] for each in self.code]
+        plain["options"] = dict(self.options)
         return json.dumps(plain, separators=(",", ":"), sort_keys=True)
 
     @property
@@ -135,23 +129,16 @@ class KernelDefinition:
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
         plain = cast("dict[str, Any]", json.loads(text))
-        cluster = plain["cluster"]
-        return KernelDefinition(
-            name=plain["name"],
-            parameters=tuple(
-                KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
-                for name, role, dtype, ndim, layout in plain["parameters"]
-            ),
-            code=tuple(
-                KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
-                for form, kind, data, name in plain["code"]
-            ),
-            options=plain["options"],
-            cluster=None if cluster is None else (cluster[0], cluster[1], cluster[2]),
-            is_cooperative=plain["is_cooperative"],
-            shared=plain["shared"],
-            cpu=plain["cpu"],
+        plain["parameters"] = tuple(
+            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
+            for name, role, dtype, ndim, layout in plain["parameters"]
         )
+        plain["code"] = tuple(
+            KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
+            for form, kind, data, name in plain["code"]
+        )
+        plain["cluster"] = plain["cluster"] and tuple(plain["cluster"])
+        return KernelDefinition(**plain)
 
 
 @specification

@@ -58,7 +58,18 @@ FFT_DTYPES: Mapping[FftKind, Mapping[DType, DType]] = {
 
 
 @specification
-class FftSpec(OperationSpec):
+class _Transform(OperationSpec):
+    """Fields that say which transform is made; see `FftSpec`."""
+
+    kind: FftKind = exact()
+    direction: FftDirection = exact()
+    lengths: tuple[int, ...] = exact()
+    axes: tuple[int, ...] = exact()
+    norm: FftNorm = exact()
+
+
+@specification
+class FftSpec(_Transform):
     """A transform along one axis or several, batched over the others.
 
     The last of `axes` is the one that is halved: complex kinds of several axes are transforms along
@@ -76,11 +87,6 @@ class FftSpec(OperationSpec):
         norm: Which direction is scaled, as in `numpy.fft`.
     """
 
-    kind: FftKind = exact()
-    direction: FftDirection = exact()
-    lengths: tuple[int, ...] = exact()
-    axes: tuple[int, ...] = exact()
-    norm: FftNorm = exact()
     source: ArraySpec = reads()
     out: ArraySpec = writes()
 
@@ -187,7 +193,7 @@ class ElementwiseSpec(OperationSpec):
 
 
 @specification
-class FusedFftSpec(OperationSpec):
+class FusedFftSpec(_Transform):
     """A transform of what an expression makes, and an expression of its result.
 
     Attributes:
@@ -206,11 +212,6 @@ class FusedFftSpec(OperationSpec):
         more_scalars: Its numbers.
     """
 
-    kind: FftKind = exact()
-    direction: FftDirection = exact()
-    lengths: tuple[int, ...] = exact()
-    axes: tuple[int, ...] = exact()
-    norm: FftNorm = exact()
     dtype: str = exact()
     shape: tuple[int, ...] = exact()
     prolog: str = exact()
