@@ -17,7 +17,7 @@ from trio_accel.backends.base.contract.ops import (
     KernelParameter,
     scalar_offsets,
 )
-from trio_accel.jit._parameters import Scalars
+from trio_accel.jit._declarations import Scalars
 
 DTYPES = st.sampled_from([*DType])
 ROLES = st.sampled_from(["read", "update", "write", "scalar"])

@@ -28,7 +28,7 @@ from trio_accel.patterns import (
     ModelOutputError,
     Score,
     SpeculativeDecoder,
-    _outputs,
+    _checks,
 )
 
 Decoder = ta.Ref[SpeculativeDecoder]
@@ -82,7 +82,7 @@ def test_the_test_sees_a_rule_that_is_a_little_wrong(monkeypatch: pytest.MonkeyP
     def no_residual(p: Rows, q: Rows) -> Rows:
         return p
 
-    monkeypatch.setattr(_outputs, "_residual", no_residual)
+    monkeypatch.setattr(_checks, "_residual", no_residual)
     draft, verifier = random_chain(1, 4), random_chain(2, 4)
     assert likelihood(verifier, texts_of(draft, verifier, 1500, max_tokens=3), 3) < 1e-6
 
@@ -92,7 +92,7 @@ def test_acceptance_and_tokens_per_round_are_what_the_paper_says() -> None:
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.3, 0.1, 0.4])
     accepted, lookahead, rounds = np.minimum(p, q).sum(), 3, 4000
     rng = np.random.default_rng(3)
-    sampler = _outputs.Sampler(rng=rng, temperature=1.0)
+    sampler = _checks.Sampler(rng=rng, temperature=1.0)
     lengths: list[int] = []
     for _ in range(rounds):
         proposed = rng.choice(4, size=lookahead, p=q)

@@ -285,7 +285,7 @@ class TestBadClients:
         async with open_socket(system) as opened:
             monkeypatch.setattr(os, "getuid", lambda: 4711)
             monkeypatch.setattr(
-                "trio_accel.telemetry._socket.peer_of", lambda _: ta.telemetry._protocol.Peer(99, 1234)
+                "trio_accel.telemetry._socket.peer_of", lambda _: ta.telemetry._socket.Peer(99, 1234)
             )
             client = await connect(opened.path)
             assert await client.next() is None

@@ -16,19 +16,21 @@ from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._array_api_array import Array
-from ._array_api_dtypes import (
+from ._array_api_functions import (
     DEFAULTS,
     STANDARD,
     FloatInfo,
+    Functions,
     IntegerInfo,
     Typed,
+    adapted,
     can_cast,
     finfo,
     iinfo,
     isdtype,
     result_type,
+    run,
 )  # fmt: skip
-from ._array_api_functions import Functions, adapted, run
 from ._blocking import Blocking
 
 __all__ = ["ArrayApi", "array_api"]

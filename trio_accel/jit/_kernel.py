@@ -24,14 +24,16 @@ from ..backends.base.contract.ops import (
 from ..backends.base.contract.values import element
 from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, device_of
 from ..expressions import bind
-from ._code import Code, CompileOptions, as_code
-from ._parameters import (
+from ._declarations import (
+    Code,
+    CompileOptions,
     Extents,
     LaunchRule,
     Parameter,
     Rule,
     Scalars,
     always_held,
+    as_code,
     check_array,
     check_block,
     check_grid,

@@ -9,8 +9,7 @@ from typing import Generic, Literal, TypeAlias, get_args
 import attrs
 
 from ..actors import named_options
-from ._numbers import must_be_number, must_be_one_of
-from ._outputs import ModelOutputError
+from ._checks import ModelOutputError, must_be_number, must_be_one_of
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
 __all__ = [

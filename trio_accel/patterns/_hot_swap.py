@@ -13,7 +13,7 @@ import outcome
 import trio
 
 from ..actors import ActorContext, DeferredReply, Reading, Request, handles
-from ._numbers import must_be_positive
+from ._checks import must_be_positive
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [

@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
-from ._numbers import must_be_count, must_be_one_of, must_be_positive
-from ._outputs import ModelOutputError, host_array, real_rows, softmax
+from ._checks import (
+    ModelOutputError,
+    host_array,
+    must_be_count,
+    must_be_one_of,
+    must_be_positive,
+    real_rows,
+    softmax,
+)
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]

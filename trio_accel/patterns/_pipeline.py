@@ -14,8 +14,8 @@ import trio
 
 from ..actors import DeferredReply, Ref, named_options
 from ..devices import AccelRef, Device
-from ._numbers import must_be_count, must_be_positive
-from ._retry import RetryPolicy
+from ._checks import must_be_count, must_be_positive
+from ._limits import RetryPolicy
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
 __all__ = ["Pipeline", "PipelineStage", "PipelineStageStatistics", "PipelineStatistics"]

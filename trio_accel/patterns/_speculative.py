@@ -14,8 +14,7 @@ import outcome
 import trio
 
 from ..actors import named_options
-from ._numbers import must_be_count, must_be_positive
-from ._outputs import Rows, Sampler, scores_of
+from ._checks import Rows, Sampler, must_be_count, must_be_positive, scores_of
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of, running_beside
 
 __all__ = [

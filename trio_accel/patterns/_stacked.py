@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..backends.base import DType
 from ..backends.base.contract.values import element
 from ..devices import AccelRef, Device, Operand, Stack
-from ._batches import BatchResults
+from ._batcher import BatchResults
 
 __all__ = ["by_length", "by_shape", "padded", "stacked"]
 

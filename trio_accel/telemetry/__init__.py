@@ -1,24 +1,21 @@
 """Views of a running program for its operator: metrics, traces, logs, and a socket for other programs."""
 
-from . import _dashboard, _gpus, _loop_watch, _opentelemetry, _recorder, _snapshot, _socket, _traces
+from . import _dashboard, _gpus, _loop_watch, _metrics, _opentelemetry, _recorder, _snapshot, _socket, _traces
 from ._dashboard import *
 from ._gpus import *
 from ._loop_watch import *
-from ._metrics import exposition, prometheus, prometheus_gpus
+from ._metrics import *
 from ._opentelemetry import *
-from ._own import OwnCounter, OwnGauge, OwnHistogram
-from ._protocol import ObservedProgram, ObserverSocketError, list_programs
 from ._recorder import *
 from ._snapshot import *
 from ._socket import *
 from ._traces import *
 
-__all__: list[str] = ["exposition", "prometheus", "prometheus_gpus"]
-__all__ += ["OwnCounter", "OwnGauge", "OwnHistogram"]
-__all__ += ["ObservedProgram", "ObserverSocketError", "list_programs"]
+__all__: list[str] = []
 __all__ += _dashboard.__all__
 __all__ += _gpus.__all__
 __all__ += _loop_watch.__all__
+__all__ += _metrics.__all__
 __all__ += _opentelemetry.__all__
 __all__ += _recorder.__all__
 __all__ += _snapshot.__all__

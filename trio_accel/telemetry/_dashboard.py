@@ -18,9 +18,9 @@ import trio
 from ..actors import Actor, ActorContext, Event, System, describe
 from ..backends.base import NotSupportedError
 from ..devices.base._refusals import opens
-from ._protocol import SHORTEST_SECONDS, check_interval
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
+from ._socket import SHORTEST_SECONDS, check_interval
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 
-__all__ = ["FIGURES", "HISTOGRAMS", "Figure", "Sample", "exposition", "prometheus", "prometheus_gpus"]
+__all__ = ["exposition", "prometheus", "prometheus_gpus"]
 
 # Actors that are told apart; the number of metrics that a program exports has to be bounded.
 _MOST_ACTORS = 1000

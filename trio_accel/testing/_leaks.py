@@ -25,7 +25,7 @@ from ..devices import AccelRef, Device, System
 from ..devices.dispatch import WorkerDispatch
 from ..devices.front._device import OpenDevice, opened
 
-__all__ = ["Census", "Leak", "LeakError", "LeakKind", "everything", "leak_check", "raise_leaks"]
+__all__ = ["Leak", "LeakError", "LeakKind", "leak_check"]
 
 ItemT = TypeVar("ItemT")
 

@@ -1,0 +1,787 @@
+"""Which calls may begin, which are tried again, and by when they must be answered.
+
+A circuit breaker refuses calls that fail anyway. The limit of a rate is a token bucket, for all or for each
+key. A budget keeps retries from becoming a storm. A deadline is a value, for where no cancel scope reaches.
+The memory for keys and events from outside is bounded.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Generic, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
+from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
+from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, must_be_share
+from ._servants import ItemT, Model, ResultT, as_callable
+
+__all__ = [
+    "CircuitBreaker",
+    "CircuitOpenError",
+    "CircuitState",
+    "Deadline",
+    "RateLimit",
+    "RateLimitError",
+    "RetryBudget",
+    "RetryPolicy",
+    "is_failure",
+    "retry",
+    "was_never_executed",
+]
+
+StateT = TypeVar("StateT")
+
+_FEW = 64
+
+
+class KeyedStates(Generic[StateT]):
+    """Remembers the state of each key as long as it makes a difference, and of a bounded number of keys.
+
+    Args:
+        make: Makes the state of a new key.
+        debt: How much it matters to remember a state. At 0 or below, a new one would do as well. At infinity
+            it is in use and stays.
+        limit: The most states. Beyond it, those with the least debt are forgotten.
+    """
+
+    def __init__(
+        self, make: Callable[[Hashable], StateT], debt: Callable[[StateT], float], limit: int
+    ) -> None:
+        self._make = make
+        self._debt = debt
+        self._limit = limit
+        self._states: dict[Hashable, StateT] = {}
+        # Doubles with what is left after a sweep, so that a sweep costs each new key a constant time.
+        self._sweep_at = min(_FEW, limit)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[StateT]:
+        return iter(self._states.values())
+
+    def find(self, key: Hashable) -> StateT | None:
+        """Return the state of a key; None if it has none."""
+        return self._states.get(key)
+
+    def get(self, key: Hashable) -> StateT:
+        """Return the state of a key, a new one if it has none.
+
+        While more states are in use than the limit, there are more: who uses them has to count.
+        """
+        state = self._states.get(key)
+        if state is None:
+            if len(self._states) >= self._sweep_at:
+                self._sweep()
+            state = self._states[key] = self._make(key)
+        return state
+
+    def _sweep(self) -> None:
+        debts = [(debt, key) for key, state in self._states.items() if (debt := self._debt(state)) > 0]
+        if len(debts) >= self._limit:
+            # A tenth more than is needed now, so that the next new keys find room. The sort is stable: among
+            # equals the oldest go first.
+            debts.sort(key=lambda pair: pair[0])
+            gone = len(debts) - self._limit + max(1, self._limit // 10)
+            debts = [pair for pair in debts[:gone] if pair[0] == math.inf] + debts[gone:]
+        left = {key for _, key in debts}
+        self._states = {key: state for key, state in self._states.items() if key in left}
+        self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
+
+
+_SLOTS = 10
+
+
+@attrs.define(eq=False)
+class _Slot:
+    number: int
+    all: int = 0
+    marked: int = 0
+
+
+class RecentCounts:
+    """How many things happened lately, and how many of these are marked.
+
+    Time is cut into slots of a tenth of the window. Counted are the running slot and the nine before, so at
+    least nine tenths of the window.
+
+    Args:
+        within: Length of the window in seconds.
+    """
+
+    def __init__(self, within: float) -> None:
+        self._width = within / _SLOTS
+        self._slots: deque[_Slot] = deque()
+
+    def add(self, *, count: int = 0, marked: int = 0) -> None:
+        """Count things now, and things that are marked now; these are counts of their own."""
+        number = self._drop_old()
+        if not self._slots or self._slots[-1].number != number:
+            self._slots.append(_Slot(number))
+        self._slots[-1].all += count
+        self._slots[-1].marked += marked
+
+    def totals(self) -> tuple[int, int]:
+        """Return the counts of the window: of things, and of marked ones."""
+        self._drop_old()
+        return sum(slot.all for slot in self._slots), sum(slot.marked for slot in self._slots)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._slots.clear()
+
+    def _drop_old(self) -> int:
+        number = int(trio.current_time() // self._width)
+        while self._slots and self._slots[0].number <= number - _SLOTS:
+            self._slots.popleft()
+        return number
+
+
+class CircuitState(enum.Enum):
+    """Whether a `CircuitBreaker` lets calls through."""
+
+    CLOSED = "closed"
+    """All of them."""
+    OPEN = "open"
+    """None."""
+    HALF_OPEN = "half-open"
+    """One at a time, which probes whether it goes well again."""
+
+
+class _LimitedError(NotExecutedError):
+    may_go_elsewhere = False
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class CircuitOpenError(_LimitedError):
+    """A `CircuitBreaker` did not let the call through; it was never executed.
+
+    Attributes:
+        retry_after: Seconds until the breaker lets one through again; 0 while it probes.
+    """
+
+
+def is_failure(error: Exception) -> bool:
+    """Tell whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
+
+    These do not: `ValueError` and `TypeError`, which singular matrices are too, but for `ModelOutputError`;
+    `NotSupportedError`; `AskCycleError`; and what limits refuse, `RateLimitError`, `UnknownTenantError` and
+    `CircuitOpenError`.
+    """
+    if isinstance(error, NotExecutedError):
+        return error.may_go_elsewhere
+    return isinstance(error, ModelOutputError) or not isinstance(error, _CALLERS)
+
+
+_CALLERS = (ValueError, TypeError, NotSupportedError)
+
+
+@attrs.frozen(eq=False)
+class _Attempt:
+    """A call that was let through, when, and in which period between two changes of state."""
+
+    begun: float
+    period: int
+
+
+class CircuitBreaker:
+    """Lets calls through to a model as long as few of them fail.
+
+    * *Closed*: all calls go through. When at least `calls` of them have ended within the last `within`
+      seconds, and the `share` of failures among these is reached, it opens.
+    * *Open*: calls raise `CircuitOpenError` at once, for `open_for` seconds.
+    * *Half-open*: one call goes through as a probe, the others raise. If the probe goes well, it closes, and
+      counts anew. If the probe fails, it opens again. If the probe is cancelled, the next call is a probe.
+
+    The end of a call that was let through before a change of state does not count. A cancelled call says
+    nothing, unless it took `slow_after` seconds. So give calls a deadline, probes most of all.
+
+    The object is used in one Trio run.
+
+    Args:
+        share: Share of failures at which it opens, above 0 and at most 1.
+        calls: How many calls have to have ended before the share counts.
+        within: Seconds that are looked at.
+        open_for: Seconds for which it stays open.
+        slow_after: Seconds after which a call is a failure, also one that went well or was cancelled.
+        counts: Whether an error is a failure; others count as calls that went well.
+
+    Raises:
+        ValueError: A number is out of range, NaN, or infinite but for `slow_after`.
+        TypeError: An argument is no number.
+    """
+
+    def __init__(
+        self,
+        *,
+        share: float = 0.5,
+        calls: int = 10,
+        within: float = 10.0,
+        open_for: float = 5.0,
+        slow_after: float = math.inf,
+        counts: Callable[[Exception], bool] = is_failure,
+    ) -> None:
+        self._share = must_be_share("share", share)
+        self._calls = must_be_count("calls", calls)
+        self._recent = RecentCounts(must_be_positive("within", within))
+        self._open_for = must_be_positive("open_for", open_for)
+        self._slow_after = (
+            slow_after if slow_after == math.inf else must_be_positive("slow_after", slow_after)
+        )
+        self._counts = counts
+        self._opens_until: float | None = None
+        self._probe: _Attempt | None = None
+        self._period = 0
+        self._opened = 0
+
+    def __repr__(self) -> str:
+        return f"<CircuitBreaker {'closed' if self._opens_until is None else 'opened'}, {self._opened} times>"
+
+    @property
+    def state(self) -> CircuitState:
+        """Whether it lets calls through now."""
+        if self._opens_until is None:
+            return CircuitState.CLOSED
+        return CircuitState.OPEN if trio.current_time() < self._opens_until else CircuitState.HALF_OPEN
+
+    @property
+    def opened(self) -> int:
+        """How often it has opened so far."""
+        return self._opened
+
+    @contextmanager
+    def attempt(self) -> Generator[None, None, None]:
+        """Let the block through, and count how it ends.
+
+        Raises:
+            CircuitOpenError: It is open, or half-open and another call probes.
+        """
+        attempt = self._admit()
+        try:
+            yield
+        except Exception as error:
+            has_failed = True
+            try:
+                has_failed = self._counts(error) or self._is_slow(attempt)
+            finally:
+                self._ended(attempt, has_failed=has_failed)
+            raise
+        except BaseException:
+            self._ended(attempt, has_failed=self._is_slow(attempt) or None)
+            raise
+        else:
+            self._ended(attempt, has_failed=self._is_slow(attempt))
+
+    def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
+        """Make a model whose calls go through the breaker."""
+        call = as_callable(model)
+
+        async def guarded(item: ItemT) -> ResultT:
+            with self.attempt():
+                return await call(item)
+
+        return guarded
+
+    def _admit(self) -> _Attempt:
+        now, until = trio.current_time(), self._opens_until
+        if until is not None:
+            if now < until:
+                text = f"the circuit is open for another {until - now:.3g} s: too many calls have failed"
+                raise CircuitOpenError(text, retry_after=until - now)
+            if self._probe is not None:
+                raise CircuitOpenError("the circuit is half-open, and one call probes it", retry_after=0.0)
+            self._probe = _Attempt(now, self._period)
+            return self._probe
+        return _Attempt(now, self._period)
+
+    def _is_slow(self, attempt: _Attempt) -> bool:
+        return trio.current_time() - attempt.begun >= self._slow_after
+
+    def _ended(self, attempt: _Attempt, *, has_failed: bool | None) -> None:
+        """Count the end of a call; None if it says nothing."""
+        if attempt.period != self._period:
+            return
+        if attempt is self._probe:
+            self._probe = None
+            if has_failed is not None:
+                self._change(is_open=has_failed)
+        elif has_failed is not None:
+            self._recent.add(count=1, marked=int(has_failed))
+            ended, failed = self._recent.totals()
+            if has_failed and ended >= self._calls and failed >= self._share * ended:
+                self._change(is_open=True)
+
+    def _change(self, *, is_open: bool) -> None:
+        self._period += 1
+        self._recent.clear()
+        self._opens_until = trio.current_time() + self._open_for if is_open else None
+        self._opened += is_open
+
+
+_LEAST, _MOST = 1e-6, 1e9
+
+
+class RateLimitError(_LimitedError):
+    """More was asked for than a `RateLimit` allows; it was never executed.
+
+    Attributes:
+        retry_after: Seconds until there are tokens for it, if no other call takes them.
+    """
+
+
+@attrs.define(eq=False)
+class _Bucket:
+    """The tokens of a key.
+
+    Attributes:
+        missing: How many were missing to a full bucket, at `at`.
+        at: When that was.
+        waiting: How many wait for tokens, the one whose turn it is included.
+        turn: Held by the one that is next.
+    """
+
+    missing: float = 0.0
+    at: float = -math.inf
+    waiting: int = 0
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+
+
+class RateLimit:
+    """A token bucket: at most `burst` at once, and `rate` a second in the long run.
+
+    A bucket holds at most `burst` tokens, and is full at first. `rate` tokens a second flow in. A call
+    takes as many as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate * t`` are
+    taken.
+
+    Each key has a bucket of its own, made when it is first seen. A full bucket is forgotten, since a new one
+    would be the same. Beyond `max_keys`, those that miss the fewest tokens are forgotten; no bucket is
+    that waits.
+
+    ``async with limit:`` is `acquire` without a key. The object is used in one Trio run.
+
+    Args:
+        rate: Tokens a second, from 1e-6 to 1e9.
+        burst: The most tokens in a bucket, in the same range; by default as many as flow in within a second,
+            and at least 1.
+        max_keys: The most buckets that are remembered.
+
+    Raises:
+        ValueError: A number is zero, negative, NaN, infinite or out of range.
+        TypeError: An argument is no number.
+    """
+
+    def __init__(self, rate: float, *, burst: float | None = None, max_keys: int = 10_000) -> None:
+        self._rate = must_be_positive("the rate", rate, minimum=_LEAST, maximum=_MOST)
+        self._burst = must_be_positive(
+            "the burst", max(self._rate, 1.0) if burst is None else burst, minimum=_LEAST, maximum=_MOST
+        )
+        self._buckets: KeyedStates[_Bucket] = KeyedStates(
+            lambda _: _Bucket(), self._debt, must_be_count("max_keys", max_keys)
+        )
+
+    def __repr__(self) -> str:
+        return f"RateLimit({self._rate:g}, burst={self._burst:g})"
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give nothing back: tokens are for what begins."""
+
+    @property
+    def keys(self) -> int:
+        """How many buckets are remembered."""
+        return len(self._buckets)
+
+    async def acquire(self, key: Hashable = None, *, cost: float = 1.0) -> None:
+        """Take tokens, and wait for them behind those that have waited longer for the same key.
+
+        Cancelled, it takes none, and those behind move up.
+
+        Raises:
+            ValueError: The cost is zero, negative, NaN, infinite, or more than a full bucket.
+            TypeError: The cost is no number.
+        """
+        cost = self._cost(cost)
+        bucket = self._buckets.get(key)
+        bucket.waiting += 1
+        try:
+            async with bucket.turn:
+                wait = self._delay(bucket, cost)
+                if wait > 0:
+                    await trio.sleep(wait)
+                self._take(bucket, cost)
+        finally:
+            bucket.waiting -= 1
+
+    def try_acquire(self, key: Hashable = None, *, cost: float = 1.0) -> bool:
+        """Take tokens if they are there and no call waits for the same key.
+
+        Returns:
+            Whether it did.
+
+        Raises:
+            ValueError, TypeError: As for `acquire`.
+        """
+        cost = self._cost(cost)
+        bucket = self._buckets.get(key)
+        if bucket.waiting or self._delay(bucket, cost) > 0:
+            return False
+        self._take(bucket, cost)
+        return True
+
+    def delay(self, key: Hashable = None, *, cost: float = 1.0) -> float:
+        """Return the seconds until the tokens are there, if no other call takes them; 0 if they are.
+
+        Raises:
+            ValueError, TypeError: As for `acquire`.
+        """
+        cost = self._cost(cost)
+        bucket = self._buckets.find(key)
+        return self._delay(bucket or _Bucket(), cost)
+
+    def wrap(
+        self,
+        model: Model[ItemT, ResultT],
+        *,
+        key: Callable[[ItemT], Hashable] = lambda item: None,
+        cost: Callable[[ItemT], float] = lambda item: 1.0,
+        wait: bool = True,
+    ) -> Callable[[ItemT], Awaitable[ResultT]]:
+        """Make a model whose calls take tokens first.
+
+        Args:
+            model: The model.
+            key: Key of an item.
+            cost: Cost of an item.
+            wait: Whether a call waits for its tokens. If not, one without them raises `RateLimitError`.
+
+        Returns:
+            The model.
+        """
+        call = as_callable(model)
+
+        async def limited(item: ItemT) -> ResultT:
+            whose, tokens = key(item), cost(item)
+            if wait:
+                await self.acquire(whose, cost=tokens)
+            elif not self.try_acquire(whose, cost=tokens):
+                after = self.delay(whose, cost=tokens)
+                text = f"{self!r} has no {tokens:g} tokens for {whose!r}: ask again in {after:.3g} s"
+                raise RateLimitError(text, retry_after=after)
+            return await call(item)
+
+        return limited
+
+    def _cost(self, cost: float) -> float:
+        return must_be_positive("the cost", cost, maximum=self._burst)
+
+    def _missing(self, bucket: _Bucket) -> float:
+        return max(0.0, bucket.missing - (trio.current_time() - bucket.at) * self._rate)
+
+    def _delay(self, bucket: _Bucket, cost: float) -> float:
+        return max(0.0, (self._missing(bucket) + cost - self._burst) / self._rate)
+
+    def _take(self, bucket: _Bucket, cost: float) -> None:
+        bucket.missing = self._missing(bucket) + cost
+        bucket.at = trio.current_time()
+
+    def _debt(self, bucket: _Bucket) -> float:
+        return math.inf if bucket.waiting else self._missing(bucket)
+
+
+_PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError, InputFailedError)
+
+_BACKOFF = Backoff(initial=0.05, base=0.1, maximum=2.0, jitter=0.5)
+
+# Not cryptography: it spreads those that failed together.
+_random = random.Random()  # noqa: S311
+
+
+def was_never_executed(error: BaseException) -> bool:
+    """Tell whether an error says that the request which it is the outcome of was not even begun.
+
+    So is each `NotExecutedError`. It speaks of that one request. A model of several steps may have executed
+    those before.
+    """
+    return isinstance(error, NotExecutedError)
+
+
+class RetryBudget:
+    """How many of the requests may be tried again, over all places that share the object.
+
+    Of the last `within` seconds, retries are at most `share` of the requests, and `minimum` a second besides.
+    A request counts once, also where the model of a `retry` has a `retry` inside with the same budget: in
+    another actor, too, as context variables travel with asks. So a loss that fails everything in flight is
+    followed by few retries, however many layers there are.
+
+    The object is used in one Trio run.
+
+    Args:
+        share: Retries for each request, from 0 to 1.
+        minimum: Retries a second besides, for a service with few requests; 0 or more.
+        within: Seconds that are looked at.
+
+    Raises:
+        ValueError: A number is out of range, NaN or infinite.
+        TypeError: An argument is no number.
+    """
+
+    def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
+        self._share = must_be_share("share", share, allows_zero=True)
+        self._minimum = must_be_positive("minimum", minimum) if minimum else 0.0
+        self._within = must_be_positive("within", within)
+        self._counts = RecentCounts(self._within)
+        self._denied = 0
+
+    def __repr__(self) -> str:
+        return f"RetryBudget(share={self._share:g}, minimum={self._minimum:g}, within={self._within:g})"
+
+    @property
+    def denied(self) -> int:
+        """How many retries it has not allowed so far."""
+        return self._denied
+
+    @property
+    def left(self) -> float:
+        """How many retries it would allow now."""
+        requests, retries = self._counts.totals()
+        return max(0.0, self._share * requests + self._minimum * self._within - retries)
+
+    def note_request(self) -> None:
+        """Count a request, when it is tried for the first time."""
+        self._counts.add(count=1)
+
+    def try_retry(self) -> bool:
+        """Take a retry out of the budget, if there is one.
+
+        Returns:
+            Whether there was.
+        """
+        # A share such as 0.1 of 30 requests is not quite 3 in binary.
+        if self.left < 1.0 - 1e-9:
+            self._denied += 1
+            return False
+        self._counts.add(marked=1)
+        return True
+
+
+# The budgets that count the request which the running task works on.
+_counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_budgets", default=())
+
+
+@named_options
+@attrs.frozen(kw_only=True)
+class RetryPolicy:
+    """How a model is tried again: the options of `retry`, as one value.
+
+    Attributes:
+        budget: Budget of retries.
+        attempts: The most attempts, the first included.
+        backoff: Waiting before the second attempt, the third, and so on.
+        may_run_twice: Whether the work may be done twice.
+        is_safe: Whether an error allows another attempt, in place of the rule of `retry`.
+
+    Raises:
+        ValueError: `attempts` is below 1.
+        TypeError: An argument is of another class.
+    """
+
+    budget: RetryBudget
+    attempts: int = 3
+    backoff: Backoff = _BACKOFF
+    may_run_twice: bool = False
+    is_safe: Callable[[Exception], bool] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        must_be_count("attempts", self.attempts)
+        if not isinstance(self.budget, RetryBudget):
+            raise TypeError(f"budget must be a RetryBudget, got {self.budget!r}")
+        if not isinstance(self.backoff, Backoff):
+            raise TypeError(f"backoff must be a Backoff, got {self.backoff!r}")
+
+    def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
+        """Make a model that tries again; see `retry`.
+
+        Raises:
+            TypeError: It is no model.
+        """
+        call = as_callable(model)
+        budget = self.budget
+        safe = self.is_safe or (_is_transient if self.may_run_twice else _is_not_begun)
+
+        async def retried(item: ItemT) -> ResultT:
+            outer = _counted_by.get()
+            if budget not in outer:
+                budget.note_request()
+            token = _counted_by.set((*outer, budget))
+            try:
+                for attempt in range(self.attempts - 1):
+                    try:
+                        return await call(item)
+                    except Exception as error:
+                        delay = self.backoff.delay(attempt, _random)
+                        has_time = trio.current_time() + delay < trio.current_effective_deadline()
+                        if not (safe(error) and has_time and budget.try_retry()):
+                            raise
+                    await trio.sleep(delay)
+                return await call(item)
+            finally:
+                _counted_by.reset(token)
+
+        return retried
+
+
+@named_arguments
+def retry(
+    model: Model[ItemT, ResultT],
+    *,
+    budget: RetryBudget,
+    attempts: int = 3,
+    backoff: Backoff = _BACKOFF,
+    may_run_twice: bool = False,
+    is_safe: Callable[[Exception], bool] | None = None,
+) -> Callable[[ItemT], Awaitable[ResultT]]:
+    """Make a model that tries again after errors that allow it.
+
+    By default these are the errors which say that nothing was executed, and that it may go better a moment
+    later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and classes that
+    derive from these. With `may_run_twice` also `ActorFailedError`, `ContextLostError`,
+    `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
+    too.
+
+    The last error is raised when there are no attempts left, when the budget has no retry, and when the
+    deadline of the caller would pass during the wait.
+
+    Args:
+        model: The model. If it is one request, that alone is tried again.
+        budget: Budget of retries: share one object between all users of the same devices.
+        attempts: The most attempts, the first included.
+        backoff: Waiting before the second attempt (`initial`), the third (`base`), and so on, with jitter.
+        may_run_twice: Whether the work may be done twice: it changes nothing that a second time would spoil.
+        is_safe: Whether an error allows another attempt, in place of the above.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: `attempts` is below 1.
+        TypeError: `model` is no model, or an argument is of another class.
+    """
+    policy = RetryPolicy(
+        budget=budget, attempts=attempts, backoff=backoff, may_run_twice=may_run_twice, is_safe=is_safe
+    )
+    return policy.wrap(model)
+
+
+def _is_not_begun(error: Exception) -> bool:
+    return isinstance(error, NotExecutedError) and error.may_go_elsewhere
+
+
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, _PERHAPS_EXECUTED) or _is_not_begun(error)
+
+
+# No sign, no exponent, and no more digits than a number of seconds has.
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
+
+
+def _moment(value: object) -> float:
+    moment = must_be_number("a deadline", value)
+    if math.isnan(moment):
+        raise ValueError("a deadline is a moment on Trio's clock, got NaN")
+    return moment
+
+
+@attrs.frozen(order=True)
+class Deadline:
+    """A moment by which an answer is needed, on the clock of this Trio run.
+
+    A cancel scope says when its block gives up, and what its block has asked for is cancelled with it,
+    through any number of actors, all of which know the time that is left. This needs no `Deadline`. It is for
+    the edges of a program: a request comes in with the seconds that its sender has left, or goes out to
+    another process. Clocks of two processes have nothing in common, so what travels is the rest of the time.
+
+    Attributes:
+        at: The moment, as ``trio.current_time()`` will say; infinity for none.
+    """
+
+    at: float = attrs.field(converter=_moment)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Deadline is a moment on the clock of one Trio run: send `to_header()` instead")
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return the deadline in so many seconds; infinity for none.
+
+        Raises:
+            ValueError: The number is negative or NaN.
+            TypeError: It is no number.
+        """
+        if not must_be_number("seconds", seconds) >= 0:
+            raise ValueError(f"seconds must be at least 0, got {seconds!r}")
+        return cls(trio.current_time() + seconds)
+
+    @classmethod
+    def current(cls) -> Deadline:
+        """Return the deadline of the running task: when the first of its cancel scopes gives up."""
+        return cls(trio.current_effective_deadline())
+
+    @classmethod
+    def from_header(cls, text: str | None, *, at_most: float = math.inf) -> Deadline:
+        """Read a deadline from a header with seconds, such as ``"1.5"``.
+
+        Args:
+            text: Value of the header; None where there is none.
+            at_most: The most seconds that are granted, also without a header.
+
+        Raises:
+            ValueError: The text is no plain decimal number, or too long.
+        """
+        limit = cls.after(at_most)
+        if text is None:
+            return limit
+        if not _SECONDS.fullmatch(text.strip()):
+            told = f"must be seconds as a decimal number, such as 1.5, got {text[:40]!r}"
+            raise ValueError(f"Deadline.from_header: text {told}")
+        return min(limit, cls.after(float(text)))
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self.at - trio.current_time())
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether nothing is left."""
+        return self.at <= trio.current_time()
+
+    def to_header(self) -> str | None:
+        """Return the seconds that are left, as the text of a header; None without a deadline.
+
+        It is cut off at a microsecond, so the receiver never has more.
+        """
+        if self.at == math.inf:
+            return None
+        return f"{math.floor(min(self.remaining, 999_999_999) * 1e6) / 1e6:.6f}"
+
+    def scope(self) -> trio.CancelScope:
+        """Return a cancel scope with this deadline, for ``with deadline.scope() as scope:``.
+
+        ``scope.cancelled_caught`` says afterwards whether it was too late.
+        """
+        return trio.CancelScope(deadline=self.at)
