@@ -229,7 +229,7 @@ class Engine(ContextState):
         self.completer.fail_all(cause)
         # Operations that wait to be launched fail: it is too late.
         self.gate.order.release_all()
-        self.leases.lose(lambda: self.lost_lease(cause))
+        self.leases.lose(lambda: self.lost_while("lease", "was waited for", "lease the array again", cause))
 
     async def close(self) -> bool:
         """Give the device back; waits for streams within the grace.
