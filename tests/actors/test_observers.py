@@ -343,7 +343,7 @@ async def test_nobody_listens_and_nothing_is_made(
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit_life", emit)
     ends = ("MessageCompleted", "MessageFailed", "MessageDropped", "MessageCancelled", "MessageWithdrawn")
     messages = ("MessageStarted", *ends)
-    events = [*(f"_outcomes.{name}" for name in messages), "_life.ActorStarted", "_cell.ActorTerminated"]
+    events = [*(f"_outcomes.{name}" for name in messages), "_system.ActorStarted", "_cell.ActorTerminated"]
     for name in (*events, "_supervisor.ActorRestarted", "_supervisor.SupervisorFailed"):
         monkeypatch.setattr(f"trio_accel.actors.{name}", lambda name=name, **_: made.append(name))
     replies: list[DeferredReply[object]] = []
@@ -359,7 +359,7 @@ async def test_nobody_listens_and_nothing_is_made(
     # They are made there: with somebody who listens each of these would have been.
     with system.subscribe(lambda event: None):
         await system.spawn(Puppet, name="heard")
-    assert made == ["_life.ActorStarted"]
+    assert made == ["_system.ActorStarted"]
 
 
 async def test_dead_letters_are_reported_with_their_reason_and_counted(

@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import CompletionPort, Phase, Put
-from trio_accel.devices.base import _adaptive
+from trio_accel.devices.base import _port
 from trio_accel.devices.engine import _context_state
 
 STRATEGIES = [
@@ -296,7 +296,7 @@ class TestSpinning:
     ) -> AsyncGenerator[ta.Device, None]:
         # Nobody else sees the end of what is spun for: no notification, and no look of the watchdog.
         monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
-        monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 10.0)
+        monkeypatch.setattr(_port, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
             completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3, close_grace=0.3
         )
@@ -343,7 +343,7 @@ class TestSpinning:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Trio tells the main task of Ctrl-C only where it is parked."""
-        monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 0.02)
+        monkeypatch.setattr(_port, "LONGEST_LOOK", 0.02)
         for _ in range(20):
             await ask_held(device, backend, ref, 0.1)
         assert ends.count(False) >= 3
@@ -560,4 +560,4 @@ def _processor_time() -> float:
 )
 def test_a_poll_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
     """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
-    assert _adaptive._end_of_poll(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
+    assert _port._end_of_poll(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)

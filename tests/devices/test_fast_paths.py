@@ -15,8 +15,8 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.kit.fast_paths import FastPaths, current_fast_paths, use_fast_paths
 from trio_accel.devices import AdaptiveCompletion
-from trio_accel.devices.base._adaptive import AdaptivePort
-from trio_accel.devices.base._strategies import window_of
+from trio_accel.devices.base._options import window_of
+from trio_accel.devices.base._port import AdaptivePort
 from trio_accel.devices.base._waits import Availability
 from trio_accel.devices.dispatch import _pool
 from trio_accel.devices.operations._blocks import BlockTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_accel.devices.base._adaptive import LatencyEstimator
+from trio_accel.devices.base._port import LatencyEstimator
 
 SECONDS = st.floats(0.01, 100.0)
 

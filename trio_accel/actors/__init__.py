@@ -10,7 +10,6 @@ from . import (
     _messages,
     _options,
     _outcomes,
-    _readings,
     _ref,
     _system,
     _tasks,
@@ -25,7 +24,6 @@ from ._handlers import *
 from ._messages import *
 from ._options import *
 from ._outcomes import *
-from ._readings import *
 from ._ref import *
 from ._system import *
 from ._tasks import *
@@ -41,7 +39,6 @@ __all__ += _handlers.__all__
 __all__ += _messages.__all__
 __all__ += _options.__all__
 __all__ += _outcomes.__all__
-__all__ += _readings.__all__
 __all__ += _ref.__all__
 __all__ += _system.__all__
 __all__ += _tasks.__all__

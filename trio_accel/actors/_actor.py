@@ -23,10 +23,9 @@ from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState, Message
 from ._options import is_number
 from ._outcomes import DeferredReply
-from ._readings import Reading
 from ._ref import Ref, cell_behind
 from ._supervisor import Spawner, Supervisor
-from ._tree import ActorSnapshot
+from ._tree import ActorSnapshot, Reading
 
 __all__ = ["Actor", "ActorContext", "RestartInfo", "Timer"]
 

@@ -16,9 +16,8 @@ from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party
 from ._outcomes import DeferredReply, Outcomes
-from ._readings import Reading
 from ._tasks import running
-from ._tree import ActorSnapshot
+from ._tree import ActorSnapshot, Reading
 
 __all__ = ["Host", "Incarnation"]
 

@@ -1,7 +1,7 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
 from ..backends.base.contract.values import in_range
-from .base import _options, _streams
+from .base import _options
 from .base._options import *
 from .base._port import CompletionPort, CompletionStrategy
 from .base._statistics import (
@@ -12,8 +12,6 @@ from .base._statistics import (
     QueueStatistics,
     RecoveryCost,
 )
-from .base._strategies import AdaptiveCompletion, HostCallbackCompletion, PolledCompletion, SyncCompletion
-from .base._streams import *
 from .base._views import overlaps
 from .base._waits import run_together
 from .engine import _library
@@ -24,8 +22,6 @@ from .front import (
     _bandwidth,
     _device,
     _group,
-    _opening,
-    _placement,
     _recording,
     _stream,
     _system,
@@ -47,8 +43,6 @@ from .front._memory import (
     Stack,
     ToHost,
 )
-from .front._opening import *
-from .front._placement import *
 from .front._recording import *
 from .front._stream import *
 from .front._system import *
@@ -72,7 +66,6 @@ from .operations._ref import AccelRef, Device, check_device, device_of
 
 __all__: list[str] = [
     "AccelRef",
-    "AdaptiveCompletion",
     "Around",
     "Ask",
     "Assign",
@@ -90,7 +83,6 @@ __all__: list[str] = [
     "FaultKind",
     "FaultPlan",
     "Fill",
-    "HostCallbackCompletion",
     "Launch",
     "LaunchTimes",
     "LibraryStatistics",
@@ -102,7 +94,6 @@ __all__: list[str] = [
     "Phase",
     "Planned",
     "Planner",
-    "PolledCompletion",
     "ProgramCost",
     "Put",
     "PutFirst",
@@ -110,7 +101,6 @@ __all__: list[str] = [
     "QueueStatistics",
     "RecoveryCost",
     "Stack",
-    "SyncCompletion",
     "ToHost",
     "anew",
     "cancel_grace",
@@ -125,13 +115,10 @@ __all__: list[str] = [
 ]
 __all__ += _options.__all__
 __all__ += _pending.__all__
-__all__ += _streams.__all__
 __all__ += _library.__all__
 __all__ += _bandwidth.__all__
 __all__ += _device.__all__
 __all__ += _group.__all__
-__all__ += _opening.__all__
-__all__ += _placement.__all__
 __all__ += _recording.__all__
 __all__ += _stream.__all__
 __all__ += _system.__all__

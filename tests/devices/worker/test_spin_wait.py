@@ -14,8 +14,8 @@ import trio.testing
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.base import _strategies
-from trio_accel.devices.base._strategies import window_of
+from trio_accel.devices.base import _options
+from trio_accel.devices.base._options import window_of
 from trio_accel.devices.wire import _channel
 from trio_accel.devices.wire._channel import Channel, EndOfChannel, SpinWait
 
@@ -169,9 +169,9 @@ async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
 
 
 async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_strategies.os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(_options.os, "sched_getaffinity", lambda _: set(range(4)))
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0.002
     assert window_of(ta.PolledCompletion(), device.info) == 0
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
-    monkeypatch.setattr(_strategies.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(_options.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0

@@ -21,6 +21,8 @@ from ...backends.base import (
 )
 
 __all__ = [
+    "IN_FLIGHT",
+    "OPENING",
     "FailureClass",
     "WithdrawnError",
     "classify",
@@ -29,7 +31,7 @@ __all__ = [
     "is_shortage",
     "leaves_unchanged",
     "locate",
-    "loss_of",
+    "lost",
     "lost_descriptors",
     "out_of_descriptors",
 ]
@@ -85,10 +87,32 @@ def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
     return next((loss for loss in losses if loss.is_memory_damaged), None)
 
 
-def loss_of(cause: BaseException | None) -> type[ContextLostError]:
-    """Find the class of a loss: poisoned where the device has said so, in the cause or one of its causes."""
+def lost(
+    cause: BaseException | None, state: str, advice: str, *, is_closing: bool = False, why: str = ""
+) -> ContextLostError | DeviceLostError:
+    """Make the error of an operation, or of a lease, that ends with its context; see `locate`.
+
+    It is poisoned where the device has said so, in the cause or one of its causes.
+
+    Args:
+        cause: Error of the loss.
+        state: Where the operation was, as a part of a sentence.
+        advice: What to do next.
+        is_closing: Whether the device closes: then no context follows, and there is no advice.
+        why: Text by which the operation is to blame for the loss; empty if it is not.
+    """
+    if is_closing:
+        return DeviceLostError(f"the device was closed while this operation {state}")
     is_poisoned = any(isinstance(each, ContextPoisonedError) for each in _with_causes(cause))
-    return ContextPoisonedError if is_poisoned else ContextLostError
+    text = f"the device's context was lost while this operation {state}{why}; {advice}"
+    error = (ContextPoisonedError if is_poisoned else ContextLostError)(text, is_to_blame=bool(why))
+    error.__cause__ = cause
+    return error
+
+
+IN_FLIGHT = "was in flight"
+OPENING = "waited for its library to be opened"
+"""States of an operation that is lost; see `lost`."""
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,19 +1,288 @@
-"""Options of a device, and modules that its workers are to begin with."""
+"""Options of a device, and what they choose from: streams, completions, modules for workers."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
-from typing import Literal, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import attrs
 
 from ...actors import Backoff, Intensity, is_number, named_options
-from ...backends.base import Isolation
-from ._checks import above_zero, is_above_zero, must, one_of, whole
-from ._port import CompletionStrategy
-from ._streams import PerActorStreams, StreamStrategy
+from ...backends.base import AccelDevice, AccelStream, DeviceInfo, Isolation
+from ...backends.base.kit.fast_paths import current_fast_paths
+from ._bridge import LoopNotifier
+from ._port import AdaptivePort, CompletionPort, CompletionStrategy, HostCallbackPort, PolledPort, SyncPort
 
-__all__ = ["DeviceOptions", "Preload"]
+__all__ = [
+    "AdaptiveCompletion",
+    "DeviceOptions",
+    "HostCallbackCompletion",
+    "PerActorStreams",
+    "PerLibraryStreams",
+    "PolledCompletion",
+    "Preload",
+    "SingleStream",
+    "StreamPool",
+    "StreamSource",
+    "StreamStrategy",
+    "SyncCompletion",
+]
+
+Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
+
+
+def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
+    """Make the validator of a field.
+
+    Args:
+        said: The requirement, such as ``"be True or False"``.
+        is_right: Whether it does.
+        error: Class of the error.
+    """
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not is_right(value):
+            raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
+
+    return check
+
+
+def whole(least: int) -> Validator:
+    """Require a whole number, which a truth value is not."""
+    return must(
+        f"be a whole number of at least {least}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
+    )
+
+
+def one_of(said: str, *kinds: type[object]) -> Validator:
+    """Require an instance of one of these classes."""
+    return must(said, lambda value: isinstance(value, kinds), TypeError)
+
+
+def is_above_zero(value: object) -> bool:
+    """Tell whether a value is a finite number above 0."""
+    return is_number(value, 0.0, sys.float_info.max) and value > 0
+
+
+above_zero = must("be seconds above 0", is_above_zero)
+"""Requires seconds."""
+
+
+class StreamSource(Protocol):
+    """The streams of one context."""
+
+    def acquire(self, library: str) -> AccelStream:
+        """Return a stream for one incarnation of a library's actor."""
+        ...
+
+    def release(self, stream: AccelStream) -> None:
+        """That incarnation enqueues nothing more; what is enqueued still runs."""
+
+
+class StreamStrategy(Protocol):
+    """A way to give streams out, given to `DeviceOptions`."""
+
+    def open(self, device: AccelDevice) -> StreamSource:
+        """Start for one context."""
+        ...
+
+
+def _are_priorities(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(library, str) and isinstance(priority, int) and not isinstance(priority, bool)
+        for library, priority in cast("Mapping[object, object]", value).items()
+    )
+
+
+@attrs.frozen(kw_only=True)
+class PerActorStreams:
+    """A stream for each library actor, a new one after a crash: no library waits behind another. The default.
+
+    Attributes:
+        priorities: By the name of the library, 0 for those that are not named: work of a higher one is
+            begun first, where the device has priorities (CUDA; the CPU has none).
+    """
+
+    priorities: Mapping[str, int] = attrs.field(
+        factory=dict[str, int],
+        validator=must("map library names to whole numbers", _are_priorities, TypeError),
+    )
+
+    def open(self, device: AccelDevice) -> StreamSource:
+        """Start for one context."""
+        return _OwnStreams(device, self.priorities)
+
+
+@attrs.frozen(kw_only=True)
+class PerLibraryStreams:
+    """A stream for each library, shared by all actors that serve it."""
+
+    def open(self, device: AccelDevice) -> StreamSource:
+        """Start for one context."""
+        return _CachedStreams(device)
+
+
+@attrs.frozen(kw_only=True)
+class SingleStream:
+    """One stream for everything: operations run one after the other, in the order of their launch."""
+
+    def open(self, device: AccelDevice) -> StreamSource:
+        """Start for one context."""
+        return _PooledStreams(device, 1)
+
+
+@attrs.frozen
+class StreamPool:
+    """So many streams, which the library actors take in turn.
+
+    Attributes:
+        size: How many.
+    """
+
+    size: int = attrs.field(validator=whole(1))
+
+    def open(self, device: AccelDevice) -> StreamSource:
+        """Start for one context."""
+        return _PooledStreams(device, self.size)
+
+
+@attrs.frozen
+class _OwnStreams:
+    _device: AccelDevice
+    _priorities: Mapping[str, int]
+
+    def acquire(self, library: str) -> AccelStream:
+        name = f"{self._device.info.name} {library}"
+        return self._device.open_stream(name, self._priorities.get(library, 0))
+
+    def release(self, stream: AccelStream) -> None:
+        stream.close()
+
+
+@attrs.define(eq=False)
+class _CachedStreams:
+    """Streams that last as long as the context: its end closes them."""
+
+    _device: AccelDevice
+    _streams: dict[str, AccelStream] = attrs.field(factory=dict[str, AccelStream], init=False)
+
+    def acquire(self, library: str) -> AccelStream:
+        if library not in self._streams:
+            self._streams[library] = self._device.open_stream(f"{self._device.info.name} {library}")
+        return self._streams[library]
+
+    def release(self, stream: AccelStream) -> None:
+        pass
+
+
+class _PooledStreams(_CachedStreams):
+    """The same, taken in turn."""
+
+    def __init__(self, device: AccelDevice, size: int) -> None:
+        super().__init__(device)
+        self._names: Iterator[str] = itertools.cycle(f"pool {number}" for number in range(size))
+
+    def acquire(self, library: str) -> AccelStream:
+        return super().acquire(next(self._names))
+
+
+# So many processors let a program and its worker both stay awake.
+_ROOMY = 4
+
+
+_finite_seconds = must("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
+
+
+@attrs.frozen(kw_only=True)
+class HostCallbackCompletion:
+    """The stream itself notifies, from its own thread or the driver's; Trio is woken by token.
+
+    Nothing runs while an operation does. The default of the CPU backend. On CUDA the driver calls a C
+    function that posts a semaphore, on a stream beside the work's own; no Python runs in its threads.
+    """
+
+    def open(self, reap: Callable[[], None]) -> CompletionPort:
+        """Start for one engine."""
+        return HostCallbackPort(LoopNotifier(reap))
+
+
+@attrs.frozen(kw_only=True)
+class PolledCompletion:
+    """The events are looked at in intervals while anything is in flight.
+
+    Attributes:
+        interval: Seconds between two looks; Trio itself adds about a millisecond.
+    """
+
+    interval: float = attrs.field(default=0.001, validator=above_zero)
+
+    def open(self, reap: Callable[[], None]) -> CompletionPort:
+        """Start for one engine."""
+        return PolledPort(reap, self.interval)
+
+
+@attrs.frozen(kw_only=True)
+class AdaptiveCompletion:
+    """Polls the events for a short while, then asks the stream to notify.
+
+    Short operations are seen without the cost of a callback and a wake-up, at the price of up to
+    `budget` of processor time each; where that keeps failing, less and less is spent. A processor that has
+    slept takes long to wake, and has forgotten the code that is to run next. So where operations of a stream
+    take about as long as those before, they are looked at again around the time when they are due: with what
+    takes up to 25 ms, one after the other, that is all the time, as in the driver's own waiting by default;
+    other tasks run in between. The default of the CUDA backend, where a look reads a word that the stream
+    writes to the host's memory.
+
+    Attributes:
+        budget: The most seconds to poll before the stream is asked to notify.
+        window: The most seconds to look around the time when an operation is due: half of them before.
+            Less saves processor time; with 0 the stream notifies each time.
+    """
+
+    budget: float = attrs.field(default=50e-6, validator=above_zero)
+    window: float = attrs.field(default=50e-3, validator=_finite_seconds)
+
+    def open(self, reap: Callable[[], None]) -> CompletionPort:
+        """Start for one engine."""
+        # D98: without this fast path the stream notifies each time, as with a window of 0.
+        return AdaptivePort(reap, self.budget, self.window if current_fast_paths().spin_wait else 0.0)
+
+
+@attrs.frozen(kw_only=True)
+class SyncCompletion:
+    """The launch itself blocks until the operation is done, **and the whole Trio loop with it**.
+
+    For measurements and for finding errors: one operation at a time, in order.
+    """
+
+    def open(self, reap: Callable[[], None]) -> CompletionPort:
+        """Start for one engine."""
+        # Not at once: the launch has to add its operation before the engine can reply to it.
+        return SyncPort(LoopNotifier(reap))
+
+
+def best_completion(info: DeviceInfo) -> CompletionStrategy:
+    """Return the strategy that suits a device."""
+    # D8: on CUDA a look reads a word of the host's memory. On the CPU, to spin costs 0.9 ms at p99, and not
+    # 0.1.
+    return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
+
+
+def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
+    """Tell how many seconds a program and its worker may stay awake for one operation that is due."""
+    chosen = completion or best_completion(info)
+    if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
+        return 0.0
+    # Those that this process may use: a container or `taskset` may leave it fewer than the machine has.
+    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    # Both, and what they wait for, must have a processor to run on.
+    return chosen.window if processors >= _ROOMY else 0.0
+
 
 # A device needs one after the other. So many are for contexts that are lost faster than workers start.
 _MOST_SPARES = 16

@@ -1,22 +1,28 @@
-"""How the engine learns that work on a stream is done: the port, and the simple ones."""
+"""How the engine learns that work on a stream is done: it is notified, or looks when that is due."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from operator import attrgetter
 from typing import Protocol
 
 import attrs
 import trio
 
 from ...backends.base import AccelEvent, AccelStream
+from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
 from ._waits import TaskNotifier
 
 __all__ = [
     "LONGEST_LOOK",
+    "AdaptivePort",
     "CompletionPort",
     "CompletionStrategy",
     "HostCallbackPort",
+    "LatencyEstimator",
     "PolledPort",
     "SyncPort",
     "WatchedPort",
@@ -195,3 +201,247 @@ class PolledPort(WatchedPort):
             # The pause comes first: what has just been launched is not done yet.
             await trio.sleep(self._interval)
             self.look()
+
+
+_MOST_ESTIMATORS = 64
+# A small product takes half of it, on a machine that is slow for a while nearly all.
+_SHORT = 40e-6
+# As long as a few turns of a loop that has nothing else to do.
+_POLL = 25e-6
+# An event that is due so near to the end of a poll is waited for: it would fall into the turn behind it.
+_MISS = 12e-6
+
+
+class AdaptivePort(WatchedPort):
+    """Polls for a short while, and when something is due; otherwise the stream notifies.
+
+    Args:
+        reap: Looks at the engine's events.
+        most: The most seconds to poll before the stream is asked to notify.
+        window: The most seconds to poll around the time when an operation is due.
+    """
+
+    polls = True
+    # Below this there is no time for a second look.
+    _LEAST = 5e-6
+
+    def __init__(self, reap: Callable[[], None], most: float, window: float) -> None:
+        super().__init__(reap)
+        self._most = most
+        self._budget = most
+        self._half = window / 2
+        self._may_be_quick = current_fast_paths().spin_wait
+        self._began = 0.0
+        self._notifier = LoopNotifier(self._notified)
+        # The event that each stream was asked to notify of last.
+        self._armed: dict[AccelStream, AccelEvent] = {}
+        self._estimators: dict[AccelStream, LatencyEstimator] = {}
+
+    def _begin(self, stream: AccelStream) -> None:
+        now = time.perf_counter()
+        estimator = self._estimators.get(stream)
+        if estimator is not None:
+            estimator.begin(now)
+            return
+        # Streams that have gone are forgotten, and nothing is lost with the others' times.
+        if len(self._estimators) >= _MOST_ESTIMATORS:
+            self._estimators.clear()
+        self._estimators[stream] = LatencyEstimator(now)
+
+    def may_spin(self, stream: AccelStream) -> bool:
+        estimator = self._estimators.get(stream)
+        # Not where the task would have to sleep first.
+        return (
+            estimator is not None
+            and estimator.is_steady
+            and estimator.seconds <= self._half
+            and stream not in self._events
+        )
+
+    async def spin(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
+        """As `run` does it; but then the asker need not be woken, which takes a turn of the loop."""
+        estimator = self._estimators[stream]
+        now = time.perf_counter()
+        estimator.begin(now)
+        end, late = now + LONGEST_LOOK, estimator.due + self._half
+        while True:
+            # Shielded: a cancelled asker has a grace, which begins when it is parked (D72).
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            now = time.perf_counter()
+            if event.is_done or (
+                estimator.is_near(now) and _poll((event,), _end_of_poll(now, estimator.due))
+            ):
+                estimator.end(time.perf_counter())
+                return True
+            if now >= late or now >= end or trio.current_effective_deadline() == -inf or not goes_on():
+                estimator.is_steady = now < late
+                return event.is_done
+
+    def poll(self, event: AccelEvent) -> bool:
+        """Look without a turn of the loop, which takes longer than a small operation has left."""
+        end = time.perf_counter() + _SHORT
+        while not event.is_done:
+            if time.perf_counter() > end:
+                self.is_quick = False
+                return False
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._notifier.close()
+        self._armed.clear()
+        self._estimators.clear()
+
+    async def run(self) -> None:
+        while True:
+            await self.wait()
+            if self.calls:
+                # A thread runs Python: a loop that polls keeps taking the interpreter's lock from it.
+                if not self.look():
+                    self._arm()
+                    await self.wait_changed()
+                continue
+            self._began = time.perf_counter()
+            if await self._search(self._began + self._budget):
+                self._budget = min(2 * self._budget, self._most)
+                # As short as one that `poll` waits for.
+                self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT
+            elif self._events:
+                self._budget = max(self._budget / 2, self._LEAST)
+                await self._expect()
+
+    async def _search(self, end: float, estimator: LatencyEstimator | None = None) -> bool:
+        """Look until then; returns whether anything was done.
+
+        Args:
+            end: By `time.perf_counter`.
+            estimator: Tells when something is due.
+        """
+        while not self.look():
+            # The rest of the program goes on between two looks.
+            await trio.lowlevel.checkpoint()
+            now = time.perf_counter()
+            if now >= end or not self._events or self.calls:
+                return self.look()
+            if estimator is not None and estimator.is_near(now):
+                _poll([events[0] for events in self._events.values()], now + _POLL)
+        return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
+
+    async def _expect(self) -> None:
+        """Wait for a notification; if something may be due before or soon, look then."""
+        now, half = time.perf_counter(), self._half
+        estimators = [self._estimators[stream] for stream in self._events if stream in self._estimators]
+        # An overdue event has no estimate.
+        steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
+        if not steady or not half or self.calls:
+            self._arm()
+            await self.wait_changed()
+            return
+        first = min(steady, key=attrgetter("due"))
+        seconds = first.due - half - now
+        if seconds > 0:
+            self._arm()
+            with trio.move_on_after(seconds):
+                await self.wait_changed()
+                return
+        # Without a notification, as it is due so soon: the thread that notifies would take the interpreter's
+        # lock.
+        if not await self._search(first.due + half, first):
+            first.is_steady = False
+
+    def _seen(self, stream: AccelStream, count: int) -> None:
+        estimator = self._estimators.get(stream)
+        if estimator is not None:
+            estimator.end(time.perf_counter(), count)
+
+    def _arm(self) -> None:
+        """Have each stream notify of what comes first; the others are looked at then."""
+        for stream, events in self._events.items():
+            if self._armed.get(stream) is not events[0]:
+                self._armed[stream] = events[0]
+                stream.notify(events[0], self._notifier)
+
+    def _notified(self) -> None:
+        self._armed = {
+            stream: event
+            for stream, event in self._armed.items()
+            if self._events.get(stream, (None,))[0] is event
+        }
+        if self.look() and time.perf_counter() - self._began <= self._most:
+            # It would have been seen in time.
+            self._budget = self._most
+        self._changed.notify()
+
+
+def _end_of_poll(now: float, due: float) -> float:
+    """Until when to look for what is due then."""
+    end = now + _POLL
+    return due + _MISS if abs(due - end) < _MISS else end
+
+
+def _poll(events: Sequence[AccelEvent], end: float) -> bool:
+    """Wait until then for any of these to be done: a turn of the loop takes longer than to see it."""
+    while time.perf_counter() < end:
+        for event in events:
+            if event.is_done:
+                return True
+    return False
+
+
+# Two that differ by so little count as the same: a share of the time, and what a wake-up may be late by.
+_SHARE = 0.1
+_LATE = 5e-4
+# Nearly all of what is steady ends so near to when it is due.
+_NEAR_SHARE = 0.02
+_NEAR = 1e-4
+# A time that is so many times as long is no sample of the rule: a pause of the program.
+_PAUSE = 2
+
+
+class LatencyEstimator:
+    """Estimates when the current one will be done, from how long those before it took.
+
+    An estimate takes two in a row that took about as long. A single one that then takes much longer, such as
+    a pause of the program, does not change the estimate. Times are of `time.perf_counter`.
+
+    Args:
+        now: When the first began.
+
+    Attributes:
+        seconds: How long the next will take, as far as is known.
+        is_steady: Whether the estimate is reliable.
+    """
+
+    __slots__ = ("_began", "_is_regular", "is_steady", "seconds")
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self.seconds: float = inf
+        self.is_steady: bool = False
+        # Whether the last two were alike.
+        self._is_regular = False
+
+    @property
+    def due(self) -> float:
+        """When the current one will be done, by the estimate."""
+        return self._began + self.seconds
+
+    def is_near(self, now: float) -> bool:
+        """Tell whether the current one is likely to be done in these moments."""
+        return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
+
+    def begin(self, now: float) -> None:
+        """Note that an operation begins, with no work before it."""
+        self._began = now
+
+    def end(self, now: float, count: int = 1) -> None:
+        """Note that one is done, and the next begins. The single times of several at once are unknown."""
+        seconds = now - self._began
+        self._began = now
+        is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _LATE
+        if self._is_regular and not is_alike and count == 1 and seconds > _PAUSE * self.seconds:
+            # Once: if the next is not alike either, there is another rule, or none.
+            self._is_regular, self.is_steady = False, True
+            return
+        self._is_regular = self.is_steady = is_alike
+        self.seconds = seconds

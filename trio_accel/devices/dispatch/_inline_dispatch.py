@@ -34,6 +34,7 @@ from ...backends.base import (
     QueueFullError,
 )
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
+from ..base._errors import OPENING
 from ..base._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._options import DeviceOptions
@@ -562,7 +563,7 @@ class InlineDispatch:
             if isinstance(cause, ContextLostError):
                 # D63: not begun, but not tried again unasked either, as the library may be the one that loses
                 # contexts.
-                raise session.engine.lost_to_library(launch, cause) from cause
+                raise session.engine.lost_while(launch.name, OPENING, "ask again", cause) from cause
             if not isinstance(cause, (ActorStoppedError, DeviceLostError)):
                 raise
             # The context was ended during this request, but not by it.

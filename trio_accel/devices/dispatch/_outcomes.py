@@ -14,12 +14,11 @@ from trio.lowlevel import enable_ki_protection
 from ...backends.base import (
     AccelError,
     CompletionTimeoutError,
-    ContextLostError,
     DeviceLostError,
     OutOfMemoryError,
     StaleRefError,
 )
-from ..base._errors import loss_of
+from ..base._errors import IN_FLIGHT, OPENING, lost
 from ..base._host_pool import COPIES_AT_ONCE, Copying
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block
@@ -311,11 +310,8 @@ class OutcomePolicy:
             if isinstance(request, OperationRequest) and request.library not in link.used:
                 request.openings += 1
                 if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
-                    error = loss_of(cause)(
-                        "the device's context was lost again while the library of this operation was opened"
-                    )
+                    error = lost(cause, OPENING, "ask again", is_closing=self.is_closing)
                     self._device.locate(error, request.launch.name)
-                    error.__cause__ = cause
                     self.refuse(request, error)
                     continue
             left.append(request)
@@ -394,19 +390,11 @@ class OutcomePolicy:
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
         """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
-        launch, device = request.launch, self._device
-        error: DeviceLostError | ContextLostError
-        if self.is_closing:
-            error = DeviceLostError("the device was closed while this operation was in flight")
-        else:
-            self._guilty[request.library] += bool(why)
-            advice = launch.advice(is_kept=True)
-            error = loss_of(cause)(
-                f"the device's context was lost while this operation was in flight{why}; {advice}",
-                is_to_blame=bool(why),
-            )
-            error.__cause__ = cause
-        error.device, error.operation, error.generation = device.name, launch.name, generation
+        self._guilty[request.library] += bool(why) and not self.is_closing
+        advice = request.launch.advice(is_kept=True)
+        error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
+        error.generation = generation
+        self._device.locate(error, request.launch.name)
         self._end_in_flight(request, error)
 
     def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:

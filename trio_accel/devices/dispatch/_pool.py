@@ -19,8 +19,8 @@ from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._errors import is_shortage
 from ..base._host_pool import HostPool, Slab
 from ..base._library_paths import LibrariesInUse
+from ..base._options import SyncCompletion, window_of
 from ..base._statistics import Ahead
-from ..base._strategies import SyncCompletion, window_of
 from ..engine._device_state import DeviceState
 from ..engine._library_opener import blocks_of, modules_of
 from ..launcher._launcher import Launcher, LauncherError

@@ -18,8 +18,8 @@ from ...actors import Actor, ActorContext, ActorSnapshot
 from ...backends.base import ContextLostError, DeviceLostError
 from ..base._errors import damage_to_memory
 from ..base._host_pool import SMALL
+from ..base._options import SyncCompletion
 from ..base._statistics import DeviceStatistics
-from ..base._strategies import SyncCompletion
 from ..base._waits import Alarms
 from ..engine._completer import grace_in
 from ..engine._context import context_policy

@@ -29,6 +29,7 @@ from ...backends.base import (
     NotSupportedError,
 )
 from ...backends.base.kit.modules import import_extra
+from ..base._errors import OPENING, locate, lost
 from ..base._options import DeviceOptions
 from ..operations._blocks import BlockTable
 from ..operations._faults import anew
@@ -363,18 +364,14 @@ class Submissions:
                 # Without a library it was the context's actor that failed, as it opens libraries.
                 cause = error.__cause__
                 if isinstance(cause, (ContextLostError, DeviceLostError)):
-                    return self._engine.lost_to_library(launch, cause)
+                    return self._engine.lost_while(launch.name, OPENING, "ask again", cause)
                 if isinstance(cause, ActorStoppedError):
                     error = cause
             elif library.is_terminated:
                 return self._engine.lost(launch, error) if launch.is_in_flight else error
         if not isinstance(error, ActorStoppedError):
             return error
-        lost = ContextLostError(
-            "the device's context ended before this operation was started; submit it again",
-            device=self._engine.device.info.name,
-            operation=launch.name,
-            generation=self._engine.generation,
-        )
-        lost.__cause__ = error
-        return lost
+        engine = self._engine
+        unbegun = lost(error, "waited to be started", "submit it again")
+        locate(unbegun, device=engine.device.info.name, operation=launch.name, generation=engine.generation)
+        return unbegun

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError
-from ..base._errors import FailureClass, classify, locate, loss_of
+from ..base._errors import IN_FLIGHT, FailureClass, classify, locate, lost
 from ..operations._blocks import BlockTable
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
@@ -91,32 +91,14 @@ class ContextState:
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextLostError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
-        return self._lost(launch.name, "was in flight", launch.advice(is_kept=False), cause)
+        return self.lost_while(launch.name, IN_FLIGHT, launch.advice(is_kept=False), cause)
 
-    def lost_to_library(
-        self, launch: Launch, cause: BaseException | None
-    ) -> ContextLostError | DeviceLostError:
-        """Make the error of an operation whose library was being opened when the context turned out lost."""
-        return self._lost(launch.name, "waited for its library to be opened", "ask again", cause)
-
-    def lost_lease(self, cause: BaseException | None) -> ContextLostError | DeviceLostError:
-        """Make the error of a lease that was waited for when the context ended."""
-        return self._lost("lease", "was waited for", "lease the array again", cause)
-
-    def _lost(
+    def lost_while(
         self, name: str, state: str, advice: str, cause: BaseException | None
     ) -> ContextLostError | DeviceLostError:
-        where: dict[str, Any] = {
-            "device": self._device_name,
-            "operation": name,
-            "generation": self.generation,
-        }
-        if self.is_closing:
-            return DeviceLostError(f"the device was closed while this operation {state}", **where)
-        error = loss_of(cause)(
-            f"the device's context was lost while this operation {state}; {advice}", **where
-        )
-        error.__cause__ = cause
+        """Make the error of an operation that was in this state when the context ended; see `lost`."""
+        error = lost(cause, state, advice, is_closing=self.is_closing)
+        locate(error, device=self._device_name, operation=name, generation=self.generation)
         return error
 
 

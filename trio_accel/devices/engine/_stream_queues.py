@@ -11,7 +11,7 @@ import trio
 
 from ...backends.base import AccelStream
 from ..base._bridge import BackgroundCalls, CallThread
-from ..base._streams import StreamSource
+from ..base._options import StreamSource
 from ._in_flight import NOT_YET, InFlight
 
 __all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]

@@ -40,7 +40,7 @@ from ..dispatch._inline_dispatch import InlineDispatch
 from ..dispatch._loans import InlineBorrowed
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
-from ..operations._holds import Hold, held
+from ..operations._blocks import Hold, held
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._loans import Loan
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording

@@ -34,8 +34,7 @@ from ...backends import resolve
 from ...backends.base import AccelError, NotSupportedError
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
-from ._ahead import ImportsAhead
-from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, is_dead
+from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report, describe_exit, is_dead
 
 __all__ = [
     "Launcher",

@@ -1,28 +1,176 @@
-"""Memory blocks as the caller's side knows them: who owns them and whether they are usable."""
+"""Memory blocks as the caller's side knows them: owners, damage, and holds of code outside."""
 
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ...actors import describe
 from ...backends.base import StaleRefError
 from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
+from ..base._views import reach
 from ..base._waits import Availability
-from ._damage import Damage, in_turn, meet, ranges_of, without
-from ._holds import Hold, nothing
 
-__all__ = ["Block", "BlockTable", "BorrowedBlock", "Owner", "bare"]
+__all__ = [
+    "Block",
+    "BlockTable",
+    "BorrowedBlock",
+    "Damage",
+    "Hold",
+    "Owner",
+    "Ranges",
+    "bare",
+    "held",
+    "in_turn",
+    "meet",
+    "nothing",
+    "ranges_of",
+    "without",
+]
+
+Ranges: TypeAlias = "list[tuple[int, int]]"
+"""Ranges of bytes of a block: sorted, none empty, with gaps between them."""
+
+in_turn: Callable[[], int] = partial(next, itertools.count(1))
+"""Number launches in the order in which they were planned. Those of one block are begun in this order."""
+
+# A view of more pieces counts as all bytes from its first to its last, or as none.
+_MOST = 4096
+
+
+@attrs.frozen(eq=False)
+class Damage:
+    """Damage by one operation.
+
+    Attributes:
+        by: Name of the operation.
+        failure: Its error.
+        ranges: What is damaged.
+        turn: Number of the operation: later ones may heal it, earlier ones do not.
+    """
+
+    by: str
+    failure: BaseException | None
+    ranges: Ranges
+    turn: int
+
+
+def ranges_of(arrays: Sequence[ArraySpec], *, at_most: bool = False) -> Ranges:
+    """Find the bytes that arrays of one block have.
+
+    Args:
+        arrays: The arrays.
+        at_most: Whether one that is too scattered is left out; else all bytes in between count.
+    """
+    found: Ranges = []
+    for array in arrays:
+        if array.size:
+            pieces = _pieces(array)
+            found += pieces if pieces is not None else [] if at_most else [reach(array)]
+    return _joined(found)
+
+
+def _pieces(array: ArraySpec) -> Ranges | None:
+    """Return the ranges of an array, in any order; None if there are too many."""
+    starts, run = [reach(array)[0]], array.dtype.itemsize
+    for step, count in sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True)):
+        if step <= run:
+            run += step * (count - 1)
+        elif len(starts) * count > _MOST:
+            return None
+        else:
+            starts = [start + step * index for start in starts for index in range(count)]
+    return [(start, start + run) for start in starts]
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    """Sort ranges, and join those that meet."""
+    joined: Ranges = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def without(ranges: Ranges, others: Ranges) -> Ranges:
+    """Return what is left of ranges without others."""
+    left: Ranges = []
+    place = 0
+    for start, end in ranges:
+        while place < len(others) and others[place][1] <= start:
+            place += 1
+        index, rest = place, start
+        while index < len(others) and others[index][0] < end:
+            if rest < others[index][0]:
+                left.append((rest, others[index][0]))
+            rest = others[index][1]
+            index += 1
+        if rest < end:
+            left.append((rest, end))
+    return left
+
+
+def meet(ranges: Ranges, others: Ranges) -> bool:
+    """Tell whether ranges have a byte in common with others."""
+    return without(ranges, others) != ranges
+
+
+def nothing() -> None:
+    """Tell that nothing holds a block."""
+
+
+class Hold:
+    """Keeps memory that code outside of the package has, as the memory of one of its own arrays.
+
+    Its finaliser runs where the last reference goes, on any thread. What releases the block has a reference
+    while it sets the flag, so the memory is given back exactly once.
+
+    Args:
+        give_back: Gives the memory back; it keeps the block alive, too.
+
+    Attributes:
+        is_last: Whether the block was released, so that its memory goes with this.
+    """
+
+    __slots__ = ("__weakref__", "_give_back", "is_last")
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self.is_last: bool = False
+
+    def __del__(self) -> None:
+        if self.is_last:
+            self._give_back()
+
+
+def held(given: npt.NDArray[Any], hold: Hold) -> npt.NDArray[Any]:
+    """Return an array that has a hold, as what is made of it has: views, buffers, arrays by DLPack."""
+    if not given.size:
+        return given
+    steps = [(extent - 1) * stride for extent, stride in zip(given.shape, given.strides, strict=True)]
+    start = -sum(step for step in steps if step < 0)
+    end = start + sum(step for step in steps if step > 0) + given.itemsize
+    memory: Any = (ctypes.c_char * end).from_address(given.__array_interface__["data"][0] - start)
+    # NumPy looks for the base of a view through arrays, but not through this.
+    memory.held = given, hold
+    data = memory if given.flags.writeable else np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
+    return np.ndarray(given.shape, given.dtype, data, start, given.strides)
+
 
 _ids = itertools.count(1)
 

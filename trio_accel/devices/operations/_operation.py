@@ -33,8 +33,7 @@ from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
-from ._blocks import Block, BlockTable, BorrowedBlock
-from ._damage import Damage, in_turn
+from ._blocks import Block, BlockTable, BorrowedBlock, Damage, in_turn
 from ._faults import FaultHit, Faults
 from ._pending import Pending
 from ._ref import AccelRef, DeviceRequest

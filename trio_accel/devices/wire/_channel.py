@@ -12,8 +12,7 @@ from typing import TypeAlias
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..base._adaptive import LatencyEstimator
-from ..base._port import LONGEST_LOOK
+from ..base._port import LONGEST_LOOK, LatencyEstimator
 from ..base._waits import TaskNotifier
 from ._frames import MAX_LENGTH, RETRY, Inbox, Outbox, Received, close_all
 from ._protocol import PICKLED, Codec, SharedFrame
