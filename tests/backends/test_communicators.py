@@ -43,15 +43,15 @@ def code_of(call: object) -> str:
 def test_it_waits_until_what_was_begun_is_there() -> None:
     made, handle = Communicator("test"), Handle(300)
     made.begin(lambda: handle)
-    made.settle(5.0)
+    made.settle()
     assert handle.looks == -1
     assert not handle.aborted
 
 
-def test_a_wait_has_an_end() -> None:
+def test_a_wait_in_an_event_loop_has_an_end() -> None:
     made = Communicator("test")
     made.begin(Handle)
-    assert code_of(lambda: made.settle(0.01)) == NOT_IN_TIME
+    assert code_of(lambda: made.settle(is_short=True)) == NOT_IN_TIME
 
 
 def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
@@ -61,7 +61,7 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
     thread.start()
     with made.calling(waiting):
         assert waiting.is_on
-        assert code_of(lambda: made.settle(10.0)) == ABORTED
+        assert code_of(made.settle) == ABORTED
         thread.join()
         # What does not end now is stuck.
         assert not waiting.is_on

@@ -104,7 +104,7 @@ def open_one(spec: OpenCommunicatorSpec, call: HostCall) -> None:
     with communicator.calling(spec.waiting):
         communicator.begin(lambda: Handle(Path(spec.name.decode().strip()), spec.rank, spec.size))
         communicator.call(lambda handle: handle.exchange(dict.fromkeys(others), others))
-        communicator.settle(30.0)
+        communicator.settle()
 
 
 @kernel(CloseCommunicatorSpec, backend="cpu")
@@ -135,7 +135,7 @@ def meet(spec: CollectiveSpec, call: HostCall) -> None:
 
     with communicator.calling(spec.waiting):
         communicator.call(post)
-        communicator.settle(30.0)
+        communicator.settle()
     if out is not None:
         _finish(spec, found[0], out)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import trio
 
-from ..actors import ActorError
 from ..backends.base import (
-    AccelError,
     CompletionTimeoutError,
     ContextLostError,
     DeviceLostError,
@@ -41,6 +39,8 @@ from ..devices import (
     alone_on,
     look_for_answers,
 )
+from ._errors import WorldBrokenError
+from ._life import CommunicatorLife, Step
 
 __all__ = ["VENDORS", "Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part", "Vendor"]
 
@@ -48,12 +48,6 @@ _logger = logging.getLogger("trio_accel.collectives")
 
 # Words of the name of a communicator: 128 bytes, as NCCL has it.
 _NAME = 32
-# Seconds for a communicator to be given up by ranks that answer, before another one is opened.
-_GIVING_UP = 5.0
-# Seconds after an error of the library until it is known whether a rank was lost, which may be its cause.
-_TOLD = 0.6
-# Seconds between two looks whether a rank was lost whose part is over, or has not begun.
-_LOOKED = 0.05
 # How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
@@ -208,14 +202,23 @@ class Part:
     sends: Pieces = attrs.field(default=(), kw_only=True)
     receives: Pieces = attrs.field(default=(), kw_only=True)
 
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What a library may choose its connections by: it has those of one that was there before."""
+        size = math.prod(self.shape or ()) if self.source is None else self.source.size
+        nbytes = size * self.dtype.itemsize
+        peers = [[peer for peer, *_ in pieces] for pieces in (self.sends, self.receives)]
+        return self.kind, self.reduction, self.root, self.dtype, nbytes.bit_length(), *map(tuple, peers)
+
 
 class Meet(_OfCommunicator):
     """Take part in a collective."""
 
-    def __init__(self, library: str, number: int, part: Part) -> None:
+    def __init__(self, library: str, number: int, part: Part, *, is_known: bool) -> None:
         super().__init__(library)
         self._number = number
         self._part = part
+        self._is_known = is_known
 
     @property
     def operation(self) -> str:
@@ -232,6 +235,7 @@ class Meet(_OfCommunicator):
             part.kind,
             part.reduction,
             part.root,
+            self._is_known,
             source,
             None if out is None else out.spec,
             part.sends,
@@ -283,23 +287,78 @@ def _order(error: Exception | None) -> int:
     return _OTHER
 
 
+class _Asked:
+    """Operations that ranks were asked for at the same time.
+
+    Without a task for each: a small collective is as long as what goes on here.
+
+    Attributes:
+        pending: What was handed over, by rank.
+        errors: What has failed, or could not be handed over.
+        left: Ranks whose operations are not over.
+        changed: Set when all are over, or one has failed.
+        over: Set when all are over.
+    """
+
+    def __init__(self, devices: Sequence[Device], operations: Mapping[int, Operation[Any, Any]]) -> None:
+        self.pending: dict[int, Pending[Any]] = {}
+        self.errors: dict[int, Exception] = {}
+        self.left: set[int] = set(operations)
+        self.changed: trio.Event = trio.Event()
+        self.over: trio.Event = trio.Event()
+        for rank, operation in operations.items():
+            try:
+                self.pending[rank] = devices[rank].submit(operation)
+            except Exception as error:  # noqa: BLE001  # raised by the caller
+                self._end(rank, error)
+        for rank, pending in self.pending.items():
+            pending.when_done(partial(self._ended, rank, pending))
+
+    def _ended(self, rank: int, pending: Pending[Any]) -> None:
+        self._end(rank, pending.error)
+
+    def _end(self, rank: int, error: BaseException | None) -> None:
+        self.left.remove(rank)
+        if isinstance(error, Exception):
+            self.errors[rank] = error
+        if self.errors or not self.left:
+            self.changed.set()
+        if not self.left:
+            self.over.set()
+
+    def goes_on(self) -> bool:
+        """Tell whether an answer is waited for."""
+        return not self.changed.is_set()
+
+    def clear(self) -> None:
+        """Hold nothing of the program: frames of an error have this, with results and with other errors."""
+        self.pending.clear()
+        self.errors.clear()
+
+
 class Communicator:
     """The communicator of a world. It is opened for the first collective, and again when a rank was lost.
 
     Args:
         vendor: The library.
         devices: The devices, in the order of the ranks.
+
+    Attributes:
+        vendor: As given.
+        life: Its stage, and the clock of all that is waited for here.
+        number: The number of the last one.
     """
 
     def __init__(self, vendor: Vendor, devices: Sequence[Device]) -> None:
         self.vendor: Vendor = vendor
+        self.life: CommunicatorLife = CommunicatorLife()
+        self.number: int = 0
         self._devices = devices
-        # Its number, and the generations that have opened it.
-        self._number: int | None = None
-        self._generations: list[int] = []
+        # The workers that have opened it, and how ranks have met by it.
+        self._opened_by: list[tuple[int, bool]] = []
+        self._ways: set[object] = set()
         # Ranks are giving up the last one, and what has waited by it ends.
-        self._closing: list[Pending[Any]] = []
-        self._waiting: list[trio.Event] = []
+        self._leaving: list[_Asked] = []
 
     def has(self, reduction: str, dtype: DType) -> bool:
         """Tell whether it reduces elements of a dtype so."""
@@ -313,154 +372,138 @@ class Communicator:
 
         Raises:
             RanksFailedError: It failed on a rank. All others have ended it, and have no communicator.
+            WorldBrokenError: The world was closed meanwhile.
         """
         # Kernels that wait for each other need their devices at the same time: two worlds take turns.
         async with alone_on(self._devices):
             for opened in itertools.count(1):
+                if self.life.stage == "open" and self._workers() != self._opened_by:
+                    self._give_up("lose")
+                await self._leave()
+                if self.life.stage == "closed":
+                    raise WorldBrokenError("collectives: the world was closed; open another one")
                 try:
-                    number = await self._open()
-                    asked = {rank: Meet(self.vendor.actor, number, part) for rank, part in parts.items()}
-                    return await self._together(number, asked, is_opening=False)
+                    if self.life.stage == "none":
+                        await self._open()
+                    return await self._call(parts)
                 except RanksFailedError as failed:
-                    if not failed.is_stale or opened == _MOST_OPENED:
+                    is_last = not failed.is_stale or opened == _MOST_OPENED
+                    if is_last and self.life.stage != "closed":
                         raise
         raise AssertionError
 
-    def _generations_now(self) -> list[tuple[int, bool]]:
+    async def close(self) -> None:
+        """Give it up for good, on all ranks that answer soon."""
+        self._give_up("close")
+        await self._leave()
+
+    def _workers(self) -> list[tuple[int, bool]]:
         return [(device.generation, device.is_ready) for device in self._devices]
 
-    async def close(self) -> None:
-        """Give it up, on all ranks that answer soon."""
-        if self._number is not None:
-            self._give_up(self._number)
-        await self._wait_closed()
-
-    async def _open(self) -> int:
-        """Return the number of the communicator that all ranks have open."""
-        number = self._number
-        states = self._generations_now()
-        if number is not None and states == [(generation, True) for generation in self._generations]:
-            return number
-        await self.close()
+    async def _open(self) -> None:
+        """Have all ranks open a new one."""
+        self.life.move("open")
         vendor, size = self.vendor, len(self._devices)
-        number = next(_numbers)
-        # The actors that give up are started first: later they must not have to wait for anything.
-        controls: dict[int, _OfCommunicator] = {
-            rank: CloseCommunicator(vendor.control, 0) for rank in range(size)
-        }
-        await self._together(number, controls, is_opening=True)
-        made = await self._together(number, {0: MakeName(vendor.actor)}, is_opening=True)
-        openers: dict[int, _OfCommunicator] = {
-            rank: OpenCommunicator(vendor.actor, number, rank, size, made[0]) for rank in range(size)
-        }
+        number = self.number = next(_numbers)
+        self._ways.clear()
         began = trio.current_time()
-        await self._together(number, openers, is_opening=True)
-        self._number, self._generations = number, [device.generation for device in self._devices]
+        # The actors that give up are started first: later they must not have to wait for anything.
+        await self._together({rank: CloseCommunicator(vendor.control, 0) for rank in range(size)})
+        name = (await self._together({0: MakeName(vendor.actor)}))[0]
+        await self._together(
+            {rank: OpenCommunicator(vendor.actor, number, rank, size, name) for rank in range(size)}
+        )
+        self.life.move("opened")
+        self._opened_by = [(device.generation, True) for device in self._devices]
         taken = trio.current_time() - began
         _logger.info("world: %d ranks have opened a communicator of %s in %.2f s", size, vendor.title, taken)
-        return number
 
-    async def _together(
-        self, number: int, operations: Mapping[int, Operation[Any, Any]], *, is_opening: bool
-    ) -> dict[int, Any]:
+    async def _call(self, parts: Mapping[int, Part]) -> dict[int, AccelRef | None]:
+        """Have ranks meet."""
+        way = tuple([(rank, part.way) for rank, part in parts.items()])
+        is_known = way in self._ways
+        self.life.move("call" if is_known else "connect")
+        actor, number = self.vendor.actor, self.number
+        made = await self._together(
+            {rank: Meet(actor, number, part, is_known=is_known) for rank, part in parts.items()}
+        )
+        self.life.move("done")
+        self._ways.add(way)
+        return made
+
+    async def _together(self, operations: Mapping[int, Operation[Any, Any]]) -> dict[int, Any]:
         """Ask ranks at the same time. If one fails, or the caller is cancelled, all give the communicator up.
 
         Nothing else would end what the others wait for.
         """
-        errors: dict[int, Exception] = {}
-        before = self._generations_now()
-        changed, over = trio.Event(), trio.Event()
-        left = len(operations)
-
-        def end(rank: int, error: BaseException | None) -> None:
-            nonlocal left
-            left -= 1
-            if isinstance(error, Exception):
-                errors[rank] = error
-            if errors or not left:
-                changed.set()
-            if not left:
-                over.set()
-
-        asked = self._submit(operations, end)
+        life, before = self.life, self._workers()
+        is_opening = life.stage == "opening"
+        asked = _Asked(self._devices, operations)
+        lost = partial(self._lost, before)
         try:
-            await look_for_answers([self._devices[rank] for rank in asked], lambda: not changed.is_set())
+            await look_for_answers([self._devices[rank] for rank in asked.pending], asked.goes_on)
             # Its opening waits for a rank that is about to get a worker.
-            await self._settled(changed, [] if is_opening else before)
+            await life.wait(asked.changed, bool if is_opening else lost)
+        except BaseException:
+            self._give_up("cancel", asked)
+            raise
+        if not (asked.left or asked.errors):
+            return {rank: pending.value for rank, pending in asked.pending.items()}
+        bound = life.bounds.get(life.stage, 0.0)
+        self._give_up(self._step(asked, before), asked)
+        if life.stage == "doubted":
+            await life.wait(asked.over, lost)
+            life.move("told")
+        errors = dict(asked.errors)
+        for rank in lost():
+            # Its part may not have begun, and waits for the next worker, which has no communicator.
+            if _order(errors.get(rank)) != _LOSS:
+                text = "the rank lost its worker while the others waited for it"
+                errors[rank] = ContextLostError(text, device=self._devices[rank].name)
+        if not errors:
+            text = f"ranks {sorted(asked.left)} have not met within {bound:g} s"
+            errors[min(asked.left)] = LibraryError(text, library=self.vendor.title, code=NOT_IN_TIME)
+        try:
+            raise RanksFailedError(errors, is_opening=is_opening)
         finally:
-            if left or errors:
-                self._give_up(number)
-                # What survivors wait for ends soon, and nobody waits for that here: only the next opening.
-                self._waiting.append(over)
-                if min(map(_order, errors.values()), default=_LOSS) == _OTHER:
-                    with trio.move_on_after(_TOLD, shield=True):
-                        await self._settled(over, before)
-        if errors or left:
-            for rank in self._lost(before):
-                # Its part may not have begun, and waits for the next worker, which has no communicator.
-                if _order(errors.get(rank)) != _LOSS:
-                    text = "the rank lost its worker while the others waited for it"
-                    errors[rank] = ContextLostError(text, device=self._devices[rank].name)
-            try:
-                raise RanksFailedError(errors, is_opening=is_opening)
-            finally:
-                # The frames of the error have them: with results, and with other errors and their frames.
-                asked.clear()
-                errors.clear()
-        return {rank: pending.value for rank, pending in asked.items()}
+            asked.clear()
+            errors.clear()
 
     def _lost(self, before: Sequence[tuple[int, bool]]) -> list[int]:
         """Name the ranks that had a worker, and have another one now, or none."""
-        now = self._generations_now()
+        now = self._workers()
         return [rank for rank, then in enumerate(before) if then[1] and then != now[rank]]
 
-    async def _settled(self, event: trio.Event, before: Sequence[tuple[int, bool]]) -> None:
-        """Wait for an event, or until a rank is lost, whose part may tell nothing of that."""
-        while not (event.is_set() or self._lost(before)):
-            with trio.move_on_after(_LOOKED):
-                await event.wait()
+    def _step(self, asked: _Asked, before: Sequence[tuple[int, bool]]) -> Step:
+        """Tell what has happened to the communicator by what its ranks say."""
+        order = min(map(_order, asked.errors.values()), default=_LOSS)
+        if order != _LOSS:
+            return "fail" if order == _OTHER else "stale"
+        return "lose" if asked.errors or self._lost(before) else "late"
 
-    def _submit(
-        self, operations: Mapping[int, Operation[Any, Any]], end: Callable[[int, BaseException | None], None]
-    ) -> dict[int, Pending[Any]]:
-        """Hand operations over; each is told of when it ends, or could not be handed over.
+    def _give_up(self, step: Step, *asked: _Asked) -> None:
+        """Have the communicator given up on all ranks, soon.
 
-        Without a task for each: a small collective is as long as what goes on here.
+        What waits by it ends at once, and only the next opening waits for that. To give its memory back takes
+        NCCL a second.
         """
-        asked: dict[int, Pending[Any]] = {}
-        for rank, operation in operations.items():
-            try:
-                asked[rank] = self._devices[rank].submit(operation)
-            except Exception as error:  # noqa: BLE001  # raised by the caller
-                end(rank, error)
-        for rank, pending in asked.items():
-            pending.when_done(partial(_ended, end, rank, pending))
-        return asked
+        was_held = self.life.is_held
+        self.life.move(step)
+        self._leaving += asked
+        if was_held:
+            closers = {
+                rank: CloseCommunicator(self.vendor.control, self.number)
+                for rank in range(len(self._devices))
+            }
+            self._leaving.append(_Asked(self._devices, closers))
 
-    def _give_up(self, number: int) -> None:
-        """Have a communicator given up on all ranks, soon.
-
-        What waits by it ends at once. To give its memory back takes NCCL a second.
-        """
-        self._number = None
-        for device in self._devices:
-            with suppress(AccelError, ActorError):
-                self._closing.append(device.submit(CloseCommunicator(self.vendor.control, number)))
-
-    async def _wait_closed(self) -> None:
+    async def _leave(self) -> None:
         """Wait until ranks have given up what they are to, and nothing waits for that, for a while."""
-        closing, self._closing = self._closing, []
-        waiting, self._waiting = self._waiting, []
-        with trio.move_on_after(_GIVING_UP, shield=True):
-            for pending in closing:
-                with suppress(AccelError, ActorError):
-                    await pending.wait()
-            for over in waiting:
-                await over.wait()
-
-
-def _ended(end: Callable[[int, BaseException | None], None], rank: int, pending: Pending[Any]) -> None:
-    end(rank, pending.error)
+        leaving, self._leaving = self._leaving, []
+        for asked in leaving:
+            await self.life.wait(asked.over)
+        if self.life.stage == "leaving":
+            self.life.move("left")
 
 
 def pieces(sizes: Sequence[int], ranks: Sequence[int] | None = None) -> Pieces:

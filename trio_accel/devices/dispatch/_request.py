@@ -57,7 +57,7 @@ Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave"
 
 
 class NoEdgeError(RuntimeError):
-    """Something happened to a request that cannot happen in its stage: an error of this package."""
+    """Something happened that cannot happen in this stage of a life: an error of this package."""
 
 
 @attrs.define(eq=False, repr=False)

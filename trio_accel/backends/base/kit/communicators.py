@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -23,6 +24,8 @@ NOT_IN_TIME = "NOT_IN_TIME"
 # Looks without a pause, before the thread sleeps between two.
 _EAGER = 200
 _PAUSE = 50e-6
+# The most looks in an event loop, where nothing can be given up meanwhile.
+_SHORT = 1200
 # For a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
 # For the vendor's library to give a communicator up, before that counts as stuck.
@@ -107,29 +110,22 @@ class Communicator:
         with self._entered():
             function(self._handle)
 
-    def settle(self, seconds: float) -> None:
-        """Wait until what was begun is there, or the communicator is given up. Blocks.
+    def settle(self, *, is_short: bool = False) -> None:
+        """Wait until what was begun is there, or the communicator is given up: the application has the clock.
 
         Args:
-            seconds: How long at most.
+            is_short: Nothing waits for others: a few looks will do.
 
         Raises:
-            LibraryError: It has failed, was given up, or others have not come in time.
+            LibraryError: It has failed, was given up, or others were waited for all the same.
         """
-        deadline = time.monotonic() + seconds
-        looks = 0
-        while True:
+        for look in itertools.count(1):
             with self._entered():
                 if self._handle.poll():
                     return
-            looks += 1
-            if looks > _EAGER:
-                if time.monotonic() > deadline:
-                    raise LibraryError(
-                        f"other ranks have not come within {seconds:g} s",
-                        library=self._library,
-                        code=NOT_IN_TIME,
-                    )
+            if is_short and look > _SHORT:
+                raise LibraryError("other ranks have not come", library=self._library, code=NOT_IN_TIME)
+            if look > _EAGER:
                 time.sleep(_PAUSE)
 
     def abort(self) -> None:

@@ -29,10 +29,6 @@ _OPEN: Communicators = Communicators(_NAME)
 """The communicators of this process, which has one device."""
 
 _IN_PROGRESS = 7
-# For all ranks to open a communicator; and to connect for a collective, which the first of a kind does.
-_OPENING, _CONNECTING = 60.0, 60.0
-# For what has met before, in the event loop: then nothing waits for others.
-_AGAIN = 0.05
 
 # ncclDataType_t, and numbers for each element.
 _TYPES: dict[DType, tuple[int, int]] = {
@@ -115,12 +111,10 @@ class NcclLibrary(CudaLibrary):
         super().__init__(device)
         # Here, as the libraries of a spare worker are opened ahead: it takes half a second.
         self._nccl = _bindings()
-        # What has been run: then all is connected, and a call only enqueues.
-        self._met: set[tuple[object, ...]] = set()
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
-        """Have a collective called in a thread, unless one of its kind and size was; see `KernelLibrary`."""
-        if type(spec) is CollectiveSpec and _kind(spec) in self._met:
+        """Have a collective called in a thread, unless all is connected for it; see `KernelLibrary`."""
+        if type(spec) is CollectiveSpec and spec.is_known:
             return InThread(is_short=True)
         return super().prepare(spec)
 
@@ -149,7 +143,7 @@ class NcclLibrary(CudaLibrary):
         communicator = _OPEN.new(spec.number)
         with communicator.calling(spec.waiting):
             communicator.begin(make)
-            communicator.settle(_OPENING)
+            communicator.settle()
 
     @kernel(CloseCommunicatorSpec, backend="cuda", is_blocking=True)
     def _close(self, spec: CloseCommunicatorSpec, call: KernelCall) -> None:
@@ -160,22 +154,11 @@ class NcclLibrary(CudaLibrary):
         communicator, waiting = _OPEN.find(spec.number), spec.waiting
         source = 0 if spec.source is None else call.packed(spec.source)
         out = 0 if spec.out is None else call.at(spec.out)
-        kind = _kind(spec)
         waiting.came, waiting.ran = call.stream.record(), None
         with communicator.calling(waiting):
             communicator.call(lambda handle: _enqueue(handle, spec, source, out, call.handle))
-            communicator.settle(_AGAIN if kind in self._met else _CONNECTING)
+            communicator.settle(is_short=spec.is_known)
         waiting.ran = call.stream.record()
-        self._met.add(kind)
-
-
-def _kind(spec: CollectiveSpec) -> tuple[object, ...]:
-    """Tell apart what NCCL may have to connect for: it chooses ways by kinds and sizes."""
-    array = spec.source or spec.out
-    assert array is not None  # a rank that has no part in a collective is not asked
-    nbytes = array.size * array.dtype.itemsize
-    peers = (tuple(peer for peer, *_ in spec.sends), tuple(peer for peer, *_ in spec.receives))
-    return spec.number, spec.kind, spec.reduction, spec.root, array.dtype, nbytes.bit_length(), peers
 
 
 def _enqueue(handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int) -> None:

@@ -127,6 +127,7 @@ class CollectiveSpec(OperationSpec):
             ``"exchange"``: pieces of arrays are sent and received.
         reduction: How elements become one; empty where they do not.
         root: The rank that gives or gets an array alone.
+        is_known: Whether ranks have met so before by this communicator: all is connected.
         source: The array of this rank, if it gives one.
         out: The array that it gets, if it does.
         sends: For ``"exchange"``: to which rank, first element of `source`, how many.
@@ -139,6 +140,7 @@ class CollectiveSpec(OperationSpec):
     kind: str = exact()
     reduction: str = exact()
     root: int = exact()
+    is_known: bool = exact()
     source: ArraySpec | None = reads(optional=True)
     out: ArraySpec | None = writes(optional=True)
     sends: _Pieces = exact()

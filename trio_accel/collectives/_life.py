@@ -1,0 +1,105 @@
+"""The life of a world's communicator: its stages, what may happen in each, and the clock of all its waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, TypeAlias
+
+import attrs
+import trio
+
+from ..devices.dispatch._request import NoEdgeError
+
+__all__ = ["CommunicatorLife", "Stage", "Step"]
+
+# Seconds between two looks whether a rank was lost whose part is over, or has not begun.
+_LOOKED = 0.05
+
+Stage: TypeAlias = Literal["none", "opening", "open", "connecting", "calling", "doubted", "leaving", "closed"]
+"""Where a communicator is in its life.
+
+There is none; ranks open it; it waits for a collective; ranks meet so for the first time, or again; a rank
+has failed, and another one's loss may be the cause; ranks give it up; the world has ended.
+"""
+
+Step: TypeAlias = Literal[
+    *("open", "opened", "connect", "call", "done"),
+    *("lose", "stale", "late", "cancel", "fail", "told", "left", "close"),
+]
+"""What happens to it."""
+
+_AT_WORK: tuple[Stage, ...] = ("opening", "connecting", "calling")
+
+
+@attrs.define(eq=False)
+class CommunicatorLife:
+    """The stage of a communicator, and how long it may stay there.
+
+    Threads that wait in the vendor's library have no clock: they wait until the communicator is given up.
+
+    Attributes:
+        stage: Where it is.
+        edges: All that may happen in each stage, and the next stage.
+        bounds: Seconds that a stage may take; others may take any time.
+        until: When that is over, by Trio's clock.
+    """
+
+    edges: ClassVar[Mapping[tuple[Stage, Step], Stage]] = {
+        ("none", "open"): "opening",
+        ("opening", "opened"): "open",
+        ("open", "connect"): "connecting",
+        ("open", "call"): "calling",
+        ("connecting", "done"): "open",
+        ("calling", "done"): "open",
+        # A rank had a new worker between two collectives.
+        ("open", "lose"): "leaving",
+        # Ranks hear of the loss of another one, were given up, are not there in time, or the caller has gone.
+        **{(stage, step): "leaving" for stage in _AT_WORK for step in ("lose", "stale", "late", "cancel")},
+        **{(stage, "fail"): "doubted" for stage in _AT_WORK},
+        ("doubted", "told"): "leaving",
+        ("leaving", "left"): "none",
+        # A world may be closed while a collective of another task runs, which ends by that.
+        **{(stage, "close"): "closed" for stage in (*_AT_WORK, "none", "open", "doubted", "leaving")},
+        **{("closed", step): "closed" for step in Step.__args__ if step != "open"},
+    }
+    bounds: ClassVar[Mapping[Stage, float]] = {
+        "opening": 60.0,
+        # The first collective of a kind connects. A later one waits for a late rank, which is watched.
+        "connecting": 60.0,
+        "doubted": 0.6,
+        # Ranks that do not answer are not waited for before another communicator is opened.
+        "leaving": 5.0,
+        "closed": 5.0,
+    }
+    stage: Stage = attrs.field(default="none", init=False)
+    until: float = attrs.field(default=math.inf, init=False)
+
+    def move(self, step: Step) -> None:
+        """Go to the next stage.
+
+        Raises:
+            NoEdgeError: There is none.
+        """
+        stage = self.edges.get((self.stage, step))
+        if stage is None:
+            raise NoEdgeError(f"the communicator is {self.stage}: {step!r} has no edge there")
+        if stage != self.stage:
+            self.stage = stage
+            bound = self.bounds.get(stage)
+            self.until = math.inf if bound is None else trio.current_time() + bound
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ranks have it, and nobody has told them to give it up."""
+        return self.stage == "open" or self.stage in _AT_WORK
+
+    async def wait(self, event: trio.Event, is_lost: Callable[[], object] = bool) -> None:
+        """Wait for an event, for the loss of a rank, or until the time of the stage is over.
+
+        Only ranks at work are waited for by a caller who may go.
+        """
+        while not (event.is_set() or is_lost() or trio.current_time() >= self.until):
+            looked = min(trio.current_time() + _LOOKED, self.until)
+            with trio.CancelScope(deadline=looked, shield=self.stage not in _AT_WORK):
+                await event.wait()
