@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import attrs
@@ -63,9 +62,9 @@ class SparseLibrary(SystemLibrary):
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
     the product is enqueued. So the first product with a structure is computed by a kernel that checks all
     that it reads, and when it has found nothing the next ones are cuSPARSE's (D26). A structure is recognised
-    by the blocks of its arrays, as long as these are what they were. A program that changes the arrays in
-    place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's too, by a
-    copy of the structure that a kernel has made: a harmless one if it has found something.
+    by the blocks of its arrays, until one of these is written to. The first product with a dense matrix is
+    cuSPARSE's too, by a copy of the structure that a kernel has made: a harmless one if it has found
+    something.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -89,13 +88,12 @@ class SparseLibrary(SystemLibrary):
             call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
         )
         out = call.result(spec.out)
-        if seen is None:
+        if seen is None or not seen.is_right:
             if call.stream.is_capturing:
                 raise LibraryError(
                     "the structure was not looked at yet", library=self.name, code="not_checked"
                 )
-            self._forget_oldest()
-            words = call.words(2, partial(self._judge, structure, key))
+            words = call.words(2, self._expect(structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
         seen.used = self._uses = self._uses + 1
