@@ -206,6 +206,7 @@ class ManualDevice:
     info: DeviceInfo
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
+    believed: frozenset[int] = frozenset()
     is_held: bool = False
     failure: Exception | None = None
     refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)

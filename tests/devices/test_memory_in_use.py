@@ -24,6 +24,7 @@ class Device:
         self.there: dict[int, int] = {}
         self.limit: int = limit
         self.renewed: list[int] = []
+        self.believed: set[int] = set()
 
     def allocate(self, block: int, nbytes: int) -> None:
         assert block not in self.there

@@ -64,7 +64,7 @@ class CsrMatrix(_Arrays):
     """A sparse matrix on a device, as compressed sparse rows. Made by `csr` and `tocsr`.
 
     Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
-    The structure was checked when it was made. A program that changes the arrays in place keeps it right.
+    The structure was checked when it was made, and operations check it again after a write to its arrays.
     All four classes raise `ValueError` for a shape with negative numbers, or beyond the indices' type.
 
     Attributes:

@@ -330,6 +330,8 @@ class MemoryInUse:
             writes: Blocks that are changed.
             wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
         """
+        if self._device.believed:
+            self.renew(writes)
         wait = wait or stream.wait
         use_of = self.uses.get
         for block in reads:
@@ -340,6 +342,12 @@ class MemoryInUse:
             use = use_of(block)
             if use is not None and (use.last_write is not None or use.reads is not None):
                 use.order(stream, wait, is_write=True)
+
+    def renew(self, blocks: Iterable[int]) -> None:
+        """Have the device forget what it knows of the contents of blocks: they are to be written."""
+        for block in blocks:
+            if block in self._device.believed:
+                self._device.renew(block)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""

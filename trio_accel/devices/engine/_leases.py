@@ -152,6 +152,8 @@ class Leases:
                 await queue.wait_changed()
         while any(tail.use.block == block and (write or tail.write) for tail in self.tails):
             await self._changed.wait()
+        if write:
+            self._memory.renew((block,))
         return self._memory.pin(block)
 
     def leave(self, held: Held) -> None:

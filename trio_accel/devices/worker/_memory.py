@@ -388,6 +388,7 @@ class _Device:
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew
+        self.believed = device.believed
         self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@ ones are called in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import attrs
@@ -308,6 +308,11 @@ class AccelDevice(Protocol):
         """Names of the libraries that were found, sorted."""
         ...
 
+    @property
+    def believed(self) -> Collection[int]:
+        """Blocks of whose contents it knows something. Who is about to write to one calls `renew` before."""
+        ...
+
     def open_stream(self, name: str, priority: int = 0) -> AccelStream:
         """Make a stream.
 
@@ -337,7 +342,7 @@ class AccelDevice(Protocol):
         """Give a memory block back. No work that uses it is enqueued."""
 
     def renew(self, block: int) -> None:
-        """Forget what lay in a memory block: from now on it is another one, in the same place."""
+        """Forget what is known of the contents of a memory block: they change, or it is another one."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable, to adopt blocks in it later.

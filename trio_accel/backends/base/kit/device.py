@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         blocks: Its memory.
         streams: Those that have not ended.
         is_closed: Whether it takes no more work.
+        believed: See `AccelDevice.believed`: none.
         allocate: See `AccelDevice.allocate`; without a call in between.
         placement: See `AccelDevice.placement`; without a call in between.
     """
@@ -49,6 +50,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks: BlockMemory[ChunkT, BlockT] = blocks
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
+        self.believed: Collection[int] = ()
         self.allocate: Callable[[int, int], None] = blocks.allocate
         self.placement: Callable[[int], PlacedBlock] = blocks.placement
         self._has_ended = False

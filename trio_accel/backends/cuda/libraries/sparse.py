@@ -97,16 +97,18 @@ class Structure:
 
 @attrs.define(eq=False)
 class Seen:
-    """A structure that was found right.
+    """A structure that is looked at, and believed once it was found right.
 
     Attributes:
         blocks: Blocks of its arrays.
         used: How many operations there were before the last one with it.
+        is_right: Whether it was found right.
         product: What a product with it needs; None before the first product by cuSPARSE.
     """
 
     blocks: tuple[int, int]
     used: int
+    is_right: bool = False
     product: Any = None
 
 
@@ -152,9 +154,9 @@ class SparseLibrary(CudaLibrary):
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
     the product is enqueued. So the first product with a structure is computed by a kernel that checks all
     that it reads, and when it has found nothing the next ones are cuSPARSE's (D26). A structure is recognised
-    by the blocks of its arrays, as long as these are what they were. A program that changes the arrays in
-    place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's too, by a
-    copy of the structure that a kernel has made: a harmless one if it has found something.
+    by the blocks of its arrays, until one of these is written to. The first product with a dense matrix is
+    cuSPARSE's too, by a copy of the structure that a kernel has made: a harmless one if it has found
+    something.
 
     Matrices are made of others, systems solved, and matrices factored within their structure. cuSPARSE takes
     a diagonal that is not there for ones, so each matrix of a system is looked at first, which waits for the
@@ -210,13 +212,12 @@ class SparseLibrary(CudaLibrary):
             call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
         )
         out = call.result(spec.out)
-        if seen is None:
+        if seen is None or not seen.is_right:
             if call.stream.is_capturing:
                 raise LibraryError(
                     "the structure was not looked at yet", library=self.name, code="not_checked"
                 )
-            self._forget_oldest()
-            words = call.words(2, partial(self._judge, structure, key))
+            words = call.words(2, self._expect(structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
         seen.used = self._uses = self._uses + 1
@@ -333,8 +334,7 @@ class SparseLibrary(CudaLibrary):
         key = ("harmless", *structure.key)
         if self._is_right(key):
             return indptr, indices
-        self._forget_oldest()
-        words = call.words(1, partial(self._judge, structure, key))
+        words = call.words(1, self._expect(structure, key))
         size = structure.indptr.dtype.itemsize
         safe = call.workspace(structure.indptr.size * size), call.workspace(structure.stored * size)
         for phase in range(2):
@@ -352,32 +352,41 @@ class SparseLibrary(CudaLibrary):
         if not self._is_right(key):
             words = call.workspace(4)
             call.stream.set_bytes(words, 0, 4)
+            judge = self._expect(structure, key)
             self._look(structure, call, (indptr, indices, 0, 0, words), 0)
-            self._judge(structure, key, _read(call, words, np.int32))
+            judge(_read(call, words, np.int32))
         return indptr, indices
 
     def _is_right(self, key: tuple[object, ...]) -> bool:
         seen = self._seen.get(key)
-        if seen is not None:
-            seen.used = self._uses = self._uses + 1
-        return seen is not None
+        if seen is None or not seen.is_right:
+            return False
+        seen.used = self._uses = self._uses + 1
+        return True
 
     def _look(self, structure: Structure, call: KernelCall, addresses: tuple[int, ...], phase: int) -> None:
         count = max(structure.indptr.size, structure.stored)
         values = *addresses, *structure.shape, structure.stored, structure.is_wide
         self._guard.run(call.handle, count, _GUARD, *values, phase)
 
-    def _judge(self, structure: Structure, key: tuple[object, ...], words: StatusArray) -> None:
+    def _expect(self, structure: Structure, key: tuple[object, ...]) -> Callable[[StatusArray], None]:
+        """Begin a look at a structure; returns what is to be called with its outcome."""
+        self._forget_oldest()
+        # A write that is launched before the outcome is there takes this out, and the outcome proves nothing.
+        seen = self._seen.setdefault(key, Seen(structure.blocks, self._uses))
+        for block in structure.blocks:
+            self._device.invalidate_with(block, self._invalidate_block)
+        return partial(self._judge, structure, seen)
+
+    def _judge(self, structure: Structure, seen: Seen, words: StatusArray) -> None:
         """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         structure.refuse_faulty(words)
         # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
         if not words[1:].any() and structure.shape[0] and structure.stored:
-            self._seen.setdefault(key, Seen(structure.blocks, self._uses))
-            for block in structure.blocks:
-                self._device.invalidate_with(block, self._invalidate_block)
+            seen.is_right = True
 
     def _invalidate_block(self, block: int) -> None:
-        """Other arrays, which were not checked, may be in these blocks from now on."""
+        """Nothing is known of the structures in this block from now on."""
         # A thread of the device may add one meanwhile, of other blocks.
         for key, seen in tuple(self._seen.items()):
             if block in seen.blocks:
@@ -389,9 +398,11 @@ class SparseLibrary(CudaLibrary):
             self._forget(min(tuple(self._seen.items()), key=lambda item: item[1].used)[0])
 
     def _forget(self, key: tuple[object, ...]) -> None:
-        # A captured graph may go on with this structure, which nobody watches any more.
-        self._begin_epoch()
-        product = self._seen.pop(key).product
+        seen = self._seen.pop(key)
+        if seen.is_right:
+            # A captured graph may go on with this structure, which nobody watches any more.
+            self._begin_epoch()
+        product = seen.product
         if product is not None:
             product.destroy()
 

@@ -1,0 +1,103 @@
+"""Text that the package generates: plans, functions, specifications of operations; kernels of expressions.
+
+As a program it prints them; ``python tests/devices/generated_texts.py --renew`` writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec
+from trio_accel.backends.base.expressions import (
+    Argument,
+    Reduction,
+    RowExpression,
+    SpecializedExpression,
+    SpecializedReduction,
+    SpecializedRows,
+    Weak,
+    parse,
+)
+from trio_accel.backends.base.expressions._source import prelude
+from trio_accel.backends.base.expressions.compiled import make_kernel
+from trio_accel.devices.operations import _declared
+
+GOLDEN = Path(__file__).parent / "golden"
+OPERATIONS = ("linalg.cholesky", "linalg.gemm", "linalg.qr", "sparse.spmm")
+
+
+def of_operations() -> dict[str, str]:
+    """By file, what is executed for an operation; the capabilities must not be imported yet."""
+    found: dict[str, list[str]] = {name: [] for name in OPERATIONS}
+    compiled = _declared._Maker._compiled
+
+    def note(maker: Any, text: str, name: str, names: Mapping[str, Any]) -> Any:
+        parts = found.get(maker._declaration.name)
+        if parts is not None:
+            parts.append(text.rstrip() + "\n")
+        return compiled(maker, text, name, names)
+
+    _declared._Maker._compiled = note  # type: ignore[method-assign]
+    try:
+        from trio_accel import linalg, sparse
+    finally:
+        _declared._Maker._compiled = compiled  # type: ignore[method-assign]
+    for name, parts in found.items():
+        library, function = name.split(".")
+        spec = getattr({"linalg": linalg, "sparse": sparse}[library], function).spec
+        fields = [(field.name, field.role) for field in spec.descriptor().fields]
+        roles = [
+            f"#     {name}: {role.kind} {role.access or ''} {role.count}".rstrip() for name, role in fields
+        ]
+        parts.append("\n".join([f"# {spec.__qualname__}{inspect.signature(spec)}", *roles]) + "\n")
+    return {f"{name.partition('.')[2]}.txt": "\n\n".join(parts) for name, parts in found.items()}
+
+
+def _array(block: int, dtype: str, *shape: int) -> ArraySpec:
+    strides = np.empty(shape, DType(dtype).dtype).strides
+    return ArraySpec(block, 0, DType(dtype), shape, strides)
+
+
+def of_kernels() -> dict[str, str]:
+    """By file, the source of a kernel, without what stands before each."""
+    real, half = Argument(DType.float32, True), Argument(DType.float16, True)
+    a, b, c = _array(0, "float32", 8, 6), _array(1, "float16", 8, 6), _array(2, "float32", 8, 6)
+    text = "y = where(x > 0, x * a, exp(x) - 1); z = y // h"
+    elements = SpecializedExpression(
+        parse(text, ("x", "a", "h"), ("y", "z")), (real, Argument(Weak.float, False), half), (None, None)
+    )
+    reduction = SpecializedReduction(
+        Reduction.parse("x * h", "sum", inputs=("x", "h")), (real, half), None, None
+    )
+    rows = SpecializedRows(
+        RowExpression.parse("e = exp(x - max(x)); y = e / sum(e)", ("x",)), (real,), DType.float32
+    )
+    specs = {
+        "elementwise.cu": ElementwiseSpec(elements.encode(), (a, b), (), (c, c), bytes(16)),
+        "reduction.cu": ReductionSpec(reduction.encode(), (1,), (a, b), _array(3, "float32", 8), b""),
+        "rows.cu": RowsSpec(rows.encode(), (1,), (a,), c, bytes(16)),
+    }
+    texts = {name: make_kernel(spec, "cuda").text for name, spec in specs.items()}
+    assert all(text.startswith(prelude()) for text in texts.values())
+    return {name: text.removeprefix(prelude()).strip() + "\n" for name, text in texts.items()}
+
+
+def main() -> None:
+    texts = {**of_operations(), **of_kernels()}
+    if "--renew" not in sys.argv:
+        print(json.dumps(texts))
+        return
+    for name, text in texts.items():
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+typedef u32 Index;
+constexpr int THREADS = 256;
+constexpr bool IS_ACROSS = false;
+#ifdef STAND_IN
+// Threads of a block run one after another: each makes rows alone.
+constexpr int GROUP = 1;
+#else
+constexpr int GROUP = 1;
+#endif
+constexpr int ROWS = THREADS / GROUP;
+struct Arguments {
+    i64 outputs, count;
+    char *out;
+    const char *in[1];
+    Scalar scalars[1];
+    i64 kept_shape[1], reduced_shape[1];
+    i64 kept_strides[2][1], reduced_strides[2][1];
+};
+constexpr int EACH = 4;
+struct Loaded { float x0; };
+struct Row { float found_0; float found_1; };
+struct Bases { const char *in0; };
+FUNCTION Bases bases_at(const Arguments &arguments, Index output)
+{
+    return {arguments.in[0] + offset_of<1>(output, arguments.kept_shape, arguments.kept_strides[0])};
+}
+FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
+{
+    return {Element<float>::load(bases.in0 + (i64)i * 4)};
+}
+struct Stage0 {
+    struct Partial { float value; };
+    FUNCTION Partial nothing() { return {constant_f32(0xff800000u)}; }
+    FUNCTION Partial element(float value, i64) { return {value}; }
+    FUNCTION Partial combine(const Partial &a, const Partial &b)
+    {
+        return {f_maximum(a.value, b.value)};
+    }
+    FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
+    {
+        const float t0 = loaded.x0;
+        return element(t0, (i64)i);
+    }
+    FUNCTION float result(const Arguments &arguments, const Partial &found)
+    {
+        const float result = found.value;
+        return result;
+    }
+};
+struct Stage1 {
+    struct Partial { double value; };
+    FUNCTION Partial nothing() { return {constant_f64(0x0ull)}; }
+    FUNCTION Partial element(double value, i64) { return {value}; }
+    FUNCTION Partial combine(const Partial &a, const Partial &b)
+    {
+        return {f_add(a.value, b.value)};
+    }
+    FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
+    {
+        const float t0 = loaded.x0;
+        const float t1 = row.found_0;
+        const float t2 = f_subtract(t0, t1);
+        const float t3 = f_exp(t2);
+        return element(Cast<double>::of(t3), (i64)i);
+    }
+    FUNCTION float result(const Arguments &arguments, const Partial &found)
+    {
+        const float result = Cast<float>::of(found.value);
+        return result;
+    }
+};
+
+#define EACH_OF_ROW(statement)                                                                       \
+    Index next = lane;                                                                               \
+    for (; next + (EACH - 1) * GROUP < count; next += EACH * GROUP) {                                \
+        Loaded several[EACH];                                                                        \
+        _Pragma("unroll") for (int k = 0; k < EACH; k++)                                             \
+            several[k] = load_at(arguments, bases, next + k * GROUP);                                \
+        _Pragma("unroll") for (int k = 0; k < EACH; k++) {                                           \
+            const Loaded &loaded = several[k];                                                       \
+            const Index i = next + k * GROUP;                                                        \
+            statement;                                                                               \
+        }                                                                                            \
+    }                                                                                                \
+    for (Index i = next; i < count; i += GROUP) {                                                    \
+        const Loaded loaded = load_at(arguments, bases, i);                                          \
+        statement;                                                                                   \
+    }
+
+template <class Stage>
+FUNCTION typename Stage::Partial accumulate(const Arguments &arguments, const Bases &bases, const Row &row,
+    Index lane, Index count)
+{
+    typename Stage::Partial found = Stage::nothing();
+    EACH_OF_ROW(found = Stage::combine(found, Stage::mapped(arguments, row, loaded, i)));
+    return found;
+}
+
+template <class Stage> FUNCTION typename Stage::Partial in_group(typename Stage::Partial found)
+{
+#ifndef STAND_IN
+    if (GROUP == 1)
+        return found;
+    __shared__ typename Stage::Partial shared[THREADS];
+    const int thread = BLOCK_THREAD, step = IS_ACROSS ? ROWS : 1;
+    const int lane = IS_ACROSS ? thread / ROWS : thread % GROUP;
+    shared[thread] = found;
+    __syncthreads();
+#pragma unroll
+    for (int half = GROUP / 2; half; half /= 2) {
+        if (lane < half)
+            shared[thread] = Stage::combine(shared[thread], shared[thread + half * step]);
+        __syncthreads();
+    }
+    found = shared[thread - lane * step];
+    __syncthreads();
+#endif
+    return found;
+}
+
+FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
+    char *out, Index i)
+{
+    const float t0 = loaded.x0;
+    const float t1 = row.found_0;
+    const float t2 = row.found_1;
+    const float t3 = f_subtract(t0, t1);
+    const float t4 = f_exp(t3);
+    const float t5 = f_divide(t4, t2);
+    Element<float>::store(out + (i64)i * 4, t5);
+}
+FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
+    Index output, Index lane, Index count)
+{
+    char *const out = arguments.out + offset_of<1>(output, arguments.kept_shape, arguments.kept_strides[1]);
+    EACH_OF_ROW(store_at(arguments, row, loaded, out, i));
+}
+
+KERNEL(rows, Arguments)
+{
+    const int thread = (int)threadIdx.x;
+    const Index lane = IS_ACROSS ? thread / ROWS : thread % GROUP;
+    for (i64 first = (i64)blockIdx.x * ROWS; first < arguments.outputs; first += (i64)gridDim.x * ROWS) {
+        const i64 output = first + (IS_ACROSS ? thread % ROWS : thread / GROUP);
+        const bool is_there = output < arguments.outputs;
+        const Index count = is_there ? (Index)arguments.count : 0;
+        const Bases bases = bases_at(arguments, (Index)(is_there ? output : 0));
+        Row row;
+        row.found_0 = Stage0::result(arguments, in_group<Stage0>(accumulate<Stage0>(arguments, bases, row, lane, count)));
+        row.found_1 = Stage1::result(arguments, in_group<Stage1>(accumulate<Stage1>(arguments, bases, row, lane, count)));
+        if (is_there)
+            finish(arguments, bases, row, (Index)output, lane, count);
+    }
+}
