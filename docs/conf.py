@@ -14,6 +14,7 @@ import make_reference
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+_GUIDE = "guide/index"
 _VERSION = Path(__file__).parents[1] / "trio_accel" / "_version.py"
 
 project = "trio_accel"
@@ -53,9 +54,21 @@ def _offer_results_as_files(app: Sphinx, docname: str, source: list[str]) -> Non
 
 def _add_table_of_contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Make a table of contents of the links of a page that lists others, which needs no directive then."""
-    if docname.rpartition("/")[2] not in {"index", "decisions"}:
+    if docname.rpartition("/")[2] not in {"index", "decisions"} or docname == _GUIDE:
         return
-    folder = (Path(app.srcdir) / docname).parent
-    targets = re.findall(r"\]\(([\w/-]+)\.md\)", source[0])
+    parts = [("", source[0])]
+    if docname == "index":
+        # A side bar shows the captions of the first page's tables alone, so the guide's groups are there.
+        guide = (Path(app.srcdir) / f"{_GUIDE}.md").read_text(encoding="utf-8")
+        titles_and_tables = re.split(r"^## (.+)$", guide, flags=re.MULTILINE)[1:]
+        for title, table in zip(titles_and_tables[::2], titles_and_tables[1::2], strict=True):
+            parts.append((f"Guide: {title.lower()}", table.replace("](", "](guide/")))
+    for caption, text in parts:
+        source[0] += _hidden_toctree(caption, text, (Path(app.srcdir) / docname).parent)
+
+
+def _hidden_toctree(caption: str, text: str, folder: Path) -> str:
+    targets = re.findall(r"\]\(([\w/-]+)\.md\)", text)
     pages = [target for target in dict.fromkeys(targets) if (folder / f"{target}.md").is_file()]
-    source[0] += "\n".join(["\n", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["\n", "```{toctree}", *options, "", *pages, "```", ""])
