@@ -206,8 +206,9 @@ def first_sentence(definition: Definition) -> str:
 def value_of(definition: Definition) -> str:
     """What is assigned to a name; empty if nothing is."""
     node = definition.node
-    assigned = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
-    return unquoted(node.value) if assigned else ""
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        return unquoted(node.value)
+    return ""
 
 
 def parse(text: str) -> Docstring:

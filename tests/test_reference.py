@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 from make_reference import INTERNAL, entries_of, generated
-from pages import REFERENCE, ROOT, anchors, read
+from pages import REFERENCE, ROOT, anchors, name_of, read
 from reference_domain import DomainWriter, objects
 from sphinx.application import Sphinx
 from sphinx.util.inventory import InventoryFile
@@ -85,7 +85,7 @@ def test_a_colon_in_a_docstring_is_a_part_of_the_sentence(entry: str) -> None:
     assert entry in text()
 
 
-@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=name_of)
 def test_a_page_begins_with_a_line_for_each_name(page: Path) -> None:
     """By group: the name, with a link to its entry, and the first sentence of its docstring."""
     rows = re.findall(
@@ -96,7 +96,7 @@ def test_a_page_begins_with_a_line_for_each_name(page: Path) -> None:
     assert [name for name, _, sentence in rows if not sentence.endswith((".", "`"))] == []
 
 
-@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=name_of)
 def test_no_group_is_long(page: Path) -> None:
     """Lists of messages go by the names of their functions, which have groups."""
     groups = re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
