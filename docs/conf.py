@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parent))
 
 import make_reference
+import reference_domain
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.domains.python import ObjectEntry
+from sphinx.errors import ExtensionError
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 _GUIDE = "guide/index"
 _VERSION = Path(__file__).parents[1] / "trio_accel" / "_version.py"
@@ -27,8 +33,16 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"trio_accel {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 myst_heading_anchors = 4  # the same anchors as on a repository page
+
+# Signatures are short where `reference_domain` says so, and have a line for each argument elsewhere.
+python_maximum_signature_line_length = 1
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries = False  # headings have them already
 
 
 def setup(app: Sphinx) -> None:
@@ -36,13 +50,33 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", _fill_reference)
     app.connect("source-read", _add_table_of_contents)
     app.connect("source-read", _offer_results_as_files)
+    app.connect("doctree-read", _leave_names_of_others)
+    app.connect("env-updated", _add_names_of_programs)
 
 
 def _fill_reference(app: Sphinx, docname: str, source: list[str]) -> None:
     """Put the entries of the docstrings in place of the names that a page of the reference lists."""
     path = Path(app.srcdir) / f"{docname}.md"
     if path.parent == make_reference.PAGES:
-        source[0] = make_reference.generated()[path]
+        source[0] = make_reference.generated(reference_domain.DomainWriter)[path]
+
+
+def _leave_names_of_others(app: Sphinx, doctree: nodes.document) -> None:
+    """Types with entries have whole names. Sphinx would link others, such as ``T``, to any attribute."""
+    for reference in list(doctree.findall(pending_xref)):
+        if reference.get("refdomain") == "py" and "." not in reference["reftarget"]:
+            reference.replace_self(nodes.Text(reference["reftarget"]))
+
+
+def _add_names_of_programs(app: Sphinx, env: BuildEnvironment) -> None:
+    """Let `objects.inv` have ``ta.linalg.matmul`` beside each whole name. Raises where one is missing."""
+    found = env.domains.python_domain.objects
+    for name, others in reference_domain.objects().items():
+        if name not in found:
+            raise ExtensionError(f"the reference lists {name}, of which no page has an object")
+        entry = found[name]
+        for other in others:
+            found[other] = ObjectEntry(entry.docname, entry.node_id, entry.objtype, aliased=True)
 
 
 def _offer_results_as_files(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -7,8 +7,10 @@ between two comments, which get entries here:
     `Name`, `OtherName`.
     <!-- end of reference -->
 
+Above the first of them stands a table of each heading's names: a line for each, which leads to its entry.
 Tables are put in place in the same way: those of `operations_table.py` and `array_api_table.py`. The
-result is plain Markdown. `docs/conf.py` takes it for the web pages; it is not committed.
+result is plain Markdown, and is not committed. The web pages have directives of Sphinx in place of the
+signatures: see `reference_domain.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
+SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 TABLES = re.compile(r"<!-- tables of ([\w ]+) -->\n.*?\n<!-- end of tables -->", re.DOTALL)
 _TABLES = {
     "operations": operations_table.tables,
@@ -38,6 +41,8 @@ _TABLES = {
     "the callers of the array API": array_api_table.caller_tables,
 }
 _COLUMNS = 116
+# The name of a type in an annotation; the name behind a dot or in quotes is another's.
+_TYPE = re.compile(r"(?<![\w.\"'])([A-Z]\w*)(?![\w.\"'])")
 _ROLES = {
     "read": "read",
     "write": "written",
@@ -129,7 +134,7 @@ GIVEN = _names(
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 
 
-@dataclass
+@dataclass(eq=False)
 class Page:
     """A page and the entries that it has.
 
@@ -147,11 +152,49 @@ class Page:
     anchors: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an entry is: its page, and the name as users import it."""
+
+    page: Page
+    module: str
+    name: str
+
+
 class Links:
     """Where each name has its entry."""
 
     def __init__(self, pages: Sequence[Page]) -> None:
         self.pages = pages
+        self._places: dict[tuple[str, str], Place] = {}
+        for page in pages:
+            for module, name in entries_of(page.template):
+                if (found := source.find(module, name)) is not None:
+                    self._places.setdefault((found.module, found.name), Place(page, module, name))
+
+    def meant(self, module: str, name: str) -> Place | None:
+        """The entry of what a module means by the name of a type; None if there is none."""
+        if (found := source.find(module, name)) is not None:
+            return self._places.get((found.module, found.name))
+        known = [place for place in self._places.values() if place.name == name]
+        return known[0] if len(known) == 1 else None
+
+    def to_type(self, module: str, name: str, page: Page) -> str | None:
+        """The address of the entry of a type, seen from a page; None if there is none."""
+        place = self.meant(module, name)
+        anchor = place and place.page.anchors.get(name)
+        if place is None or anchor is None:
+            return None
+        return f"#{anchor}" if place.page is page else f"{place.page.path.name}#{anchor}"
+
+    def whole(self, annotation: str, module: str) -> str:
+        """An annotation with the whole names of the types that have entries."""
+
+        def name(match: re.Match[str]) -> str:
+            place = self.meant(module, match[1])
+            return match[1] if place is None else f"{place.module}.{place.name}"
+
+        return _TYPE.sub(name, annotation)
 
     def to(self, name: str, page: Page, owner: str) -> str | None:
         """The address of a name's entry, seen from a page; None if there is none."""
@@ -193,6 +236,7 @@ class Writer:
         self.links = links
         self.documented = documented
         self.owner = ""
+        self.modules: set[str] = set()  # those whose entries have begun
 
     def entry(self, module: str, name: str) -> Iterator[str]:
         """The entry of a name, paragraph by paragraph."""
@@ -204,9 +248,24 @@ class Writer:
         if isinstance(definition.node, ast.ClassDef):
             yield from self._class(Class(definition))
         elif isinstance(definition.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from self._function(definition.node, definition.name, is_method=False)
+            yield from self._function(definition.node, definition)
         else:
             yield from self._value(definition)
+
+    def group(self, title: str, entries: Sequence[tuple[str, str]]) -> str:
+        """The table of a heading's names: a line for each, with the first sentence of its docstring."""
+        rows = [f"| [{title}](#{slug(title)}) | |", "|---|---|"]
+        anchors = anchors_of(self.page.text)
+        for module, self.owner in entries:
+            definition = source.find(module, self.owner)
+            if definition is not None:
+                link = f"[`{self.owner}`](#{anchors.get(self.owner, '')})"
+                rows.append(f"| {link} | {self._cell(source.first_sentence(definition))} |")
+        return "\n".join(rows)
+
+    def module(self, name: str) -> Iterator[str]:
+        """What stands before the entries of a module."""
+        yield from ()
 
     # What entries are made of
 
@@ -244,17 +303,21 @@ class Writer:
     def _errors(self, names: str) -> str:
         return ", ".join(self._inline(f"`{name.strip()}`") for name in names.split(","))
 
-    def _function(self, node: Function, name: str, *, is_method: bool) -> Iterator[str]:
+    def _function(self, node: Function, definition: Definition) -> Iterator[str]:
+        """The entry of a function, or of a method of the class that the definition is of."""
         made_by = source.decorators(node)
         if "pytest.fixture" in made_by or "pytest_trio.trio_fixture" in made_by:
-            yield "A fixture."
+            yield from self._fixture(node)
         else:
-            yield f"```python\n{self._signature(node, name, is_method=is_method)}\n```"
+            yield from self._signature(node, definition)
         docstring = source.parse(ast.get_docstring(node) or "")
         yield from self._prose(docstring.text)
         yield from self._sections(docstring)
 
-    def _signature(self, node: Function, name: str, *, is_method: bool) -> str:
+    def _fixture(self, node: Function) -> Iterator[str]:
+        yield "A fixture."
+
+    def _signature(self, node: Function, definition: Definition) -> Iterator[str]:
         made_by = source.decorators(node)
         head = "".join(
             f"@{decorator}\n" for decorator in made_by if decorator in {"classmethod", "staticmethod"}
@@ -262,22 +325,23 @@ class Writer:
         head += "".join(f"@{name}\n" for name in ("asynccontextmanager", "contextmanager") if name in made_by)
         head += "async def " if isinstance(node, ast.AsyncFunctionDef) else "def "
         returns = f" -> {source.unquoted(node.returns)}" if node.returns else ""
-        skip = is_method and "staticmethod" not in made_by
-        return source.laid_out(head + name, source.arguments_of(node, skip_first=skip), returns)
+        arguments = source.arguments_of(node, skip_first=has_self(node, definition))
+        yield f"```python\n{source.laid_out(head + node.name, arguments, returns)}\n```"
 
     def _value(self, definition: Definition) -> Iterator[str]:
-        node = definition.node
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            value = source.unquoted(node.value)
+        yield from self._assignment(definition)
+        yield from self._prose(definition.text)
+
+    def _assignment(self, definition: Definition) -> Iterator[str]:
+        if value := source.value_of(definition):
             if len(value) > _COLUMNS - len(definition.name):
                 value = "(\n    " + value.replace(" | ", "\n    | ") + "\n)"
             yield f"```python\n{definition.name} = {value}\n```"
-        yield from self._prose(definition.text)
 
     # Classes
 
     def _class(self, cls: Class) -> Iterator[str]:
-        yield f"```python\n{self._constructor(cls)}\n```"
+        yield from self._constructor(cls)
         docstring = source.parse(cls.definition.text)
         yield from self._prose(docstring.text)
         yield from self._kinds(cls)
@@ -287,7 +351,7 @@ class Writer:
         for node in self._methods(cls):
             if not _PROPERTIES.intersection(source.decorators(node)):
                 yield f"#### {cls.definition.name}.{node.name}"
-                yield from self._function(node, node.name, is_method=True)
+                yield from self._function(node, cls.definition)
 
     def _roles(self, cls: Class) -> Iterator[str]:
         """What an operation does with the fields of its specification, as its descriptor says."""
@@ -309,25 +373,27 @@ class Writer:
         if cls.is_attrs and bases and "Exception" not in cls.base_names():
             yield self._inline("A kind of " + ", ".join(f"`{base}`" for base in bases) + ".")
 
-    def _constructor(self, cls: Class) -> str:
+    def _constructor(self, cls: Class) -> Iterator[str]:
         name = cls.definition.name
-        bases = [base.definition.name for base in cls.bases()]
-        bases = [base for base in bases if base in self.documented and base != name]
-        others = {"Exception", "Protocol"} & {ast.unparse(base) for base in cls.node.bases}
-        bases += sorted(others)
+        arguments = constructor_of(cls, source.as_it_is)
+        if arguments or (cls.is_attrs and arguments is not None):
+            text = source.laid_out(f"class {name}", arguments, "")
+        elif bases := self._bases(cls):
+            text = f"class {name}({', '.join(bases)})"
+        else:
+            text = f"class {name}" if arguments is None else f"class {name}()"
+        yield f"```python\n{text}\n```"
+
+    def _bases(self, cls: Class) -> list[str]:
+        """The bases that have entries, and those that say what kind of class it is."""
         if cls.is_enum:
-            return f"class {name}(enum.Enum)"
-        if name in GIVEN or "Protocol" in cls.base_names() or "Exception" in cls.base_names():
-            return f"class {name}({', '.join(bases)})" if bases else f"class {name}"
-        if cls.is_attrs:
-            positional = [text for text, is_named in _init_fields(cls) if not is_named]
-            named = [text for text, is_named in _init_fields(cls) if is_named]
-            star = ["*"] if named else []
-            return source.laid_out(f"class {name}", [*positional, *star, *named], "")
-        init = cls.init()
-        if init is None or not source.arguments_of(init, skip_first=True):
-            return f"class {name}({', '.join(bases)})" if bases else f"class {name}()"
-        return source.laid_out(f"class {name}", source.arguments_of(init, skip_first=True), "")
+            return ["enum.Enum"]
+        bases = [base.definition.name for base in cls.bases()]
+        others = {"Exception", "Protocol"} & {ast.unparse(base) for base in cls.node.bases}
+        return [
+            *(base for base in bases if base in self.documented and base != cls.definition.name),
+            *sorted(others),
+        ]
 
     def _methods(self, cls: Class) -> list[Function]:
         found = {node.name: node for node in cls.methods()}
@@ -351,7 +417,10 @@ class Writer:
         yield from self._attributes(cls)
 
     def _attributes(self, cls: Class) -> Iterator[str]:
-        rows = [f"| `{name}` | {_code(kind)} | {self._cell(text)} |" for name, kind, text in self._rows(cls)]
+        rows = [
+            f"| `{name}` | {self._type(kind, cls.definition.module)} | {self._cell(text)} |"
+            for name, kind, text in self._rows(cls)
+        ]
         if rows:
             yield "\n".join(["| attribute | type | meaning |", "|---|---|---|", *rows])
 
@@ -374,21 +443,50 @@ class Writer:
                 rows[node.name] = (source.unquoted(node.returns) if node.returns else "", _in_short(node))
         return [(name, *row) for name, row in rows.items() if name not in hidden]
 
+    def _type(self, text: str, module: str) -> str:
+        """A type as a cell of a table, with links to the entries of the types in it."""
+        cell = rest = ""
+        for index, part in enumerate(_TYPE.split(text)):
+            address = self.links.to_type(module, part, self.page) if index % 2 else None
+            if address is None:
+                rest += part
+            else:
+                cell += f"{_code(rest)}[`{part}`]({address})"
+                rest = ""
+        return cell + _code(rest)
+
     def _cell(self, text: str) -> str:
         return self._inline(" ".join(text.split())).replace("|", "\\|")
 
 
-def _init_fields(cls: Class) -> Iterator[tuple[str, bool]]:
+def has_self(node: Function, definition: Definition) -> bool:
+    """Whether a function is a method whose first argument is bound."""
+    return isinstance(definition.node, ast.ClassDef) and "staticmethod" not in source.decorators(node)
+
+
+def constructor_of(cls: Class, types: source.Types) -> list[str] | None:
+    """The arguments of a constructor; None where a program does not call it."""
+    if cls.is_enum or cls.definition.name in GIVEN or cls.base_names() & {"Protocol", "Exception"}:
+        return None
+    if cls.is_attrs:
+        fields = list(_init_fields(cls, types))
+        named = [text for text, is_named in fields if is_named]
+        return [*(text for text, is_named in fields if not is_named), *(["*"] if named else []), *named]
+    init = cls.init()
+    return [] if init is None else source.arguments_of(init, skip_first=True, types=types)
+
+
+def _init_fields(cls: Class, types: source.Types) -> Iterator[tuple[str, bool]]:
     """The arguments of a constructor that attrs makes, each with whether it has to be named."""
     for base in cls.bases():
         if base.is_attrs:
-            yield from _init_fields(base)
+            yield from _init_fields(base, types)
     for name, node, _ in cls.fields():
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in (kind := source.unquoted(node.annotation)):
             default = source.default_of(node)
             if "init=False" not in ast.unparse(node):
                 is_named = cls.is_keyword_only or "kw_only=True" in ast.unparse(node)
-                yield f"{name}: {kind}" + ("" if default is None else f" = {default}"), is_named
+                yield f"{name}: {types(kind)}" + ("" if default is None else f" = {default}"), is_named
 
 
 def _in_short(node: Function) -> str:
@@ -424,14 +522,14 @@ def entries_of(text: str) -> list[tuple[str, str]]:
 
 
 @functools.cache
-def generated() -> Mapping[Path, str]:
+def generated(kind: type[Writer] = Writer) -> Mapping[Path, str]:
     """Every page with its entries, by the path of its template."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("*.md"))}
     pages = [Page(path, text, text) for path, text in texts.items()]
     documented = frozenset(name for page in pages for _, name in entries_of(page.template))
     for _ in range(2):  # the second time with links
         links = Links(pages)
-        filled = [_filled(page, links, documented) for page in pages]
+        filled = [_filled(page, kind(page, links, documented)) for page in pages]
         for page, text in zip(pages, filled, strict=True):
             page.text = text
             names = {name for module, name in entries_of(page.template) if not module.endswith(".fixtures")}
@@ -443,13 +541,19 @@ def generated() -> Mapping[Path, str]:
     return {page.path: page.text for page in pages}
 
 
-def _filled(page: Page, links: Links, documented: frozenset[str]) -> str:
-    writer = Writer(page, links, documented)
-
+def _filled(page: Page, writer: Writer) -> str:
     def fill(match: re.Match[str]) -> str:
-        return "\n\n".join(text for entry in entries_of(match[0]) for text in writer.entry(*entry))
+        entries = (text for entry in entries_of(match[0]) for text in writer.entry(*entry))
+        return "\n\n".join([*writer.module(match[1]), *entries])
 
+    groups = [
+        writer.group(section[1], entries)
+        for section in SECTION.finditer(page.template)
+        if (entries := entries_of(section[2]))
+    ]
     filled = BLOCK.sub(fill, page.template)
+    if groups:
+        filled = filled.replace("\n## ", "\n" + "\n\n".join(groups) + "\n\n## ", 1)
     return TABLES.sub(lambda found: "\n\n".join(_TABLES[found[1]]()), filled)
 
 

@@ -10,13 +10,15 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+# What is made of the text of an annotation.
+Types = Callable[[str], str]
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
@@ -97,14 +99,20 @@ def find(module: str, name: str) -> Definition | None:
             return _message_of(module, node) or Definition(
                 name, module, node, _string_behind(tree.body, index)
             )
-    return next(filter(None, (_imported(module, node, name) for node in tree.body)), None)
+    return next(filter(None, (_imported(module, node, name) for node in _statements(tree))), None)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module, those below ``if TYPE_CHECKING`` included."""
+    for node in tree.body:
+        yield from node.body if isinstance(node, ast.If) else [node]
 
 
 def _imported(module: str, node: ast.stmt, name: str) -> Definition | None:
     """Find what a statement of a module imports under a name."""
-    if not isinstance(node, ast.ImportFrom):
+    source = _source(module, node) if isinstance(node, ast.ImportFrom) else module
+    if not isinstance(node, ast.ImportFrom) or source == module:  # its own name is a module below it
         return None
-    source = _source(module, node)
     for alias in node.names:
         if (alias.asname or alias.name) == name:
             return find(source, alias.name)
@@ -186,6 +194,21 @@ def _source(module: str, node: ast.ImportFrom) -> str:
 def decorators(node: ast.ClassDef | Function) -> list[str]:
     """The decorators of a definition, without their arguments."""
     return [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
+
+
+def first_sentence(definition: Definition) -> str:
+    """The first sentence of a docstring; the value where there is none."""
+    text = " ".join(parse(definition.text).text.partition("\n\n")[0].split())
+    value = value_of(definition)
+    return re.split(r"(?<=[.?!]) (?=[^a-z])", text)[0] if text or not value else f"``{value}``"
+
+
+def value_of(definition: Definition) -> str:
+    """What is assigned to a name; empty if nothing is."""
+    node = definition.node
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        return unquoted(node.value)
+    return ""
 
 
 def parse(text: str) -> Docstring:
@@ -333,7 +356,12 @@ def default_of(node: ast.AnnAssign | ast.Assign) -> str | None:
     return as_written(ast.unparse(value))
 
 
-def arguments_of(node: Function, *, skip_first: bool) -> list[str]:
+def as_it_is(annotation: str) -> str:
+    """The same text."""
+    return annotation
+
+
+def arguments_of(node: Function, *, skip_first: bool, types: Types = as_it_is) -> list[str]:
     """The arguments of a function as in its definition."""
     args = node.args
     positional = [*args.posonlyargs, *args.args]
@@ -341,31 +369,36 @@ def arguments_of(node: Function, *, skip_first: bool) -> list[str]:
     result: list[str] = []
     for index, (argument, default) in enumerate(zip(positional, defaults, strict=True), 1):
         if not (skip_first and index == 1):
-            result.append(_argument(argument, default))
+            result.append(_argument(argument, default, types))
         if index == len(args.posonlyargs) and result:
             result.append("/")
     if args.vararg:
-        result.append(f"*{_argument(args.vararg, None)}")
+        result.append(f"*{_argument(args.vararg, None, types)}")
     elif args.kwonlyargs:
         result.append("*")
-    result += [_argument(a, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    result += [_argument(a, d, types) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
     kind = args.kwarg and args.kwarg.annotation
     # Of type Never it is there for its error.
     if args.kwarg and not (kind and unquoted(kind) == "Never"):
-        result.append(f"**{_argument(args.kwarg, None)}")
+        result.append(f"**{_argument(args.kwarg, None, types)}")
     return result
 
 
-def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+def _argument(argument: ast.arg, default: ast.expr | None, types: Types) -> str:
     if argument.annotation is None:
         return argument.arg if default is None else f"{argument.arg}={as_written(ast.unparse(default))}"
-    text = f"{argument.arg}: {unquoted(argument.annotation)}"
+    text = f"{argument.arg}: {types(unquoted(argument.annotation))}"
     return text if default is None else f"{text} = {as_written(ast.unparse(default))}"
+
+
+def is_short(signature: str) -> bool:
+    """Whether a signature is shown on one line."""
+    return len(signature) <= _WIDTH
 
 
 def laid_out(head: str, arguments: list[str], tail: str) -> str:
     """A signature on one line, or with a line for each argument where that is too long."""
     line = f"{head}({', '.join(arguments)}){tail}"
-    if len(line) <= _WIDTH or not arguments:
+    if is_short(line) or not arguments:
         return line
     return f"{head}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f"){tail}"

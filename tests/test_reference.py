@@ -10,8 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from make_reference import INTERNAL, entries_of
-from pages import REFERENCE, ROOT, read
+from make_reference import INTERNAL, entries_of, generated
+from pages import REFERENCE, ROOT, anchors, name_of, read
+from reference_domain import DomainWriter, objects
+from sphinx.application import Sphinx
+from sphinx.util.inventory import InventoryFile
 
 import trio_accel as ta
 
@@ -75,8 +78,86 @@ def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
     [
         "| `RESUME` | It is a reply: the asker gets the exception itself, the actor lives on",
         "| `ONE_FOR_ALL` | All children: the others are ended in reverse start order, then",
-        "| `isolation` | `Isolation` | Where its context lives: in a worker process, or in this one. |",
+        "| `isolation` | [`Isolation`](#isolation) | Where its context lives: in a worker process, or",
     ],
 )
 def test_a_colon_in_a_docstring_is_a_part_of_the_sentence(entry: str) -> None:
     assert entry in text()
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=name_of)
+def test_a_page_begins_with_a_line_for_each_name(page: Path) -> None:
+    """By group: the name, with a link to its entry, and the first sentence of its docstring."""
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\(#([\w-]+)\) \| (.*) \|$", read(page).partition("\n## ")[0], re.MULTILINE
+    )
+    assert [name for name, _, _ in rows] == [name for _, name in entries_of(page.read_text(encoding="utf-8"))]
+    assert {anchor for _, anchor, _ in rows} <= anchors(page)
+    assert [name for name, _, sentence in rows if not sentence.endswith((".", "`"))] == []
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=name_of)
+def test_no_group_is_long(page: Path) -> None:
+    """Lists of messages go by the names of their functions, which have groups."""
+    groups = re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    long = [title for title, text in groups if len(entries_of(text)) > 30]
+    assert [title for title in long if not title.startswith("Messages")] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("devices", "| `system` | [`System`](#system) |"),
+        ("devices", "| `outage` | [`DeviceLostError`](errors.md#devicelosterror)` \\| None` |"),
+        ("actors", "| `children` | `tuple[`[`ActorSnapshot`](#actorsnapshot)`, ...]` |"),
+    ],
+)
+def test_types_in_tables_lead_to_their_entries(page: str, line: str) -> None:
+    assert line in read(REFERENCE / f"{page}.md")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("trio_accel.linalg.matmul", "ta.linalg.matmul"),
+        ("trio_accel.fft.fft", "ta.fft.fft"),
+        ("trio_accel.nn.gelu", "ta.nn.gelu"),
+        ("trio_accel.devices.Device", "trio_accel.Device"),
+        ("trio_accel.devices.Device", "ta.Device"),
+        ("trio_accel.devices.System", "ta.System"),
+        ("trio_accel.actors.Actor", "ta.Actor"),
+        ("trio_accel.programs.open_program", "ta.open_program"),
+    ],
+)
+def test_the_inventory_has_what_programs_write(name: str, other: str) -> None:
+    """`docs/conf.py` takes these, and refuses a build that has no object for one."""
+    assert other in objects()[name]
+
+
+def test_an_object_has_one_name_of_the_package() -> None:
+    """`ta.System` is the class of devices, not that of actors."""
+    assert "ta.System" not in objects()["trio_accel.actors.System"]
+    others = [other for names in objects().values() for other in names]
+    assert len(others) == len(set(others))
+
+
+def test_sphinx_makes_objects_and_links_of_a_page(tmp_path: Path) -> None:
+    """A build of one page alone: the whole reference takes a minute."""
+    page = generated(DomainWriter)[REFERENCE / "weights.md"]
+    (tmp_path / "index.md").write_text(page, encoding="utf-8")
+    options = {
+        "extensions": ["myst_parser"],
+        "python_use_unqualified_type_names": True,
+        "suppress_warnings": ["myst.xref_missing", "toc.not_included"],
+    }
+    out = tmp_path / "out"
+    Sphinx(tmp_path, None, out, out, "html", options, status=None, warningiserror=True).build()
+    inventory = InventoryFile.loads((out / "objects.inv").read_bytes(), uri="").data
+    assert inventory["py:function"]["trio_accel.weights.load"].uri.endswith("#trio_accel.weights.load")
+    assert "trio_accel.weights.Contents" in inventory["py:class"]
+    assert "trio_accel.weights.WeightsError" in inventory["py:exception"]
+    signature = re.search(
+        r'<dt[^>]*id="trio_accel.weights.inspect">.*?</dt>', (out / "index.html").read_text(), re.DOTALL
+    )
+    assert signature is not None
+    assert 'href="#trio_accel.weights.Contents"' in signature[0]
