@@ -57,7 +57,7 @@ def test_every_specification_belongs_to_one_library(rig):
     else:
         # What a kernel may use of a GPU.
         specs -= {ops.KernelInfoSpec}
-    if "nccl" not in rig.device.libraries:
+    if "communicators" not in rig.device.libraries:
         specs -= {getattr(ops, name) for name in ops.collectives.__all__ if name.endswith("Spec")}
     if IS_STAND_IN:
         # It has no cuSOLVER.

@@ -13,15 +13,19 @@ import attrs
 import fake_nccl
 import pytest
 
-from trio_accel.collectives import VENDORS, Vendor
+from trio_accel.backends.base import CollectiveLibrary
+from trio_accel.backends.cpu import CpuBackend
+from trio_accel.backends.cuda import CudaBackend
 
-FAKE = Vendor(
+NCCL = CudaBackend().collectives
+
+FAKE = CollectiveLibrary(
     title="the fake",
     package="fake_nccl",
     missing="the fake is not installed",
     actor="fake_nccl:FakeActor",
     control="fake_nccl:FakeControlActor",
-    reductions=VENDORS["cuda"].reductions,
+    reductions=NCCL.reductions,
     is_apart=False,
 )
 
@@ -29,10 +33,10 @@ FAKE = Vendor(
 @contextmanager
 def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
-    monkeypatch.setitem(VENDORS, "cpu", FAKE)
+    monkeypatch.setattr(CpuBackend, "collectives", FAKE)
     monkeypatch.setenv(fake_nccl.MARK, str(os.getpid()))
     # All ranks are on one device.
-    monkeypatch.setitem(VENDORS, "cuda", attrs.evolve(VENDORS["cuda"], is_apart=False))
+    monkeypatch.setattr(CudaBackend, "collectives", attrs.evolve(NCCL, is_apart=False))
     yield
     # Workers that were killed leave theirs.
     for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.prefix()}*"):

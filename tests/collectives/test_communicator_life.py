@@ -26,16 +26,17 @@ from hypothesis.stateful import (
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base import ContextLostError, LibraryError
+from trio_accel.backends.base import CollectiveLibrary, ContextLostError, LibraryError
 from trio_accel.backends.base.contract.ops import CloseCommunicatorSpec, CollectiveSpec, OpenCommunicatorSpec
-from trio_accel.collectives import Vendor, WorldBrokenError
-from trio_accel.collectives._communicators import Communicator, Part, RanksFailedError
+from trio_accel.collectives import WorldBrokenError, _communicators
 from trio_accel.devices import Pending
 
 SIZE = 3
 RANKS = st.integers(0, SIZE - 1)
-VENDOR = Vendor(title="fake", package="none", missing="", actor="a:A", control="a:C", reductions={})
-PARTS = {rank: Part("all_gather", ta.DType.int32, shape=(4,)) for rank in range(SIZE)}
+VENDOR = CollectiveLibrary(
+    title="fake", package="none", missing="", actor="a:A", control="a:C", reductions={}
+)
+PARTS = {rank: _communicators.Part("all_gather", ta.DType.int32, shape=(4,)) for rank in range(SIZE)}
 
 
 @attrs.frozen
@@ -167,18 +168,18 @@ class Call:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     outcomes: list[object] = attrs.field(factory=list[object])
 
-    async def run(self, joint: Communicator) -> None:
+    async def run(self, joint: _communicators.Communicator) -> None:
         with self.scope:
             try:
                 self.outcomes.append(await joint.run(PARTS))
-            except (RanksFailedError, WorldBrokenError) as error:
+            except (_communicators.RanksFailedError, WorldBrokenError) as error:
                 self.outcomes.append(error)
         if self.scope.cancelled_caught:
             self.outcomes.append("cancelled")
 
 
-def new(fake: Fake) -> Communicator:
-    return Communicator(VENDOR, cast("Any", fake.ranks))
+def new(fake: Fake) -> _communicators.Communicator:
+    return _communicators.Communicator(VENDOR, cast("Any", fake.ranks))
 
 
 class Life(RuleBasedStateMachine):
@@ -323,7 +324,7 @@ class Life(RuleBasedStateMachine):
             assert len(call.outcomes) <= 1
             for made in call.outcomes:
                 assert (
-                    isinstance(made, (RanksFailedError, WorldBrokenError))
+                    isinstance(made, (_communicators.RanksFailedError, WorldBrokenError))
                     or made == "cancelled"
                     or (made == dict.fromkeys(range(SIZE), b"name"))
                 )
@@ -429,7 +430,7 @@ async def test_a_rank_that_does_not_come_in_time_is_named(autojump_clock: MockCl
     fake.ranks[2].is_mute = True
     await call.run(joint)
     (error,) = call.outcomes
-    assert isinstance(error, RanksFailedError)
+    assert isinstance(error, _communicators.RanksFailedError)
     assert error.is_refusal
     assert "ranks [2] have not met within 60 s" in str(error)
     assert trio.current_time() - begun == pytest.approx(60)

@@ -16,7 +16,8 @@ from fakes import FAKE, fake_libraries
 from worlds import BUSY, DTYPES, REDUCTIONS, contents, elements, kill, opened_world, put, reduced
 
 import trio_accel as ta
-from trio_accel.collectives import VENDORS, RankFailedError, World
+from trio_accel.backends.cpu import CpuBackend
+from trio_accel.collectives import RankFailedError, World
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning"),
@@ -86,8 +87,8 @@ async def test_only_what_it_has_goes_by_it(world: World) -> None:
     assert joint.life.stage == "open"
     await world.all_reduce(arrays, "min")
     assert not with_it.hit
-    assert not joint.has("min", ta.DType.float32)
-    assert joint.has("min", ta.DType.int32)
+    assert ta.DType.float32 not in joint.vendor.reductions["min"]
+    assert ta.DType.int32 in joint.vendor.reductions["min"]
 
 
 async def test_a_communicator_is_opened_once_and_anew_after_a_loss(world: World) -> None:
@@ -323,13 +324,13 @@ async def test_what_has_no_library(system: ta.System, monkeypatch: pytest.Monkey
             assert alone.why_mapped == "there is one rank"
     async with opened_world(system, 2) as world:
         assert world.transport == "nccl"
-        monkeypatch.setitem(VENDORS, "cpu", attrs.evolve(FAKE, is_apart=True))
+        monkeypatch.setattr(CpuBackend, "collectives", attrs.evolve(FAKE, is_apart=True))
         async with ta.open_world(world.devices) as together:
             assert together.why_mapped == "ranks 0 and 1 are on one device, cpu:0"
-        monkeypatch.setitem(VENDORS, "cpu", attrs.evolve(FAKE, package="no_such_package"))
+        monkeypatch.setattr(CpuBackend, "collectives", attrs.evolve(FAKE, package="no_such_package"))
         async with ta.open_world(world.devices) as without:
             assert without.why_mapped == "the fake is not installed"
-        monkeypatch.delitem(VENDORS, "cpu")
+        monkeypatch.setattr(CpuBackend, "collectives", None)
         async with ta.open_world(world.devices) as other:
             assert other.why_mapped == "the devices are of cpu"
 

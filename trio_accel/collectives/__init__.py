@@ -1,13 +1,12 @@
 """Collectives: operations of many devices on arrays of which each has one, in worlds that heal."""
 
-from ._communicators import VENDORS, CommunicatorActor, CommunicatorControlActor, Vendor
+from ._communicators import CommunicatorActor, CommunicatorControlActor
 from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
 from ._operations import CollectiveActor, Reduction
 from ._ranks import Group, Rank, Result
 from ._world import Transport, World, open_world
 
 __all__ = [
-    "VENDORS",
     "CollectiveActor",
     "CollectiveMismatchError",
     "CommunicatorActor",
@@ -18,7 +17,6 @@ __all__ = [
     "Reduction",
     "Result",
     "Transport",
-    "Vendor",
     "World",
     "WorldBrokenError",
     "open_world",

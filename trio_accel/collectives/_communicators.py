@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from ..backends.base import (
+    CollectiveLibrary,
     CompletionTimeoutError,
     ContextLostError,
     DeviceLostError,
@@ -26,6 +27,7 @@ from ..backends.base.contract.ops import (
     CollectiveSpec,
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
+    OperationSpec,
 )
 from ..backends.base.kit.communicators import ABORTED, MISSING, NOT_IN_TIME
 from ..devices import (
@@ -39,10 +41,11 @@ from ..devices import (
     alone_on,
     look_for_answers,
 )
+from ..devices.front._device import opened
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
 
-__all__ = ["VENDORS", "Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part", "Vendor"]
+__all__ = ["Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part"]
 
 _logger = logging.getLogger("trio_accel.collectives")
 
@@ -57,81 +60,40 @@ Errors: TypeAlias = "Mapping[int, Exception]"
 
 
 class CommunicatorActor(LibraryActor):
-    """Serves collectives by NCCL, on a stream of its own."""
+    """Serves collectives by a vendor's library, on a stream of its own."""
 
-    library = "nccl"
+    library = "communicators"
 
 
 class CommunicatorControlActor(LibraryActor):
     """Gives communicators up, while the other actor, its thread or its stream wait for ranks."""
 
-    library = "nccl"
+    library = "communicators"
 
 
-@attrs.frozen(kw_only=True)
-class Vendor:
-    """A vendor's library of collectives.
+def refusal(devices: Sequence[Device]) -> str | None:
+    """Tell why no library of collectives can serve these devices; None if the one of their backend can."""
+    vendor, names = library_of(devices[0]), sorted({device.info.backend for device in devices})
+    if len(names) > 1 or vendor is None:
+        return f"the devices are of {', '.join(names)}"
+    if len(devices) < 2:
+        return "there is one rank"
+    for rank, device in enumerate(devices):
+        if device.isolation != "process":
+            return f"rank {rank}, {device.path}, is inline"
+        for other in range(rank if vendor.is_apart else 0):
+            if _hardware(devices[other]) == _hardware(device):
+                return f"ranks {other} and {rank} are on one device, {device.name}"
+    return vendor.missing if importlib.util.find_spec(vendor.package) is None else None
 
-    Attributes:
-        title: Its name.
-        package: Python package of its bindings.
-        missing: Tells that they are not installed.
-        actor: Import path of the actor that serves collectives.
-        control: Import path of the actor that gives communicators up.
-        reductions: By the names of reductions, the dtypes that it has.
-        is_apart: Whether each rank must have a device of its own.
-    """
 
-    title: str
-    package: str
-    missing: str
-    actor: str
-    control: str
-    reductions: Mapping[str, frozenset[DType]]
-    is_apart: bool = True
-
-    def refusal(self, devices: Sequence[Device]) -> str | None:
-        """Tell why these devices cannot have it; None if they can."""
-        if len(devices) < 2:
-            return "there is one rank"
-        for rank, device in enumerate(devices):
-            if device.isolation != "process":
-                return f"rank {rank}, {device.path}, is inline"
-            for other in range(rank if self.is_apart else 0):
-                if _hardware(devices[other]) == _hardware(device):
-                    return f"ranks {other} and {rank} are on one device, {device.name}"
-        if importlib.util.find_spec(self.package) is None:
-            return self.missing
-        return None
+def library_of(device: Device) -> CollectiveLibrary | None:
+    """Return the library of collectives that a device's backend offers."""
+    return opened(device).state.backend.collectives
 
 
 def _hardware(device: Device) -> str:
     return device.info.uuid or device.name
-
-
-_WHOLE = (DType.int8, DType.uint8, DType.int32, DType.uint32, DType.int64, DType.uint64)
-_FLOATING = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-_COMPLEX = (DType.complex64, DType.complex128)
-# Extremes of floating numbers are left out: where one is NaN, NCCL takes the other, and NumPy NaN.
-_EXTREMES = frozenset({DType.bool, *_WHOLE})
-
-VENDORS: dict[str, Vendor] = {
-    "cuda": Vendor(
-        title="NCCL",
-        package="nccl",
-        missing="nccl4py is not installed, which the extras cuda13 and cuda12 have",
-        actor=f"{__package__}:{CommunicatorActor.__name__}",
-        control=f"{__package__}:{CommunicatorControlActor.__name__}",
-        reductions={
-            "sum": frozenset({DType.bool, *_WHOLE, *_FLOATING, *_COMPLEX}),
-            "prod": frozenset({DType.bool, *_WHOLE, *_FLOATING}),
-            "min": _EXTREMES,
-            "max": _EXTREMES,
-            "mean": frozenset({*_FLOATING, *_COMPLEX}),
-        },
-    )
-}
-"""By the name of a backend, the library of collectives that its devices have."""
 
 
 class _OfCommunicator(Operation[LibraryActor, Any]):
@@ -154,28 +116,22 @@ class MakeName(_OfCommunicator):
         return Planned(CommunicatorIdSpec(words), finish=words.tobytes)
 
 
-class OpenCommunicator(_OfCommunicator):
+class _WithoutArrays(_OfCommunicator):
+    def __init__(self, library: str, spec: OperationSpec) -> None:
+        super().__init__(library)
+        self._spec = spec
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """There are no arrays."""
+        return Planned(self._spec)
+
+
+class OpenCommunicator(_WithoutArrays):
     """Open a rank of a communicator."""
 
-    def __init__(self, library: str, number: int, rank: int, size: int, name: bytes) -> None:
-        super().__init__(library)
-        self._spec = OpenCommunicatorSpec(number, rank, size, name)
 
-    def plan(self, planner: Planner) -> Planned[None]:
-        """There are no arrays."""
-        return Planned(self._spec)
-
-
-class CloseCommunicator(_OfCommunicator):
+class CloseCommunicator(_WithoutArrays):
     """Give a rank of a communicator up."""
-
-    def __init__(self, library: str, number: int) -> None:
-        super().__init__(library)
-        self._spec = CloseCommunicatorSpec(number)
-
-    def plan(self, planner: Planner) -> Planned[None]:
-        """There are no arrays."""
-        return Planned(self._spec)
 
 
 @attrs.frozen
@@ -312,10 +268,7 @@ class _Asked:
             except Exception as error:  # noqa: BLE001  # raised by the caller
                 self._end(rank, error)
         for rank, pending in self.pending.items():
-            pending.when_done(partial(self._ended, rank, pending))
-
-    def _ended(self, rank: int, pending: Pending[Any]) -> None:
-        self._end(rank, pending.error)
+            pending.when_done(lambda rank=rank, pending=pending: self._end(rank, pending.error))
 
     def _end(self, rank: int, error: BaseException | None) -> None:
         self.left.remove(rank)
@@ -325,10 +278,6 @@ class _Asked:
             self.changed.set()
         if not self.left:
             self.over.set()
-
-    def goes_on(self) -> bool:
-        """Tell whether an answer is waited for."""
-        return not self.changed.is_set()
 
     def clear(self) -> None:
         """Hold nothing of the program: frames of an error have this, with results and with other errors."""
@@ -349,8 +298,8 @@ class Communicator:
         number: The number of the last one.
     """
 
-    def __init__(self, vendor: Vendor, devices: Sequence[Device]) -> None:
-        self.vendor: Vendor = vendor
+    def __init__(self, vendor: CollectiveLibrary, devices: Sequence[Device]) -> None:
+        self.vendor: CollectiveLibrary = vendor
         self.life: CommunicatorLife = CommunicatorLife()
         self.number: int = 0
         self._devices = devices
@@ -359,10 +308,6 @@ class Communicator:
         self._ways: set[object] = set()
         # Ranks are giving up the last one, and what has waited by it ends.
         self._leaving: list[_Asked] = []
-
-    def has(self, reduction: str, dtype: DType) -> bool:
-        """Tell whether it reduces elements of a dtype so."""
-        return dtype in self.vendor.reductions[reduction]
 
     async def run(self, parts: Mapping[int, Part]) -> dict[int, AccelRef | None]:
         """Run a collective: the parts of all ranks that take part in it.
@@ -376,7 +321,7 @@ class Communicator:
         """
         # Kernels that wait for each other need their devices at the same time: two worlds take turns.
         async with alone_on(self._devices):
-            for opened in itertools.count(1):
+            for attempt in itertools.count(1):
                 if self.life.stage == "open" and self._workers() != self._opened_by:
                     self._give_up("lose")
                 await self._leave()
@@ -387,8 +332,7 @@ class Communicator:
                         await self._open()
                     return await self._call(parts)
                 except RanksFailedError as failed:
-                    is_last = not failed.is_stale or opened == _MOST_OPENED
-                    if is_last and self.life.stage != "closed":
+                    if self.life.stage != "closed" and (not failed.is_stale or attempt == _MOST_OPENED):
                         raise
         raise AssertionError
 
@@ -408,11 +352,10 @@ class Communicator:
         self._ways.clear()
         began = trio.current_time()
         # The actors that give up are started first: later they must not have to wait for anything.
-        await self._together({rank: CloseCommunicator(vendor.control, 0) for rank in range(size)})
+        await self._together(self._closers(0))
         name = (await self._together({0: MakeName(vendor.actor)}))[0]
-        await self._together(
-            {rank: OpenCommunicator(vendor.actor, number, rank, size, name) for rank in range(size)}
-        )
+        specs = [OpenCommunicatorSpec(number, rank, size, name) for rank in range(size)]
+        await self._together({spec.rank: OpenCommunicator(vendor.actor, spec) for spec in specs})
         self.life.move("opened")
         self._opened_by = [(device.generation, True) for device in self._devices]
         taken = trio.current_time() - began
@@ -441,7 +384,8 @@ class Communicator:
         asked = _Asked(self._devices, operations)
         lost = partial(self._lost, before)
         try:
-            await look_for_answers([self._devices[rank] for rank in asked.pending], asked.goes_on)
+            awake = [self._devices[rank] for rank in asked.pending]
+            await look_for_answers(awake, lambda: not asked.changed.is_set())
             # Its opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
@@ -491,11 +435,11 @@ class Communicator:
         self.life.move(step)
         self._leaving += asked
         if was_held:
-            closers = {
-                rank: CloseCommunicator(self.vendor.control, self.number)
-                for rank in range(len(self._devices))
-            }
-            self._leaving.append(_Asked(self._devices, closers))
+            self._leaving.append(_Asked(self._devices, self._closers(self.number)))
+
+    def _closers(self, number: int) -> dict[int, CloseCommunicator]:
+        control, spec = self.vendor.control, CloseCommunicatorSpec
+        return {rank: CloseCommunicator(control, spec(number)) for rank in range(len(self._devices))}
 
     async def _leave(self) -> None:
         """Wait until ranks have given up what they are to, and nothing waits for that, for a while."""

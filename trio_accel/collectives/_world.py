@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ._call import Arrays, Call, Turns
-from ._communicators import VENDORS, Communicator, Part, RanksFailedError, pieces
+from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
 from ._operations import Reduction, check_reduction, expression_of
 from ._own import OwnCall
 from ._ranks import Given, Group, Meetings, Rank, open_group
@@ -122,12 +122,11 @@ class World:
         if transport not in ("auto", "nccl", "mapped"):
             raise ValueError(f"open_world: transport must be 'auto', 'nccl' or 'mapped', got {transport!r}")
         self._is_auto = transport == "auto"
-        self.why_mapped: str | None = "it was asked for" if transport == "mapped" else self._refusal()
+        self.why_mapped: str | None = "it was asked for" if transport == "mapped" else refusal(self.devices)
         if transport == "nccl" and self.why_mapped is not None:
             raise NotSupportedError(f"open_world: NCCL cannot serve these devices: {self.why_mapped}")
-        self._communicator: Communicator | None = None
-        if self.why_mapped is None:
-            self._communicator = Communicator(VENDORS[self.devices[0].info.backend], self.devices)
+        vendor = None if self.why_mapped else library_of(self.devices[0])
+        self._communicator = None if vendor is None else Communicator(vendor, self.devices)
         self._turns = Turns(self.devices, retry, intensity)
         self._meetings = Meetings(self._ask, self._turns.check_whole)
         self._turns.on_end = self._meetings.close
@@ -140,14 +139,6 @@ class World:
         if self._communicator is not None:
             ways = f"by {self._communicator.vendor.title}"
         return f"<World of {', '.join(device.path for device in self.devices)}, {ways}>"
-
-    def _refusal(self) -> str | None:
-        """Tell why no vendor's library can serve the devices."""
-        names = {device.info.backend for device in self.devices}
-        vendor = VENDORS.get(self.devices[0].info.backend)
-        if len(names) > 1 or vendor is None:
-            return f"the devices are of {', '.join(sorted(names))}"
-        return vendor.refusal(self.devices)
 
     @property
     def size(self) -> int:
@@ -174,7 +165,9 @@ class World:
     ) -> dict[int, AccelRef] | None:
         """Run a collective by a vendor's library; None if it goes by mapped arrays."""
         communicator = self._communicator
-        if communicator is None or (reduction and not communicator.has(reduction, call.dtype)):
+        if communicator is None or (
+            reduction and call.dtype not in communicator.vendor.reductions[reduction]
+        ):
             return None
         try:
             return await call.met(communicator, parts)
@@ -185,6 +178,23 @@ class World:
             self.why_mapped = f"{communicator.vendor.title} cannot serve them: {failed.error}"
             _logger.warning("%s", self)
             return None
+
+    async def _run(
+        self,
+        call: Call,
+        parts: Mapping[int, Part],
+        lent: Arrays,
+        compute: Callable[[int, list[AccelRef]], Awaitable[AccelRef]],
+        ranks: Sequence[int] | None = None,
+        *,
+        reduction: str = "",
+    ) -> list[AccelRef]:
+        """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays."""
+        async with call.begun():
+            made = await self._met(call, parts, reduction)
+            if made is None:
+                made = await call.each(lent, compute, ranks)
+            return await call.written(made.values(), ranks)
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
@@ -267,11 +277,10 @@ class World:
             rank: part(source=one, shape=call.shape if rank == root else None)
             for rank, one in enumerate(arrays)
         }
-        async with call.begun():
-            made = await self._met(call, parts, reduction)
-            if made is None:
-                made = await call.each(arrays, lambda _, all_: expression(*all_), ranks=(root,))
-            return (await call.written(made.values(), (root,)))[0]
+        made = await self._run(
+            call, parts, arrays, lambda _, all_: expression(*all_), (root,), reduction=reduction
+        )
+        return made[0]
 
     async def reduce_scatter(
         self, arrays: Arrays, reduction: Reduction = "sum", *, out: Sequence[AccelRef | None] | None = None
@@ -298,13 +307,8 @@ class World:
 
         shape = (rows, *call.shape[1:])
         part = partial(Part, "reduce_scatter", call.dtype, reduction=reduction, shape=shape)
-        async with call.begun():
-            made = await self._met(
-                call, {rank: part(source=one) for rank, one in enumerate(arrays)}, reduction
-            )
-            if made is None:
-                made = await call.each(arrays, reduced)
-            return await call.written(made.values())
+        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
+        return await self._run(call, parts, arrays, reduced, reduction=reduction)
 
     async def broadcast(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -327,12 +331,8 @@ class World:
         others = [rank for rank in range(self.size) if rank != root]
         part = partial(Part, "broadcast", call.dtype, root=root)
         parts = {rank: part(shape=call.shape) for rank in others} | {root: part(source=array)}
-        async with call.begun():
-            made = await self._met(call, parts)
-            if made is None:
-                made = await call.each([array], call.copied, ranks=others)
-            copies = await call.written(made.values(), others)
-            return [*copies[:root], array, *copies[root:]]
+        copies = await self._run(call, parts, [array], call.copied, others)
+        return [*copies[:root], array, *copies[root:]]
 
     async def scatter(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -358,11 +358,7 @@ class World:
         part = partial(Part, "exchange", call.dtype, shape=(rows, *call.shape[1:]))
         parts = {rank: part(receives=pieces([size], [root])) for rank in range(self.size)}
         parts[root] = attrs.evolve(parts[root], source=array, sends=pieces([size] * self.size))
-        async with call.begun():
-            made = await self._met(call, parts)
-            if made is None:
-                made = await call.each([array], copied)
-            return await call.written(made.values())
+        return await self._run(call, parts, [array], copied)
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Join the arrays of all ranks along the first axis, on the device of one of them.
@@ -383,11 +379,7 @@ class World:
         parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
         received = pieces([call.shape_size] * self.size)
         parts[root] = attrs.evolve(parts[root], shape=call.joined_shape, receives=received)
-        async with call.begun():
-            made = await self._met(call, parts)
-            if made is None:
-                made = await call.each(arrays, call.joined, ranks=(root,))
-            return (await call.written(made.values(), (root,)))[0]
+        return (await self._run(call, parts, arrays, call.joined, (root,)))[0]
 
     async def all_gather(
         self, arrays: Arrays, *, out: Sequence[AccelRef | None] | None = None
@@ -404,11 +396,8 @@ class World:
         call = Call(self._turns, "all_gather", arrays, out)
         call.check_outputs([call.joined_shape] * self.size)
         part = partial(Part, "all_gather", call.dtype, shape=call.joined_shape)
-        async with call.begun():
-            made = await self._met(call, {rank: part(source=one) for rank, one in enumerate(arrays)})
-            if made is None:
-                made = await call.each(arrays, call.joined)
-            return await call.written(made.values())
+        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
+        return await self._run(call, parts, arrays, call.joined)
 
     async def all_to_all(
         self,
@@ -453,11 +442,7 @@ class World:
             ]
             return await call.joined(rank, parts)
 
-        async with call.begun():
-            made = await self._met(call, parts)
-            if made is None:
-                made = await call.each(arrays, joined)
-            return await call.written(made.values())
+        return await self._run(call, parts, arrays, joined)
 
     async def send(self, array: AccelRef, to: int, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Copy the array of one rank to another.
@@ -479,11 +464,7 @@ class World:
         parts = {root: Part("exchange", call.dtype, source=array, sends=pieces(size, [to]))}
         receiver = parts.get(to, Part("exchange", call.dtype))
         parts[to] = attrs.evolve(receiver, shape=call.shape, receives=pieces(size, [root]))
-        async with call.begun():
-            made = await self._met(call, parts)
-            if made is None:
-                made = await call.each([array], call.copied, ranks=(to,))
-            return (await call.written(made.values(), (to,)))[0]
+        return (await self._run(call, parts, [array], call.copied, (to,)))[0]
 
     async def run(self, operation: Callable[..., Operation[Any, ReplyT]], *arrays: Arrays) -> list[ReplyT]:
         """Run an operation of your own on all ranks at the same time; each rank reads the arrays of all.

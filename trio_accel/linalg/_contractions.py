@@ -1,4 +1,4 @@
-"""Sums of products by their axes, and products without sums."""
+"""Sums of products by their axes, and products without sums (D164)."""
 
 from __future__ import annotations
 

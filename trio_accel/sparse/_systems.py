@@ -1,4 +1,4 @@
-"""Systems of equations with sparse matrices, and incomplete factors of them."""
+"""Systems of equations with sparse matrices, and incomplete factors of them (D172)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights: safetensors files, and the index of a model that has several; read with suspicion.
+"""Files of weights: safetensors files, and the index of a model that has several; read with suspicion (D120).
 
 The format: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes, one behind the
 other without holes. Source: https://github.com/huggingface/safetensors, its section "Format".

@@ -11,7 +11,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Generator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import pytest
@@ -30,10 +30,10 @@ from trio_accel.devices.wire._frames import (
     Received,
     close_all,
 )
-from trio_accel.devices.wire._protocol import Message
 
 pytestmark = pytest.mark.no_device
 
+Message: TypeAlias = tuple[object, ...]
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
 
 

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from trio_accel.devices.wire import _frames, _protocol
 from trio_accel.devices.wire._channel import Channel, EndOfChannel
 from trio_accel.devices.wire._frames import Received, close_all
-from trio_accel.devices.wire._protocol import SIZE, Message, SharedFrame, SharedPage
+from trio_accel.devices.wire._protocol import SIZE, SharedFrame, SharedPage
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 
 PEER = Path(__file__).with_name("answering_peer.py")
 LARGEST = SIZE - 128
 # What is said, with how many descriptors, and how.
-SAYS: dict[str, tuple[str, int, Callable[[Channel, Message], None]]] = {
+SAYS: dict[str, tuple[str, int, Callable[[Channel, tuple[object, ...]], None]]] = {
     "post": ("posted", 0, lambda channel, message: channel.post(message, now=True)),
     "later": ("later", 0, lambda channel, message: channel.post(message)),
     "send": ("sent", 0, lambda channel, message: channel.send(message, now=True)),

@@ -9,6 +9,7 @@ from ..base import (
     AccelBackend,
     BackendReport,
     ChunkKeeper,
+    CollectiveLibrary,
     DeviceInfo,
     DeviceLink,
     DeviceReport,
@@ -22,7 +23,7 @@ from ..base.kit.modules import import_ahead
 from ._installed import Installed, installed
 from ._links import find_links
 from ._probe import DeviceFacts, Probe, probe, taken
-from .manifest import LIBRARIES
+from .manifest import LIBRARIES, NCCL
 
 if TYPE_CHECKING:
     from ._device import CudaDevice
@@ -52,6 +53,11 @@ class CudaBackend(AccelBackend):
             "trio_accel.backends.cuda._loaded",
             "cuda.core.utils",
         )
+
+    @property
+    def collectives(self) -> CollectiveLibrary:
+        """NCCL."""
+        return NCCL
 
     @property
     def driver_check(self) -> str:

@@ -7,9 +7,10 @@ from typing import Literal
 
 import attrs
 
+from ..base import CollectiveLibrary, DType
 from ..base.kit.library import LibraryEntry
 
-__all__ = ["LIBRARIES", "STAND_IN", "VENDOR", "VERSIONS", "Vendor"]
+__all__ = ["LIBRARIES", "NCCL", "STAND_IN", "VENDOR", "VERSIONS", "Vendor"]
 
 STAND_IN = "TRIO_ACCEL_STAND_IN"
 """Environment variable with the folder of the stand-in driver, in a program that runs on it."""
@@ -51,12 +52,12 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "arrays": LibraryEntry(".libraries.compiled", "ArraysLibrary"),
     "blas": LibraryEntry(".libraries.blas", "BlasLibrary", "cublas"),
     "blaslt": LibraryEntry(".libraries.blaslt", "BlasLtLibrary", "cublas"),
+    "communicators": LibraryEntry(".libraries.nccl", "NcclLibrary", package="nccl"),
     "dnn": LibraryEntry(".libraries.dnn", "DnnLibrary", uses="cudnn"),
     "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
     "jit": LibraryEntry(".libraries.compiled", "JitLibrary"),
     "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
-    "nccl": LibraryEntry(".libraries.nccl", "NcclLibrary", package="nccl"),
     "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
     "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
@@ -64,3 +65,24 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "tensor": LibraryEntry(".libraries.tensor", "TensorLibrary", "cublas", uses="cutensor"),
 }
 """By the names that library actors have for them."""
+
+_WHOLE = frozenset(
+    {DType.bool, DType.int8, DType.uint8, DType.int32, DType.uint32, DType.int64, DType.uint64}
+)
+_FLOATING = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
+_COMPLEX = frozenset({DType.complex64, DType.complex128})
+
+NCCL = CollectiveLibrary(
+    title="NCCL",
+    package="nccl",
+    missing="nccl4py is not installed, which the extras cuda13 and cuda12 have",
+    reductions={
+        "sum": _WHOLE | _FLOATING | _COMPLEX,
+        "prod": _WHOLE | _FLOATING,
+        # Extremes of floating numbers are left out: where one is NaN, NCCL takes the other, and NumPy NaN.
+        "min": _WHOLE,
+        "max": _WHOLE,
+        "mean": _FLOATING | _COMPLEX,
+    },
+)
+"""By which GPUs meet."""

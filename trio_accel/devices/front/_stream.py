@@ -1,4 +1,4 @@
-"""Batches of host arrays that are copied to a device ahead of the program that works on them."""
+"""Batches of host arrays that are copied to a device ahead of the program that works on them (D151)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device_info import BackendReport, DeviceInfo, DeviceLink
+from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
 
@@ -24,6 +25,7 @@ __all__ = [
     "AccelStream",
     "CacheCounts",
     "ChunkKeeper",
+    "CollectiveLibrary",
     "Hold",
     "InThread",
     "KernelLibrary",
@@ -90,6 +92,29 @@ class LibraryUsage:
 
     plans: CacheCounts = attrs.field(factory=CacheCounts)
     workspace: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class CollectiveLibrary:
+    """A vendor's library by which devices of a backend meet, such as NCCL.
+
+    Attributes:
+        title: Its name.
+        package: Python package of its bindings.
+        missing: Tells that they are not installed.
+        reductions: By the names of reductions, the dtypes that it has.
+        actor: Import path of the actor that serves collectives.
+        control: Import path of the actor that gives communicators up.
+        is_apart: Whether each rank must have a device of its own.
+    """
+
+    title: str
+    package: str
+    missing: str
+    reductions: Mapping[str, frozenset[DType]]
+    actor: str = "trio_accel.collectives:CommunicatorActor"
+    control: str = "trio_accel.collectives:CommunicatorControlActor"
+    is_apart: bool = True
 
 
 class PlacedBlock(NamedTuple):
@@ -548,6 +573,11 @@ class AccelBackend(Protocol):
         the import. The child loads the file by its path, without the package: the file must import nothing
         but the standard library. None: the backend has no driver.
         """
+        return None
+
+    @property
+    def collectives(self) -> CollectiveLibrary | None:
+        """The vendor's library of collectives, whose operations its library ``"communicators"`` has."""
         return None
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:

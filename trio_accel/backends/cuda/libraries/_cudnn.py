@@ -1,4 +1,4 @@
-"""cuDNN's graphs, by NVIDIA's Python front end: built once for a specification, and executed by addresses."""
+"""cuDNN's graphs, by NVIDIA's Python front end: built once for a specification, run by addresses (D165)."""
 
 from __future__ import annotations
 

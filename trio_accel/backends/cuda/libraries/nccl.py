@@ -104,7 +104,7 @@ class NcclLibrary(CudaLibrary):
     operation of another actor, and no memory orders it behind the others.
     """
 
-    name = _NAME
+    name = "communicators"
     is_captured: ClassVar[bool] = False
 
     def __init__(self, device: Any) -> None:
