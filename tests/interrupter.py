@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import trio_accel as ta
-from trio_accel.actors._tasks import running_cells
+from trio_accel.actors._messages import running_cells
 
 _PACKAGE = Path(ta.__file__).parent
 _LAST = 150

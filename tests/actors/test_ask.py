@@ -42,9 +42,9 @@ from trio_accel.actors import (
     Ref,
     Request,
     System,
-    _tasks,
     handles,
 )
+from trio_accel.actors._messages import cells
 
 wait = trio.testing.wait_all_tasks_blocked
 
@@ -399,7 +399,7 @@ async def test_an_expired_request_is_dropped_at_dequeue_and_counted(
 ) -> None:
     never = Gate()
     await wait()
-    (task,) = [task for task, cell in _tasks.cells.items() if cell.path == puppet.path]
+    (task,) = [task for task, cell in cells.items() if cell.path == puppet.path]
     with trio.move_on_after(5) as scope:
         trio.lowlevel.add_instrument(_At(task, mock_clock, 6))
         await puppet.ask(Do(never))

@@ -27,7 +27,7 @@ from sample_actors import (
 
 import trio_accel.actors
 from trio_accel.actors import ActorFailedError, Intensity, Policy, Ref, System, SystemOptions, open_system
-from trio_accel.actors._tasks import running_cells
+from trio_accel.actors._messages import running_cells
 
 _FOLDER = Path(trio_accel.actors.__file__).parent
 _FILES = tracemalloc.Filter(inclusive=True, filename_pattern=str(_FOLDER / "*"))

@@ -48,7 +48,7 @@ from trio_accel.actors import (
     handles,
     open_system,
 )
-from trio_accel.actors._tasks import running_cells
+from trio_accel.actors._messages import running_cells
 
 Kind: TypeAlias = Literal["echo", "wait", "grouped", "crash", "defer", "stash"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trio_accel.devices.engine._launch_gate import LaunchOrder
+from trio_accel.devices.engine._leases import LaunchOrder
 
 
 class Waiting:

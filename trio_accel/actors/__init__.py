@@ -12,7 +12,6 @@ from . import (
     _outcomes,
     _ref,
     _system,
-    _tasks,
     _tree,
 )
 from ._actor import *
@@ -26,7 +25,6 @@ from ._options import *
 from ._outcomes import *
 from ._ref import *
 from ._system import *
-from ._tasks import *
 from ._tree import *
 
 __all__: list[str] = []
@@ -41,5 +39,4 @@ __all__ += _options.__all__
 __all__ += _outcomes.__all__
 __all__ += _ref.__all__
 __all__ += _system.__all__
-__all__ += _tasks.__all__
 __all__ += _tree.__all__

@@ -14,10 +14,9 @@ import trio
 from ._actor import ActorContext
 from ._errors import drop_frames
 from ._events import note_end
-from ._messages import AnyMessage, Waiter
+from ._messages import WOKEN, AnyMessage, Waiter
 from ._outcomes import Outcomes, crash_error
 from ._ref import Ref
-from ._tasks import WOKEN
 
 __all__ = ["DirectReply", "idle_actor"]
 

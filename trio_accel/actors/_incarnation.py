@@ -14,9 +14,8 @@ from trio.lowlevel import enable_ki_protection
 from ._errors import check_printable, drop_frames, is_fatal
 from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
 from ._mailbox import Mailbox
-from ._messages import EXPIRED, Envelope, EnvelopeState, Party
+from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
-from ._tasks import running
 from ._tree import ActorSnapshot, Reading
 
 __all__ = ["Host", "Incarnation"]

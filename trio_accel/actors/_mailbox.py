@@ -12,10 +12,9 @@ import trio
 
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._handlers import HandlerTable
-from ._messages import Envelope, EnvelopeState
+from ._messages import WOKEN, Envelope, EnvelopeState
 from ._options import MailboxOptions, Overflow
 from ._outcomes import Outcomes
-from ._tasks import WOKEN
 
 __all__ = ["Mailbox"]
 

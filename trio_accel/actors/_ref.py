@@ -23,10 +23,11 @@ from ._messages import (
     Party,
     Request,
     Serves,
+    cell_of_task,
+    cells,
     no_look,
 )
 from ._options import Overflow, unknown_option
-from ._tasks import cell_of_task, cells
 
 __all__ = ["Posted", "Ref"]
 

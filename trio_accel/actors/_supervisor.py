@@ -16,12 +16,11 @@ from ._cell import Cell
 from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
 from ._handlers import ActorBase
-from ._messages import AwaitedStart
+from ._messages import AwaitedStart, cell_of_task
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, must_be
 from ._ref import Ref
 from ._restarts import Restarts
 from ._system_state import SystemState
-from ._tasks import cell_of_task
 from ._tree import ActorSnapshot
 
 __all__ = ["Spawner", "Supervisor", "check_name", "check_options"]

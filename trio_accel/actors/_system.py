@@ -16,10 +16,10 @@ from ._cell import Cell
 from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, single
 from ._events import ActorStarted, Measuring, Meter, Observer, Subscription
 from ._incarnation import Incarnation
+from ._messages import running, running_cells
 from ._options import Intensity, Restart, Strategy, SystemOptions
 from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
-from ._tasks import running, running_cells
 from ._tree import ActorSnapshot
 
 __all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]

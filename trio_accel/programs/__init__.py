@@ -2,7 +2,7 @@
 
 from ..backends.base import Refused
 from ..backends.base.kit.programs import is_cancelled, report_progress
-from ._actor import ProgramActor
+from ._messages import ProgramActor
 from ._method import Array, method
 from ._open import ProgramOpening, open_program, run
 from ._program import FunctionProgram, Program

@@ -1,17 +1,19 @@
-"""The operations of programs: a call, and what is asked when its results are known only behind it."""
+"""The operations of programs, and the actor that serves them."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
 
+from ..actors import ActorContext
 from ..backends.base import DType
 from ..backends.base.contract.ops import (
     RESULT_WORDS,
@@ -24,21 +26,23 @@ from ..backends.base.contract.ops import (
 from ..backends.base.contract.program_definition import (
     MOST_PACKED,
     MOST_TEXT,
+    ProgramDefinition,
     Tree,
     flatten,
     packed_of,
     text_of,
     tree_of,
 )
-from ..devices import AccelRef, Operand, Operation, Planned, Planner
-from ._actor import PATH, ProgramActor
+from ..devices import AccelRef, LibraryActor, Operand, Operation, OwnSupervision, Planned, Planner
 from ._method import Method
 from ._progress import listen
 
 __all__ = [
+    "PATH",
     "Expectations",
     "Fetch",
     "MethodCall",
+    "ProgramActor",
     "Ready",
     "Result",
     "Returned",
@@ -47,6 +51,49 @@ __all__ = [
     "call_tree",
     "message_class",
 ]
+
+PATH = "trio_accel.programs:ProgramActor"
+"""Its import path; a program's definition is the argument."""
+
+
+class ProgramActor(LibraryActor):
+    """Serves the calls of one program, on a stream of its own.
+
+    A new incarnation has a new instance of the program's class. Where calls fail more often than the
+    program's intensity allows, it ends alone.
+    """
+
+    library = "program"
+    hands_ahead = True
+
+    @classmethod
+    def supervision(cls, argument: str) -> OwnSupervision:
+        """Return what the program's definition says."""
+        definition = ProgramDefinition.decode(argument)
+        return OwnSupervision(
+            name=definition.name, intensity=definition.intensity, backoff=definition.backoff
+        )
+
+    @classmethod
+    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+        """Return those of the arrays that its constructor gets."""
+        return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
+
+    @classmethod
+    def modules_of(cls, argument: str) -> tuple[str, ...]:
+        """That of its class or function."""
+        return (ProgramDefinition.decode(argument).target.partition(":")[0],)
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold an instance; after a crash the next one is made when the last call of this one is over."""
+        async with super().lifespan(context):
+            try:
+                yield
+            except Exception:
+                await self._engine.synchronize(context.path)  # noqa: ASYNC120  # who cancels it needs no error
+                raise
+
 
 MessageT = TypeVar("MessageT", bound="_ProgramMessage")
 

@@ -21,8 +21,7 @@ from ..actors import Backoff, Intensity, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build, flatten
 from ..devices import AccelRef, Device, check_device, opened
 from ..devices.base._refusals import NotAwaited
-from ._actor import PATH, ProgramActor
-from ._messages import Ready, StateArray, call_tree, message_class
+from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
 from ._program import Anew, FunctionProgram, Opened, OpenProgram, Program
 

@@ -18,11 +18,11 @@ from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refu
 from ..backends.base.contract.program_definition import build
 from ..backends.base.kit.programs import GONE
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
-from ._actor import ProgramActor
 from ._messages import (
     Expectations,
     Fetch,
     MethodCall,
+    ProgramActor,
     Result,
     Returned,
     StateArray,

@@ -14,8 +14,7 @@ import pytest_trio  # type: ignore[import-untyped]  # pyright: ignore[reportMiss
 import trio
 import trio.testing
 
-from ..actors._messages import Party
-from ..actors._tasks import cells
+from ..actors._messages import Party, cells
 from ..backends import resolve
 from ..backends.base import Isolation
 from ..devices import Device, DeviceActor, DeviceOptions, System, open_system

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -30,7 +30,16 @@ from ._bridge import LoopNotifier
 from ._errors import is_out_of_files, out_of_descriptors
 from ._waits import Arrival
 
-__all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "HostRegistrar", "Region", "Slab"]
+__all__ = [
+    "COPIES_AT_ONCE",
+    "SMALL",
+    "Copying",
+    "HostPool",
+    "HostRegistrar",
+    "Region",
+    "Registrations",
+    "Slab",
+]
 
 # So much is given out at a time: whole pages, so that no two arrays share one.
 _PAGE = 4096
@@ -360,27 +369,73 @@ def _pieces(
 _logger = logging.getLogger("trio_accel.devices")
 
 
-@attrs.frozen(eq=False)
-class _Change:
-    """A job for a thread, and a callback afterwards."""
-
-    make: Callable[[], None]
-    on_done: Callable[[], None] = lambda: None
+_Change: TypeAlias = Callable[[], Awaitable[None]]
 
 
-@attrs.frozen(eq=False)
-class _Removal:
-    """A job for a thread, once the device is idle."""
+class Registrations:
+    """Tells a device of memory that comes, and beside that of memory that goes.
 
-    make: Callable[[], None]
-    wait_idle: Callable[[], Awaitable[None]]
+    The driver takes its time for that. So a thread does one after the other, and nothing else waits for it.
+    If the device refuses some memory, it treats arrays in it as any other.
+    """
+
+    def __init__(self) -> None:
+        self._coming, come = trio.open_memory_channel[_Change](inf)
+        self._going, gone = trio.open_memory_channel[_Change](inf)
+        self._pending = come, gone
+
+    async def run(self) -> None:
+        """Register and unregister, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            for pending in self._pending:
+                nursery.start_soon(_make, pending)
+
+    def register(self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival) -> None:
+        """Have a device know memory soon; the arrival ends when it does, or has refused."""
+        self._coming.send_nowait(partial(self._register, device, memory, registered))
+
+    def unregister(
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival, wait_idle: _Change
+    ) -> None:
+        """Have a device forget memory behind its registration, when the device is idle."""
+        go = partial(self._unregister, device, memory, wait_idle)
+        # In this order: unregistered first, it would be registered afterwards, and unmapped while the driver
+        # has it.
+        registered.tell(partial(self._going.send_nowait, go))
+
+    @enable_ki_protection
+    async def _register(
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival
+    ) -> None:
+        try:
+            await _tell_device(device.register_host, memory)
+        finally:
+            registered.end()
+
+    @enable_ki_protection
+    async def _unregister(
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], wait_idle: _Change
+    ) -> None:
+        await wait_idle()
+        await _tell_device(device.unregister_host, memory)
 
 
-class HostRegistrar:
+async def _make(pending: trio.MemoryReceiveChannel[_Change]) -> None:
+    async for change in pending:
+        await change()
+        # A reference would keep the memory mapped while the task waits.
+        del change
+
+
+async def _tell_device(tell: Callable[[npt.NDArray[np.uint8]], None], memory: npt.NDArray[np.uint8]) -> None:
+    try:
+        await trio.to_thread.run_sync(tell, memory)
+    except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
+        _logger.debug("host memory is not known to the device: %s", describe(error))
+
+
+class HostRegistrar(Registrations):
     """The registration of all slabs with each new device, and of those that come and go meanwhile.
-
-    A thread registers slabs one after the other, since each takes milliseconds. If the device refuses a slab,
-    it treats arrays in it as any other.
 
     A lost device may have a stuck stream, which may still write to arrays of the pool when it goes on. So
     arrays that were in use at the loss are given out again only when such a device has ended.
@@ -390,20 +445,17 @@ class HostRegistrar:
     """
 
     def __init__(self, pool: HostPool) -> None:
+        super().__init__()
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
         # By slab: an arrival that ends when the current device has registered the slab, or has refused it.
         self._registrations: dict[int, Arrival] = {}
-        self._changes, self._pending = trio.open_memory_channel[_Change](inf)
-        self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
-        self._wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self._wait_idle: _Change = trio.lowlevel.checkpoint
         pool.on_make = self._add
         pool.on_drop = self._remove
 
-    def attach(
-        self, device: AccelDevice, wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
-    ) -> None:
+    def attach(self, device: AccelDevice, wait_idle: _Change = trio.lowlevel.checkpoint) -> None:
         """Begin with an open device, which keeps registrations until it is closed; earlier ones are closed.
 
         Args:
@@ -414,8 +466,7 @@ class HostRegistrar:
         self._wait_idle = wait_idle
         self._registrations.clear()
         if self._lost:
-            # Nothing is to be done: the queue is only woken for the lost devices.
-            self._changes.send_nowait(_Change(lambda: None))
+            self._coming.send_nowait(self._settle)
         for slab in self._pool.slabs.values():
             self._add(slab)
 
@@ -428,34 +479,20 @@ class HostRegistrar:
 
     def registration(self, slab: int) -> Arrival | None:
         """Return the arrival of a slab's registration; None if that is over, or the device is lost."""
-        return self._registrations.get(slab)
+        registration = self._registrations.get(slab)
+        return None if registration is None or registration.is_over else registration
 
-    async def run(self) -> None:
-        """Register and unregister, until it is cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_removals)
-            await self._run_changes()
-
-    async def _run_removals(self) -> None:
-        async for removal in self._removed:
-            await removal.wait_idle()
-            await self._make(removal.make)
-            del removal
-
-    async def _run_changes(self) -> None:
-        async for change in self._pending:
-            if self._lost and self._device is not None:
-                await self._settle()
-            try:
-                await self._make(change.make)
-            finally:
-                change.on_done()
-            # A reference would keep the slab mapped while the task waits.
-            del change
+    async def _register(
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival
+    ) -> None:
+        await self._settle()
+        await super()._register(device, memory, registered)
 
     @enable_ki_protection
     async def _settle(self) -> None:
         """Find out whether the lost devices have ended: `close` may be called again, and returns that."""
+        if not self._lost or self._device is None:
+            return
         for device in tuple(self._lost):
             # A device that cannot even be closed counts as not ended.
             with suppress(Exception):
@@ -464,37 +501,13 @@ class HostRegistrar:
         if not self._lost:
             self._pool.let_go()
 
-    @enable_ki_protection
-    async def _make(self, make: Callable[[], None]) -> None:
-        try:
-            await trio.to_thread.run_sync(make)
-        except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
-            _logger.debug("host memory is not known to the device: %s", describe(error))
-
     def _add(self, slab: Slab) -> None:
         if self._device is not None:
             registration = self._registrations[slab.number] = Arrival()
-            self._changes.send_nowait(
-                _Change(
-                    partial(self._device.register_host, slab.memory),
-                    partial(self._end, slab.number, registration),
-                )
-            )
+            self.register(self._device, slab.memory, registration)
 
     def _remove(self, slab: Slab) -> None:
         # All users of the slab are over: each held a reference to its array.
         if self._device is not None:
-            unregister = partial(self._device.unregister_host, slab.memory)
-            remove = partial(self._removals.send_nowait, _Removal(unregister, self._wait_idle))
-            registration = self._registrations.get(slab.number)
-            if registration is None:
-                remove()
-            else:
-                # In this order: unregistered first, it would be registered afterwards, and unmapped while the
-                # driver has it.
-                registration.tell(remove)
-
-    def _end(self, slab: int, registration: Arrival) -> None:
-        if self._registrations.get(slab) is registration:
-            del self._registrations[slab]
-        registration.end()
+            registration = self._registrations.pop(slab.number)
+            self.unregister(self._device, slab.memory, registration, self._wait_idle)

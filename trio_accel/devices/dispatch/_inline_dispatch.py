@@ -49,8 +49,8 @@ from ..engine._recovery import STEADY
 from ..operations._blocks import BlockTable, BorrowedBlock
 from ..operations._hooks import EngineHook
 from ..operations._loans import Loan
-from ..operations._operation import Launch, Operation, Planner, ReplyT, admit
-from ..operations._pending import Pending
+from ..operations._operation import Launch, Operation, Planner, admit
+from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, LibraryT
 from ._loans import InlineBorrowed, InlineLoan
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, Never, TypeAlias, TypeVar
+from typing import Any, ClassVar, Never, TypeAlias
 
 import attrs
 import outcome
@@ -28,8 +28,8 @@ from ..engine._recovery import STEADY
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ..operations._loans import Loan
 from ..operations._operation import Operation, Planned, Planner, admit
-from ..operations._pending import Pending
-from ..operations._ref import AccelRef
+from ..operations._pending import Pending, ReplyT
+from ..operations._ref import AccelRef, LibraryT
 from ..wire import _orders
 from ..wire._channel import Channel, Take
 from ._answers import AnswerHandler
@@ -289,9 +289,6 @@ class WorkerContextActor(Actor):
         async with self._serve(context):
             yield
 
-
-LibraryT = TypeVar("LibraryT")
-ReplyT = TypeVar("ReplyT")
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001

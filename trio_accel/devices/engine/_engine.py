@@ -23,8 +23,7 @@ from ._completer import CancelGrace, Completer
 from ._context_state import ContextState, EngineObserver, Watchdog
 from ._enqueuer import Enqueuer, Ranges, ThreadedLaunches
 from ._in_flight import BlockUse, MemoryInUse
-from ._launch_gate import LaunchGate, LaunchOrder
-from ._leases import Leases
+from ._leases import LaunchGate, LaunchOrder, Leases
 from ._stream_queues import StreamQueues
 
 __all__ = ["Engine", "KernelLibraries"]

@@ -23,7 +23,7 @@ from ..operations._operation import Launch
 from ._completer import Completer
 from ._context_state import ContextState, Watchdog
 from ._in_flight import NOT_YET, InFlight, MemoryInUse, Reply
-from ._launch_gate import LaunchGate
+from ._leases import LaunchGate
 from ._stream_queues import StreamQueue
 
 __all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]

@@ -43,8 +43,8 @@ from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._loans import Loan
-from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..operations._pending import Pending
+from ..operations._operation import Operand, Operation, refuse_recording
+from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import attrs
@@ -25,13 +25,12 @@ from ..operations._operation import (
     Planner,
     recording_now,
 )
-from ..operations._pending import Pending
+from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device
 from ._device import opened
 
 __all__ = ["Recorded", "record"]
 
-ReplyT = TypeVar("ReplyT")
 
 _COPIES = "memory"
 

@@ -1,4 +1,4 @@
-"""The application's end of the launcher process: starting it, speaking with it, ending it; and what it imports ahead."""
+"""The application's end of the launcher process: its start, orders, end, and imports ahead."""
 
 from __future__ import annotations
 

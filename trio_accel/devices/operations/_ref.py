@@ -25,13 +25,12 @@ from ..base._refusals import NoOperators, NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
-from ._pending import Pending
+from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "DeviceRequest", "check_device", "device_of", "owned"]
 
 LibraryT = TypeVar("LibraryT")
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
-ReplyT = TypeVar("ReplyT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from functools import partial
-from math import inf
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 
 from ...backends.base import AccelDevice, AccelStream, DType, Hold, KernelLibrary, PlacedBlock
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...backends.base.kit.host import map_shared
 from ..base._bridge import LoopNotifier
+from ..base._host_pool import Registrations
 from ..base._waits import Arrival
 from ..operations._blocks import Block, BlockTable
 from ..wire import _answers
@@ -29,8 +26,6 @@ from ..wire._channel import Channel
 
 __all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "WorkerSlabs"]
 
-Change: TypeAlias = Callable[[], Awaitable[None]]
-_logger = logging.getLogger("trio_accel.devices")
 # At so many arrays of a slab all are forgotten: they are made again in a moment.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
@@ -106,7 +101,7 @@ class _Slab:
     )
 
 
-class WorkerSlabs:
+class WorkerSlabs(Registrations):
     """The slabs of the application's pool, mapped and made known to the device.
 
     Before an array in a slab is used, the slab must be registered, since the driver copies other memory while
@@ -114,21 +109,10 @@ class WorkerSlabs:
     """
 
     def __init__(self) -> None:
-        self._coming, come = trio.open_memory_channel[Change](inf)
-        self._going, gone = trio.open_memory_channel[Change](inf)
-        self._pending = come, gone
+        super().__init__()
         self._slabs: dict[int, _Slab] = {}
         # By the application's number of the copy, as long as an operation still needs it.
         self._copies: WeakValueDictionary[int, Arrival] = WeakValueDictionary()
-
-    async def run(self) -> None:
-        """Tell the device of slabs that come, and beside that of those that go, until it is cancelled.
-
-        The driver takes its time for that, so the task that reads messages does not wait for it.
-        """
-        async with trio.open_nursery() as nursery:
-            for pending in self._pending:
-                nursery.start_soon(_make, pending)
 
     def add(self, device: AccelDevice, number: int, nbytes: int, descriptor: int) -> None:
         """Map a slab, and have the device know it soon.
@@ -140,16 +124,7 @@ class WorkerSlabs:
             slab = self._slabs[number] = _Slab(map_shared(descriptor, nbytes))
         finally:
             os.close(descriptor)
-        self._coming.send_nowait(partial(self._register, device, slab))
-
-    async def _register(self, device: AccelDevice, slab: _Slab) -> None:
-        try:
-            await trio.to_thread.run_sync(device.register_host, slab.memory)
-        except Exception as error:  # noqa: BLE001  # the driver refuses, or the device is being closed
-            # Its arrays are transferred all the same, like any other.
-            _logger.debug("host memory of %d bytes is not known to the device: %s", slab.memory.nbytes, error)
-        finally:
-            slab.registered.end()
+        self.register(device, slab.memory, slab.registered)
 
     def array(
         self,
@@ -200,25 +175,7 @@ class WorkerSlabs:
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
-            go = partial(self._unregister, device, slab.memory, wait_idle)
-            # A slab that was forgotten before its registration would be registered then, and unmapped all the
-            # same.
-            slab.registered.tell(partial(self._going.send_nowait, go))
-
-    async def _unregister(
-        self, device: AccelDevice, memory: npt.NDArray[np.uint8], wait_idle: Callable[[], Awaitable[None]]
-    ) -> None:
-        await wait_idle()
-        with suppress(Exception):
-            # If the device is closed by now, it has forgotten it.
-            await trio.to_thread.run_sync(device.unregister_host, memory)
-
-
-async def _make(pending: trio.MemoryReceiveChannel[Change]) -> None:
-    async for change in pending:
-        await change()
-        # A reference would keep the memory alive while the task waits.
-        del change
+            self.unregister(device, slab.memory, slab.registered, wait_idle)
 
 
 class WorkerMemory:
