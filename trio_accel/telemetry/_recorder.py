@@ -1,4 +1,4 @@
-"""Recording what a system does and what its devices say of themselves; metrics of the program's own (D125)."""
+"""Recording of systems and their devices, and metrics of the program's own (D125)."""
 
 from __future__ import annotations
 

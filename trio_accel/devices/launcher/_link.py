@@ -1,4 +1,4 @@
-"""The application's end of the launcher process: its start, orders, end, and imports ahead."""
+"""The application's end of the launcher process: its start, its talk, its end; and what it imports ahead."""
 
 from __future__ import annotations
 
