@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import textwrap
+import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -19,7 +20,7 @@ __all__ = [
     "Load", "Name", "Node", "Place", "Rule", "parse",
 ]  # fmt: skip
 
-Rule: TypeAlias = Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
+Rule: TypeAlias = typing.Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
 """How its types follow from those of its arguments; ``"ufunc"``: as the ufunc of NumPy says."""
 
 _REAL: frozenset[str] = frozenset({"bool", "int", "uint", "float"})
