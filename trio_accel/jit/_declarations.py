@@ -139,6 +139,16 @@ def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None
             )
 
 
+# Options whose names in `cuda.core` are others.
+_NAMES = {
+    "macros": "define_macro",
+    "undefine": "undefine_macro",
+    "architecture": "arch",
+    "max_registers": "max_register_count",
+    "fast_math": "use_fast_math",
+    "line_info": "lineinfo",
+    "bundled_headers": "use_bundled_headers",
+}
 _is_flag = _one(bool)
 _are_paths = _several(str, os.PathLike, or_one=True)
 
@@ -195,24 +205,12 @@ class CompileOptions:
 
     def plain(self) -> dict[str, object]:
         """Return those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
-        given: dict[str, object] = {
-            "std": self.std,
+        given = {
+            **{_NAMES.get(name, name): value for name, value in attrs.asdict(self, recurse=False).items()},
             "define_macro": [_macro(name, value) for name, value in self.macros.items()],
             "undefine_macro": list(self.undefine),
             "include_path": _paths(self.include_path),
             "pre_include": _paths(self.pre_include),
-            "arch": self.architecture,
-            "max_register_count": self.max_registers,
-            "use_fast_math": self.fast_math,
-            "fma": self.fma,
-            "ftz": self.ftz,
-            "prec_div": self.prec_div,
-            "prec_sqrt": self.prec_sqrt,
-            "restrict": self.restrict,
-            "device_int128": self.device_int128,
-            "lineinfo": self.line_info,
-            "debug": self.debug,
-            "use_bundled_headers": self.bundled_headers,
             "ptxas_options": list(self.ptxas_options),
             "diag_suppress": list(self.diag_suppress),
         }

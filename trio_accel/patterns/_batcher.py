@@ -26,13 +26,7 @@ from ..actors import (
     handles,
     quick,
 )
-from ..backends.base import (
-    CompletionTimeoutError,
-    ContextLostError,
-    DeviceLostError,
-    QueueFullError,
-    Refused,
-)
+from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError, must_be_count, must_be_positive
 from ._servants import (
     QUEUE_WAIT,
@@ -289,22 +283,18 @@ class Counts:
     launches: int = 0
 
 
+@attrs.define(eq=False)
 class BatchRun(Generic[ItemT, ResultT]):
     """One batch on its way through the model."""
 
-    def __init__(
-        self,
-        model: BatchModel[ItemT, ResultT],
-        entries: list[Entry[ItemT, ResultT]],
-        blame: Blame,
-        counts: Counts,
-    ) -> None:
-        self._model = model
-        self._blame = blame
-        self._counts = counts
-        self._scope = trio.CancelScope()
-        self.entries: list[Entry[ItemT, ResultT]] = entries
-        for entry in entries:
+    _model: BatchModel[ItemT, ResultT]
+    entries: list[Entry[ItemT, ResultT]]
+    _blame: Blame
+    _counts: Counts
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for entry in self.entries:
             entry.on_leave = self._look_who_waits
 
     async def run(self) -> None:

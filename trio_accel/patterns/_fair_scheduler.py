@@ -622,12 +622,6 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
                 end_with_incarnation(self.context, turn.reply, has_begun=False)
         self._refused_later.clear()
 
-    def _drop_costs(self) -> None:
-        """Count tenants with the others whose weights are gone, the longest unused first."""
-        while len(self._costs) > len(self._weights):
-            tenant = next(one for one in self._costs if one not in self._weights)
-            self._cost_of_others += self._costs.pop(tenant)
-
     def _weight_of(self, tenant: Hashable) -> float:
         weight = self._weights.of(tenant)
         if weight is None:
@@ -660,7 +654,10 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             tenant = entry.flow.tenant
             if tenant in self._weights:
                 self._costs[tenant] = self._costs.pop(tenant, 0.0) + entry.cost
-                self._drop_costs()
+                # Tenants count with the others whose weights are gone, the longest unused first.
+                while len(self._costs) > len(self._weights):
+                    gone = next(one for one in self._costs if one not in self._weights)
+                    self._cost_of_others += self._costs.pop(gone)
             else:
                 self._cost_of_others += entry.cost
             self._begin(entry.value)

@@ -297,15 +297,15 @@ class CircuitBreaker:
 
     def _admit(self) -> _Attempt:
         now, until = trio.current_time(), self._opens_until
+        attempt = _Attempt(now, self._period)
         if until is not None:
             if now < until:
                 text = f"the circuit is open for another {until - now:.3g} s: too many calls have failed"
                 raise CircuitOpenError(text, retry_after=until - now)
             if self._probe is not None:
                 raise CircuitOpenError("the circuit is half-open, and one call probes it", retry_after=0.0)
-            self._probe = _Attempt(now, self._period)
-            return self._probe
-        return _Attempt(now, self._period)
+            self._probe = attempt
+        return attempt
 
     def _is_slow(self, attempt: _Attempt) -> bool:
         return trio.current_time() - attempt.begun >= self._slow_after

@@ -464,8 +464,11 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             for part in parts:
                 if part.expert != number:
                     continue
-                part.error = await self._error_of_part(tokens, part)
-                if part.error is not None and self._on_failure == "raise":
+                computed = await outcome_of(self._compute_part(tokens, part))
+                if not isinstance(computed, outcome.Error):
+                    continue
+                part.error = cast("Exception", computed.error)
+                if self._on_failure == "raise":
                     failed.append(part.error)
                     nursery.cancel_scope.cancel(reason="another expert has failed")
                     return
@@ -476,11 +479,6 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         # An asker that has gone hears of its cancellation, whatever the experts have failed with over it.
         await trio.lowlevel.checkpoint_if_cancelled()
         return failed[0] if failed else None
-
-    async def _error_of_part(self, tokens: Tokens, part: Part) -> Exception | None:
-        """Have an expert compute some tokens; returns its error, if it failed."""
-        computed = await outcome_of(self._compute_part(tokens, part))
-        return cast("Exception", computed.error) if isinstance(computed, outcome.Error) else None
 
     async def _compute_part(self, tokens: Tokens, part: Part) -> None:
         """Have an expert compute some tokens.

@@ -94,8 +94,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
     def __init__(
         self,
-        replicas: Mapping[str, Model[ItemT, ResultT] | Replica[ItemT, ResultT]]
-        | Sequence[Model[ItemT, ResultT] | Replica[ItemT, ResultT]],
+        replicas: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
         *,
         by: Routing | None = None,
     ) -> None:
@@ -526,8 +525,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
 
     def __init__(
         self,
-        replicas: Mapping[str, Model[ItemT, ResultT] | Replica[ItemT, ResultT]]
-        | Sequence[Model[ItemT, ResultT] | Replica[ItemT, ResultT]],
+        replicas: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
         *,
         choices: int | None = None,
         hedge: Hedge | None = None,
@@ -555,21 +553,16 @@ class ReplicaPool(Router[ItemT, ResultT]):
                 self._saved -= 1.0
                 self._hedged += 1
                 tries.append(self._start(item, asked, results))
-            return await self._first(tries, inbox)
+            # The error of the first try is raised if there is no result.
+            for _ in tries:
+                ended = await inbox.receive()
+                if isinstance(ended.result, outcome.Value):
+                    self._won += ended is not tries[0]
+                    return _unwrap(ended)
+            return _unwrap(tries[0])
         finally:
             for each in tries:
                 each.scope.cancel()
-
-    async def _first(
-        self, tries: Sequence[_Try[ResultT]], inbox: trio.MemoryReceiveChannel[_Try[ResultT]]
-    ) -> ResultT:
-        """Wait for the first result; raises the error of the first try if there is none."""
-        for _ in tries:
-            ended = await inbox.receive()
-            if isinstance(ended.result, outcome.Value):
-                self._won += ended is not tries[0]
-                return _unwrap(ended)
-        return _unwrap(tries[0])
 
     def _has_other(self, asked: Sequence[Member[ItemT, ResultT]]) -> bool:
         return any(

@@ -384,17 +384,15 @@ def _read(nvml: Any, index: int) -> GpuReading:
         ecc_corrected=gpu.ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _SINCE_DRIVER),
         ecc_uncorrected=gpu.ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_DRIVER),
         is_mig=None if mode is None else bool(mode[0]),
-        processes=None if processes is None else tuple([_process(process) for process in processes]),
+        processes=None
+        if processes is None
+        else tuple([GpuProcess(pid=one.pid, memory=one.usedGpuMemory) for one in processes]),
     )
     return attrs.evolve(reading, error=gpu.error)
 
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _process(process: Any) -> GpuProcess:
-    return GpuProcess(pid=process.pid, memory=process.usedGpuMemory)
 
 
 @attrs.define(eq=False)

@@ -26,7 +26,6 @@ __all__ = ["exposition", "prometheus", "prometheus_gpus"]
 _MOST_ACTORS = 1000
 _UNUSED = CacheRow()
 _PREFIX = "trio_accel_"
-_EXTRA = "metrics"
 
 Labels: TypeAlias = tuple[str, ...]
 Sample: TypeAlias = tuple[Labels, float]
@@ -222,7 +221,6 @@ def prometheus(recorder: Recorder) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    import_extra("prometheus_client", _EXTRA)
     return _collector(lambda: _metrics(recorder))
 
 
@@ -238,7 +236,6 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    import_extra("prometheus_client", _EXTRA)
     return _collector(lambda: _gpus(watch))
 
 
@@ -285,18 +282,19 @@ def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    import_extra("prometheus_client", _EXTRA)
+    collector = prometheus(recorder)
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
-    registry.register(_collector(lambda: _metrics(recorder)))
+    registry.register(collector)
     encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else "")
     return encode(registry).decode()
 
 
 def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
     # Its base is only there with the extra.
+    import_extra("prometheus_client", "metrics")
     from prometheus_client.registry import Collector
 
     class MetricsCollector(Collector):

@@ -157,19 +157,8 @@ class OwnMetrics:
         for metric in self._metrics.values():
             yield from metric.readings()
 
-    def counter(self, name: str, help: str) -> OwnCounter:  # noqa: A002  # as in metrics
-        """See `Recorder.counter`."""
-        return self._of(OwnCounter, name, lambda: OwnCounter(name, help))
-
-    def gauge(self, name: str, help: str) -> OwnGauge:  # noqa: A002  # as in metrics
-        """See `Recorder.gauge`."""
-        return self._of(OwnGauge, name, lambda: OwnGauge(name, help))
-
-    def histogram(self, name: str, help: str, bounds: Sequence[float]) -> OwnHistogram:  # noqa: A002  # as in metrics
-        """See `Recorder.histogram`."""
-        return self._of(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
-
-    def _of(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
+    def named(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
+        """Return the metric of a name, made where there is none; see `Recorder.counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
         known = self._metrics.get(name)
@@ -197,6 +186,7 @@ _UNUSED = LibraryStatistics()
 _OF_ACTORS = tuple(
     [field.name for field in attrs.fields(ActorRow) if field.name in attrs.fields_dict(ActorSnapshot)]
 )
+_OF_DEVICES = ("path", "name", "isolation", "generation", "losses", "pending")
 _recorders: WeakKeyDictionary[System, Recorder] = WeakKeyDictionary()
 
 
@@ -304,11 +294,11 @@ class Recorder:
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._own.counter(name, help)
+        return self._own.named(OwnCounter, name, lambda: OwnCounter(name, help))
 
     def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._own.gauge(name, help)
+        return self._own.named(OwnGauge, name, lambda: OwnGauge(name, help))
 
     def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
@@ -321,7 +311,7 @@ class Recorder:
         Raises:
             ValueError: As for `counter`; or the bounds do not rise.
         """
-        return self._own.histogram(name, help, bounds)
+        return self._own.named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
 
     def readings(self, actors: Iterable[ActorSnapshot] | None = None) -> tuple[Reading, ...]:
         """Return the figures of the program's own, and then those that actors show, or those of all."""
@@ -561,21 +551,15 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
     context, cost = actors.get(f"{device.path}/context"), device.recovery
     state = "restarting" if context is None else context.state
     row = DeviceRow(
-        path=device.path,
-        name=device.name,
+        **{name: getattr(device, name) for name in _OF_DEVICES},
         backend=device.info.backend,
-        isolation=device.isolation,
         state=state if device.outage is None else "given up",
-        generation=device.generation,
-        losses=device.losses,
         recovery_time=known.recovery_time,
         recovery_cost=cost.seconds,
         recovery_text=None if cost.seconds is None else str(cost),
-        pending=device.pending,
         pid=None if context is None else context.pid,
+        served=None if known.served_since is None else trio.current_time() - known.served_since,
     )
-    if known.served_since is not None:
-        row = attrs.evolve(row, served=trio.current_time() - known.served_since)
     told = known.statistics
     if told is None:
         return row

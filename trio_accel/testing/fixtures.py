@@ -51,7 +51,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     A fixture of its own would be set up and ended beside the others, in no order that is known.
     """
     if isinstance(item, pytest.Function) and item.stash.get(_LEAVES_NO_ACTORS, False):
-        _check_actors(item)
+        hypothesis: Any = getattr(item.obj, "hypothesis", None)
+        if hypothesis is None:
+            item.obj = _leaving_no_actors(item.obj)
+        else:
+            hypothesis.inner_test = _leaving_no_actors(hypothesis.inner_test)
     return (yield)
 
 
@@ -140,14 +144,6 @@ def _isolation_of(marker: pytest.Mark) -> Isolation:
         )
     where: Isolation = marker.args[0]
     return where
-
-
-def _check_actors(item: pytest.Function) -> None:
-    hypothesis: Any = getattr(item.obj, "hypothesis", None)
-    if hypothesis is None:
-        item.obj = _leaving_no_actors(item.obj)
-    else:
-        hypothesis.inner_test = _leaving_no_actors(hypothesis.inner_test)
 
 
 def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -123,19 +123,24 @@ class TensorInfo:
 
 
 @attrs.frozen(kw_only=True)
-class Header:
-    """Header of a file.
+class Contents:
+    """Contents of files of weights.
 
     Attributes:
-        tensors: By name, in the order of their bytes.
-        metadata: Text by name, which the writer has added.
+        tensors: By name, in the order of the files, and in each of their bytes.
+        metadata: Text by name, which the writer has added; of several files, the first has its way.
     """
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the files."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
-def parse_header(text: bytes, data: int) -> Header:
+
+def parse_header(text: bytes, data: int) -> Contents:
     """Read a header and hold every word of it against the file.
 
     Args:
@@ -157,7 +162,7 @@ def parse_header(text: bytes, data: int) -> Header:
     order: list[int] = np.lexsort((sizes, offsets)).tolist()
     tensors = [tensors[place] for place in order]
     _check_tiling(tensors, start, data)
-    return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
+    return Contents(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
 
 
 def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) -> Any:
@@ -358,7 +363,7 @@ class OpenFile:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._as_opened = self._state()
-            self.header: Header = self._read_header()
+            self.header: Contents = self._read_header()
         except BaseException:
             self.close()
             raise
@@ -397,7 +402,7 @@ class OpenFile:
             raise WeightsError(f"{self.path} is no regular file")
         return found.st_size, found.st_mtime_ns
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> Contents:
         size, _ = self._as_opened
         if size < LENGTH:
             raise WeightsError(f"{self.path} has {size} bytes, too few for a safetensors file")
@@ -522,24 +527,6 @@ def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
             raise WeightsError(f"{name!r} must be in a file, and no file has the name {place!r:.80}")
         shards.setdefault(os.path.join(folder, place), set()).add(name)
     return shards
-
-
-@attrs.frozen(kw_only=True)
-class Contents:
-    """Contents of files of weights.
-
-    Attributes:
-        tensors: By name, in the order of the files.
-        metadata: Text by name, which the writer has added; of several files, the first has its way.
-    """
-
-    tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, str]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors in the files."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @enable_ki_protection

@@ -415,7 +415,7 @@ async def _write_all(file: IO[bytes], arrays: Mapping[str, AccelRef], progress: 
         for start in range(0, flat.size, step):
             part = flat[start : start + step]
             piece = await part.to_host(out=host[: part.size])
-            await trio.to_thread.run_sync(_write, file, piece)
+            await trio.to_thread.run_sync(_write, file, piece.view(np.uint8).data)
             done += part.nbytes
             if progress is not None:
                 progress(done, total)
@@ -446,7 +446,7 @@ def _make(target: str, header: bytes) -> IO[bytes]:
     try:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
-        _write_bytes(file, memoryview(header))
+        _write(file, memoryview(header))
     except BaseException:
         _discard(file)
         raise
@@ -473,11 +473,7 @@ def _discard(file: IO[bytes]) -> None:
         os.unlink(file.name)
 
 
-def _write(file: IO[bytes], piece: npt.NDArray[Any]) -> None:
-    _write_bytes(file, piece.view(np.uint8).data)
-
-
-def _write_bytes(file: IO[bytes], view: memoryview) -> None:
+def _write(file: IO[bytes], view: memoryview) -> None:
     while view:
         view = view[file.write(view) :]
 
