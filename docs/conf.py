@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import make_reference
 import reference_domain
-from docutils import nodes
+from docutils import nodes  # type: ignore[import-untyped]
 from sphinx.addnodes import pending_xref
 from sphinx.domains.python import ObjectEntry
 from sphinx.errors import ExtensionError

@@ -60,7 +60,7 @@ class DomainWriter(Writer):
             return f"({', '.join(arguments)}){returns}"
 
         name = f"{definition.name}.{node.name}" if is_method else node.name
-        options = [one for one in ("classmethod", "staticmethod") if one in made_by]
+        options: list[str] = [one for one in ("classmethod", "staticmethod") if one in made_by]
         options += ["async"] if isinstance(node, ast.AsyncFunctionDef) else []
         options += _short(name + text(source.as_it_is))
         whole = name + text(self._whole(definition))

@@ -268,7 +268,10 @@ class _Asked:
             except Exception as error:  # noqa: BLE001  # raised by the caller
                 self._end(rank, error)
         for rank, pending in self.pending.items():
-            pending.when_done(lambda rank=rank, pending=pending: self._end(rank, pending.error))
+            pending.when_done(partial(self._when_done, rank, pending))
+
+    def _when_done(self, rank: int, pending: Pending[Any]) -> None:
+        self._end(rank, pending.error)
 
     def _end(self, rank: int, error: BaseException | None) -> None:
         self.left.remove(rank)
@@ -325,14 +328,14 @@ class Communicator:
                 if self.life.stage == "open" and self._workers() != self._opened_by:
                     self._give_up("lose")
                 await self._leave()
-                if self.life.stage == "closed":
+                if self.life.has_ended():
                     raise WorldBrokenError("collectives: the world was closed; open another one")
                 try:
                     if self.life.stage == "none":
                         await self._open()
                     return await self._call(parts)
                 except RanksFailedError as failed:
-                    if self.life.stage != "closed" and (not failed.is_stale or attempt == _MOST_OPENED):
+                    if not self.life.has_ended() and (not failed.is_stale or attempt == _MOST_OPENED):
                         raise
         raise AssertionError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import attrs
 import trio
@@ -24,9 +24,9 @@ has failed, and another one's loss may be the cause; ranks give it up; the world
 """
 
 Step: TypeAlias = Literal[
-    *("open", "opened", "connect", "call", "done"),
-    *("lose", "stale", "late", "cancel", "fail", "told", "left", "close"),
-]
+    "open", "opened", "connect", "call", "done", "lose", "stale", "late", "cancel", "fail", "told", "left",
+    "close",
+]  # fmt: skip
 """What happens to it."""
 
 _AT_WORK: tuple[Stage, ...] = ("opening", "connecting", "calling")
@@ -61,7 +61,7 @@ class CommunicatorLife:
         ("leaving", "left"): "none",
         # A world may be closed while a collective of another task runs, which ends by that.
         **{(stage, "close"): "closed" for stage in (*_AT_WORK, "none", "open", "doubted", "leaving")},
-        **{("closed", step): "closed" for step in Step.__args__ if step != "open"},
+        **{("closed", step): "closed" for step in get_args(Step) if step != "open"},
     }
     bounds: ClassVar[Mapping[Stage, float]] = {
         "opening": 60.0,
@@ -74,6 +74,10 @@ class CommunicatorLife:
     }
     stage: Stage = attrs.field(default="none", init=False)
     until: float = attrs.field(default=math.inf, init=False)
+
+    def has_ended(self) -> bool:
+        """Tell whether the world has ended."""
+        return self.stage == "closed"
 
     def move(self, step: Step) -> None:
         """Go to the next stage.
