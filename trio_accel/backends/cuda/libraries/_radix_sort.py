@@ -12,7 +12,7 @@ from cuda.bindings import nvrtc
 from ...base import DType, NotSupportedError
 from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
 from ..kit._library import KernelCall
-from ..runtime._foreign import StreamHandle
+from ..runtime._current_streams import StreamHandle
 
 __all__ = ["RadixSort"]
 

@@ -28,7 +28,8 @@ from ...base.kit.kernels import kernel
 from ...base.kit.lent import Lent
 from ...base.kit.programs import ProgramHost
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
-from ..runtime._foreign import CurrentStreams, ProgramArray, described, foreign_array, loaded
+from ..runtime._current_streams import CurrentStreams, loaded
+from ..runtime._foreign import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
 
 __all__ = ["ProgramLibrary"]
