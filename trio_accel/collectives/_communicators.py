@@ -325,10 +325,11 @@ class Communicator:
                 if self.life.stage == "open" and self._workers() != self._opened_by:
                     self._give_up("lose")
                 await self._leave()
-                if self.life.stage == "closed":
+                stage = self.life.stage
+                if stage == "closed":
                     raise WorldBrokenError("collectives: the world was closed; open another one")
                 try:
-                    if self.life.stage == "none":
+                    if stage == "none":
                         await self._open()
                     return await self._call(parts)
                 except RanksFailedError as failed:
@@ -365,7 +366,7 @@ class Communicator:
         """Have ranks meet."""
         way = tuple([(rank, part.way) for rank, part in parts.items()])
         is_known = way in self._ways
-        self.life.move("call" if is_known else "connect")
+        self.life.move("call" if is_known else "meet")
         actor, number = self.vendor.actor, self.number
         made = await self._together(
             {rank: Meet(actor, number, part, is_known=is_known) for rank, part in parts.items()}
@@ -389,7 +390,7 @@ class Communicator:
             # Its opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
-            self._give_up("cancel", asked)
+            self._give_up("drop", asked)
             raise
         if not (asked.left or asked.errors):
             return {rank: pending.value for rank, pending in asked.pending.items()}
