@@ -268,10 +268,7 @@ class _Asked:
             except Exception as error:  # noqa: BLE001  # raised by the caller
                 self._end(rank, error)
         for rank, pending in self.pending.items():
-            pending.when_done(partial(self._when_done, rank, pending))
-
-    def _when_done(self, rank: int, pending: Pending[Any]) -> None:
-        self._end(rank, pending.error)
+            pending.when_done(lambda rank=rank, pending=pending: self._end(rank, pending.error))
 
     def _end(self, rank: int, error: BaseException | None) -> None:
         self.left.remove(rank)
@@ -328,14 +325,15 @@ class Communicator:
                 if self.life.stage == "open" and self._workers() != self._opened_by:
                     self._give_up("lose")
                 await self._leave()
-                if self.life.has_ended():
+                stage = self.life.stage
+                if stage == "closed":
                     raise WorldBrokenError("collectives: the world was closed; open another one")
                 try:
-                    if self.life.stage == "none":
+                    if stage == "none":
                         await self._open()
                     return await self._call(parts)
                 except RanksFailedError as failed:
-                    if not self.life.has_ended() and (not failed.is_stale or attempt == _MOST_OPENED):
+                    if self.life.stage != "closed" and (not failed.is_stale or attempt == _MOST_OPENED):
                         raise
         raise AssertionError
 
@@ -368,7 +366,7 @@ class Communicator:
         """Have ranks meet."""
         way = tuple([(rank, part.way) for rank, part in parts.items()])
         is_known = way in self._ways
-        self.life.move("call" if is_known else "connect")
+        self.life.move("call" if is_known else "meet")
         actor, number = self.vendor.actor, self.number
         made = await self._together(
             {rank: Meet(actor, number, part, is_known=is_known) for rank, part in parts.items()}
@@ -392,7 +390,7 @@ class Communicator:
             # Its opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
-            self._give_up("cancel", asked)
+            self._give_up("drop", asked)
             raise
         if not (asked.left or asked.errors):
             return {rank: pending.value for rank, pending in asked.pending.items()}

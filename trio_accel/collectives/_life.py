@@ -24,11 +24,11 @@ has failed, and another one's loss may be the cause; ranks give it up; the world
 """
 
 Step: TypeAlias = Literal[
-    "open", "opened", "connect", "call", "done", "lose", "stale", "late", "cancel", "fail", "told", "left",
-    "close",
-]  # fmt: skip
+    "open", "opened", "meet", "call", "done", "lose", "stale", "late", "drop", "fail", "told", "left", "close"
+]
 """What happens to it."""
 
+_STEPS: tuple[Step, ...] = get_args(Step)
 _AT_WORK: tuple[Stage, ...] = ("opening", "connecting", "calling")
 
 
@@ -48,20 +48,20 @@ class CommunicatorLife:
     edges: ClassVar[Mapping[tuple[Stage, Step], Stage]] = {
         ("none", "open"): "opening",
         ("opening", "opened"): "open",
-        ("open", "connect"): "connecting",
+        ("open", "meet"): "connecting",
         ("open", "call"): "calling",
         ("connecting", "done"): "open",
         ("calling", "done"): "open",
         # A rank had a new worker between two collectives.
         ("open", "lose"): "leaving",
         # Ranks hear of the loss of another one, were given up, are not there in time, or the caller has gone.
-        **{(stage, step): "leaving" for stage in _AT_WORK for step in ("lose", "stale", "late", "cancel")},
+        **{(stage, step): "leaving" for stage in _AT_WORK for step in ("lose", "stale", "late", "drop")},
         **{(stage, "fail"): "doubted" for stage in _AT_WORK},
         ("doubted", "told"): "leaving",
         ("leaving", "left"): "none",
         # A world may be closed while a collective of another task runs, which ends by that.
         **{(stage, "close"): "closed" for stage in (*_AT_WORK, "none", "open", "doubted", "leaving")},
-        **{("closed", step): "closed" for step in get_args(Step) if step != "open"},
+        **{("closed", step): "closed" for step in _STEPS if step != "open"},
     }
     bounds: ClassVar[Mapping[Stage, float]] = {
         "opening": 60.0,
@@ -74,10 +74,6 @@ class CommunicatorLife:
     }
     stage: Stage = attrs.field(default="none", init=False)
     until: float = attrs.field(default=math.inf, init=False)
-
-    def has_ended(self) -> bool:
-        """Tell whether the world has ended."""
-        return self.stage == "closed"
 
     def move(self, step: Step) -> None:
         """Go to the next stage.
