@@ -128,7 +128,7 @@ if _typing.TYPE_CHECKING:
     from .programs import open_program, run
     from .telemetry import open_dashboard
 
-# What only some programs need is imported at its first use: it would be half of the import.
+# Capabilities that only some programs need are imported at first use: they would be half of the import.
 _LATER = frozenset(
     {
         "collectives",
@@ -168,7 +168,7 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         if not name.startswith("_"):
             told = _elsewhere(name)
             if not told:
-                # Of two that have a name, the last one counts: `elementwise` is that of `jit`.
+                # The later part wins a name that two parts have: `elementwise` is that of `jit`.
                 for part in ("tensor", *sorted(_LATER - {"tensor"})):
                     if name in _import_module(f"{__name__}.{part}").__all__:
                         told = f"; write ta.{part}.{name}"

@@ -152,7 +152,7 @@ class Actor(ActorBase):
                 cls = type(self).__name__
                 spawn = f"ref = await system.spawn({cls}, ...), then await ref.ask(...)"
                 raise AttributeError(f"{cls} has no {name!r} before it is spawned: {spawn}")
-            # Once more: it may be the error of a property.
+            # The look-up is repeated for its error, which may be one of a property.
             return object.__getattribute__(self, name)
 
     def __init_subclass__(cls, **kwargs: object) -> None:

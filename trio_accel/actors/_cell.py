@@ -81,7 +81,7 @@ class Cell:
     # The process in which the last incarnation does its work, if that is another one.
     pid: int | None = attrs.field(default=None, init=False)
     last_error: BaseException | None = attrs.field(default=None, init=False)
-    # When the incarnation, or the one that has ended, first made progress.
+    # The time when the incarnation, or the one that has ended, first made progress.
     progressed_at: float | None = attrs.field(default=None, init=False)
     gate: StartGate = attrs.field(factory=StartGate, init=False)
     stop_reason: str | None = attrs.field(default=None, init=False)
@@ -150,6 +150,7 @@ class Cell:
             Whether it was served; if not, nothing has happened.
         """
         assert self.incarnation is not None  # it is who waits
+        # The actor's own task must not be woken meanwhile: two tasks would serve at once.
         self.mailbox.replace_receiver()
         task = trio.lowlevel.current_task()
         before = lend(task, self)
@@ -169,6 +170,7 @@ class Cell:
         if self.state is CellState.RUNNING:
             self.state = CellState.STOPPING
         self.mailbox.refuse(f"actor {self.path} is stopping: {reason}")
+        # An idle actor sleeps in its mailbox, and has to see the stop.
         self.mailbox.wake()
         self.gate.shut(reason)
 

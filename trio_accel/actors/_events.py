@@ -112,7 +112,7 @@ class MessageEvent:
     """Something that happened to a message.
 
     Attributes:
-        path: Path of the actor it was sent to. Of a part of a message's work (`ActorContext.part`), the path
+        path: Path of the actor it was sent to. For a part of its work (`ActorContext.part`), the path
             of the actor and the name of the part.
         message_type: Name of its class, of the operation it carries, or of the part.
         number: Tells it from other messages of the same actor: all events of one message have the same.
@@ -225,7 +225,7 @@ class Observers:
 
     Attributes:
         of_messages: Observers that want events of messages; without any, these cost nothing.
-        of_every_message: Those of them that want events of all messages: without any, an actor may be
+        of_every_message: The ones that want events of all messages: without any, an actor may be
             served past its mailbox, and other processes tell nothing of theirs.
         numbers: Counts messages.
         meter: Measures messages, if there is one.
@@ -383,7 +383,7 @@ class Measured(Protocol):
 
     @property
     def most(self) -> int:
-        """How long `times` may become before `count` is called."""
+        """The most numbers in `times` before `count` is called."""
         ...
 
     def count(self) -> None:

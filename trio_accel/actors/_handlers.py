@@ -1,4 +1,4 @@
-"""Which method of an actor class serves which message class."""
+"""The methods of an actor class that serve its messages, by message class."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def collect_handlers(cls: type) -> HandlerTable:
                 )
             own[mark.message] = name
             _check_target(base, mark.message)
-            # By name, so that an override without the decorator is the one that runs.
+            # A look-up by name finds an override without the decorator: that is the one to run.
             function = getattr(cls, name)
             _check_override(cls, name, function, mark.message)
             # The runtime holds Ctrl-C off while it works; user code is interrupted as everywhere in Trio,

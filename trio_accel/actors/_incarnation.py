@@ -33,7 +33,7 @@ class Host(Party, Protocol):
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where its messages wait."""
+        """The queue in which its messages wait."""
         ...
 
     def cause_of(self, error: BaseException) -> BaseException:
@@ -98,6 +98,7 @@ class Incarnation:
         """Crash before the next message."""
         if self.pending_crash is None:
             self.pending_crash = error
+            # The actor's own task raises the error, and may sleep in the mailbox.
             self.cell.mailbox.wake()
 
     def finish(self) -> None:
@@ -232,6 +233,7 @@ class Incarnation:
                 if scope.cancelled_caught:
                     outcomes.end_cancelled(envelope)
                     return
+                # The handler has returned: a cancellation of the asker has nothing to cancel any more.
                 envelope.scope = None
             self._returned(envelope, reply)
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
@@ -358,6 +360,7 @@ class Incarnation:
                 self._running[group] -= 1
                 if self._group_left is not None:
                     self._group_left.set()
+                # A drain waits for handlers of groups, too, and sleeps in the mailbox meanwhile.
                 if self.cell.is_draining:
                     self.cell.mailbox.wake()
 

@@ -206,6 +206,7 @@ class Mailbox:
             self._outcomes.observe_end(envelope, cancelled=True)
         elif self._outcomes.observers.of_messages:
             self._outcomes.observe_withdrawal(envelope)
+        # Its room goes to a sender that waits.
         self._admit()
 
     async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:
@@ -244,6 +245,7 @@ class Mailbox:
         task.context = base
 
         def abort(_: object) -> trio.lowlevel.Abort:
+            # Another task may serve in place of this one, and must not give the mailbox back to it.
             self.receiver = self._replaced = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -315,6 +317,7 @@ class Mailbox:
     def close(self, reason: str, cause: BaseException | None) -> None:
         """Refuse queued and new messages: the actor has ended."""
         self.refusal = (ActorStoppedError, reason)
+        # Stashed messages go to the queue first, so that they are refused with it.
         self.unstash_all()
         self._drop_control(reason)
         self._refuse_all(self.refusal, cause)
@@ -330,6 +333,7 @@ class Mailbox:
         if self._waiting and len(self._queue) < self._options.capacity:
             envelope = _first(self._waiting)
             self._queue[envelope] = None
+            # A teller waits for its admission alone; an asker stays parked for its reply.
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
                 trio.lowlevel.reschedule(task, WOKEN)

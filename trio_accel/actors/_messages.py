@@ -110,7 +110,7 @@ _ASKER_CANCELLED = "the asker was cancelled"
 
 
 class EnvelopeState(enum.IntEnum):
-    """Where an envelope is on its way; it only moves down this list, or back to QUEUED."""
+    """The place of an envelope on its way; it only moves down this list, or back to QUEUED."""
 
     QUEUED = 0
     RUNNING = 1
@@ -137,7 +137,7 @@ class Party(Protocol):
 
     @property
     def mailbox(self) -> _Queue:
-        """Where its messages wait."""
+        """The queue in which its messages wait."""
         ...
 
     @property
@@ -268,12 +268,13 @@ class Envelope(Waiter):
 
     @property
     def ends_at(self) -> float:
-        """When its handler gives up: never, if the asker leaves it to itself."""
+        """The time when its handler gives up: never, if the asker leaves it to itself."""
         return _NEVER if self.is_abandonable else self.deadline
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         """Cancel the task that is parked for it, or let it wait on: Trio's abort function."""
         if self.state == EnvelopeState.QUEUED:
+            # The message has not begun, so its asker can go at once.
             self.cell.mailbox.withdraw(self)
             return trio.lowlevel.Abort.SUCCEEDED
         if self.is_abandonable:
@@ -314,7 +315,7 @@ class Envelope(Waiter):
             return False
         self.state = EnvelopeState.DONE
         self.scope = self.on_cancel = self.on_failed_hook = None
-        # Otherwise it was told, or its asker has left it: its outcome is not kept.
+        # An envelope without either was told, or its asker has left it: its outcome is not kept.
         if self.task is not None or self.on_done is not None:
             self.settle(result)
         return True

@@ -149,7 +149,7 @@ def bind_arguments(
 
     Args:
         where: Name of the call, for the error.
-        signature: That of what is called.
+        signature: The signature of what is called.
         args: Arguments by their places.
         kwargs: Arguments by their names.
         own: Options that the caller has besides.
@@ -197,7 +197,7 @@ def binder(
 
 
 class Restart(enum.Enum):
-    """When a child is started again after it ended (OTP's restart types)."""
+    """The ends after which a child is started again (OTP's restart types)."""
 
     PERMANENT = "permanent"
     """Always, also after it ended by itself (`ActorContext.finish`)."""
@@ -234,7 +234,7 @@ class Overflow(enum.Enum):
 
 
 class Strategy(enum.Enum):
-    """Which children are restarted when one fails (OTP's strategies)."""
+    """The children that are restarted when one fails (OTP's strategies)."""
 
     ONE_FOR_ONE = "one_for_one"
     """That child alone."""
@@ -296,7 +296,7 @@ def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
 @named_options
 @attrs.frozen(kw_only=True)
 class Backoff:
-    """How long to wait before a restart.
+    """The pauses before restarts.
 
     The first restart waits for `initial` seconds, the second for `base`, each later one `factor`
     times longer up to `maximum`; after `reset_after` seconds without a crash it begins anew.
@@ -343,7 +343,7 @@ class Backoff:
 @named_options
 @attrs.frozen
 class Intensity:
-    """How many restarts a supervisor allows, before it fails itself or lets the child pause.
+    """The restarts that a supervisor allows, before it fails itself or lets the child pause.
 
     Attributes:
         restarts: The most restarts within the window; one more, and `pause` says what follows.
@@ -408,7 +408,7 @@ def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exce
 @named_options
 @attrs.frozen(kw_only=True)
 class Policy:
-    """How an actor is supervised, and how it supervises its own children.
+    """The rules by which an actor is supervised, and supervises its own children.
 
     Attributes:
         directives: Reaction to an exception, by class; the most specific class wins, in a

@@ -185,7 +185,8 @@ class Outcomes:
         is_told = bool(observers.of_messages)
         if is_told:
             observers.emit(MessageStarted(**told))
-        # What observers have set for the block, such as its span, holds in this task until its end.
+        # Context variables that observers have set for the block, such as its span, hold in this task until
+        # its end.
         tokens: list[tuple[ContextVar[Any], Token[Any]]] = [
             (variable, variable.set(value))
             for variable, value in context.items()

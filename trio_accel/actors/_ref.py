@@ -59,7 +59,7 @@ class Ref(Generic[ActorT_co]):
 
     @property
     def terminated(self) -> Terminated | None:
-        """How the actor has ended for good; None while it has not."""
+        """The actor's end, once it has ended for good; None before."""
         return self._cell.terminated
 
     @property

@@ -18,12 +18,12 @@ __all__ = ["Restarts", "StartGate"]
 
 @attrs.define(eq=False)
 class _Series:
-    """Where the back-off of one child has got to."""
+    """The state of one child's back-off."""
 
     attempt: int = 0
     attempt_after_progress: int = 0
     quiet_since: float = float("-inf")
-    # How many pauses, and the end of the last.
+    # The number of pauses, and the end of the last.
     pauses: int = 0
     resumed_at: float = float("-inf")
 
@@ -34,7 +34,7 @@ class Restarts:
 
     _intensity: Intensity
     _random: random.Random
-    # When, and whose.
+    # The times of restarts, each with the child's path.
     _counted: deque[tuple[float, str]] = attrs.field(factory=deque[tuple[float, str]], init=False)
     _series: defaultdict[str, _Series] = attrs.field(
         factory=partial(defaultdict[str, _Series], _Series), init=False
@@ -104,7 +104,7 @@ class Restarts:
 
 @attrs.define(eq=False, repr=False)
 class StartGate:
-    """Before each incarnation of an actor: whether it may start, and whether it has.
+    """The gate before each incarnation of an actor: whether it may start, and whether it has.
 
     Attributes:
         awaited_start: Set while another actor's task waits for the start of this one.

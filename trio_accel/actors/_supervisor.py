@@ -97,13 +97,14 @@ class Supervisor:
             policy=policy or _DEFAULT_POLICY,
             mailbox_options=mailbox or _DEFAULT_MAILBOX,
         )
+        # The name is taken before anything is waited for: another spawn may ask for it meanwhile.
         self.children[name] = cell
         cell.gate.expect_begin()
         spawner = cell_of_task()
         if spawner is not None:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
-        # Not by `Nursery.start`: if its starter is cancelled while the task reports its start, Trio leaves
-        # the task in the starter's nursery, and the actor would go on serving there.
+        # `Nursery.start` would not do. If its starter is cancelled while the task reports its start, Trio
+        # leaves the task in the starter's nursery, and the actor would go on serving there.
         self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
         try:
             begun = await cell.gate.wait_begun()
@@ -271,6 +272,7 @@ class Supervisor:
 
     async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
         """Stop the children in reverse start order, also in a task that is cancelled."""
+        # No child starts from here on: `check_new` refuses it.
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)

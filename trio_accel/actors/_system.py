@@ -130,7 +130,7 @@ class Life:
                 raise
             finally:
                 incarnation.end_serving()
-                # Again, for children that a lifespan started before it failed.
+                # A lifespan may have started more children before it failed: they are stopped, too.
                 await self._stop_children()  # noqa: ASYNC102  # it shields itself
                 incarnation.unwatch_all()
                 # An error's traceback holds the incarnation that it ended, and that would hold the error
@@ -163,6 +163,7 @@ class Life:
             cell.system.observers.emit_life(
                 ActorStarted(path=cell.path, pid=cell.pid, incarnation=cell.number)
             )
+        # The spawner goes on last: the actor takes messages by now.
         cell.gate.begin()
 
     async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
@@ -253,7 +254,7 @@ class System(SystemState, _Root):
                 with at_end:
                     await system._stop_all()  # noqa: ASYNC102  # it shields itself
         if alive := system.alive():
-            # Those given up in a supervisor whose own nursery another task keeps open.
+            # These actors were given up in a supervisor whose own nursery another task keeps open.
             paths = ", ".join(sorted(alive))
             raise RuntimeError(f"open_system: {name} closed while actors that were given up live on: {paths}")
 

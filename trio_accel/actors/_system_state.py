@@ -18,7 +18,7 @@ class SystemState:
     Attributes:
         name: Name of the system: the first part of every path.
         options: Options it was opened with.
-        observers: Those who listen; see `System.subscribe`.
+        observers: The observers that listen; see `System.subscribe`.
         token: The Trio run that it lives in.
         thread: The thread of that run.
         opened_at: When it was opened, on Trio's clock.
@@ -51,7 +51,7 @@ def check_run(thread: int, verb: str, what: str) -> None:
     A thread has one run at a time, so its number tells as much as the run's token, in a third of the time.
 
     Args:
-        thread: That of the run.
+        thread: The run's thread.
         verb: The called function.
         what: The object of the call.
 

@@ -141,7 +141,7 @@ class ActorSnapshot(ActorFigures):
 
     @property
     def restarts(self) -> int:
-        """How often the actor was restarted."""
+        """The number of the actor's restarts."""
         return self.incarnation
 
     def walk(self) -> Iterator[ActorSnapshot]:

@@ -252,7 +252,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
         # A quotient may fit where the difference does not.
         text += "y = where(isfinite(e), e / k / c, (b / 2 - a / 2) / (c * (k / 2)))"
     else:
-        # Of second order, too, where the distances differ.
+        # The ends are of second order, too, where the distances differ.
         text += (
             f"m = float64(c[i({axis})]); s = m - float64(c[l]); d = float64(c[r]) - m; y = where(k == 2,"
             f" (b * s / d - a * d / s + {at} * (d / s - s / d)) / (s + d), e / (s + d))"

@@ -360,8 +360,8 @@ async def logspace(
     """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`.
 
     Raises:
-        TypeError: As of `linspace`; or a complex number.
-        ValueError: As of `linspace`.
+        TypeError: See `linspace`; or a complex number.
+        ValueError: See `linspace`.
     """
     name, kind = "arrays.logspace", DType.of(dtype)
     _check_inexact(name, kind)
@@ -386,8 +386,8 @@ async def geomspace(
     The first number is `start` itself, and with `endpoint` the last one is `stop`.
 
     Raises:
-        TypeError: As of `linspace`; or a complex number.
-        ValueError: As of `linspace`; or a number is 0 or not finite, or the signs differ.
+        TypeError: See `linspace`; or a complex number.
+        ValueError: See `linspace`; or a number is 0 or not finite, or the signs differ.
     """
     name, kind = "arrays.geomspace", DType.of(dtype)
     _check_inexact(name, kind)

@@ -205,7 +205,7 @@ def exp() -> None:
 def expm1() -> None:
     """Compute the exponential function minus 1, exact for small elements.
 
-    Of a complex element whose result is nearly imaginary, the real part has fewer digits.
+    The real part has fewer digits where the result of a complex element is nearly imaginary.
     """
 
 
@@ -358,7 +358,7 @@ def positive() -> None:
 def pow() -> None:
     """Raise the elements of the first array to powers of the second.
 
-    Of whole numbers, what is too large wraps around. A negative exponent in an array rounds the power towards
+    A whole number that is too large wraps around. A negative exponent in an array rounds the power towards
     zero, and as a Python number it is a `ValueError`.
     """
 

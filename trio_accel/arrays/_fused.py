@@ -66,7 +66,7 @@ def _is_array(given: object) -> bool:
 
 
 class _NotRecordedError(NotSupportedError, AttributeError):
-    """What a recording has not; an `AttributeError`, as `hasattr` wants it."""
+    """An attribute that a recording has not; an `AttributeError`, as `hasattr` wants it."""
 
 
 class _Traced:
@@ -195,7 +195,7 @@ class _Stage:
     Attributes:
         call: Number of the function that it is a part of.
         ones: Axes of what is reduced.
-        axes: Those that are reduced.
+        axes: The axes that are reduced.
         keepdims: Whether they stay in what the function makes of it.
     """
 
@@ -228,7 +228,7 @@ def _count(call: int) -> str:
 
 
 class _Recording:
-    """What a call of a function does, for arguments of certain types and axes.
+    """The record of a function's call, for arguments of certain types and axes.
 
     Args:
         operation: Name of the operation.
@@ -238,7 +238,7 @@ class _Recording:
         self.operation = operation
         self.statements: list[_Statement] = []
         self.places: list[str] = []
-        # By their names: the axes of arguments that are arrays, and numbers.
+        # The axes of arguments that are arrays, and the numbers, each under its name.
         self.arrays: dict[str, _Ones] = {}
         self.numbers: dict[str, Any] = {}
 
@@ -263,7 +263,7 @@ class _Recording:
         values: dict[str, _Traced] = {}
         for key in parameters:
             if key in given and key not in options and (name != "clip" or given[key] is not None):
-                # As `rows` declares it: a number that never widens the result.
+                # `rows` declares the same: such a number never widens the result.
                 is_weak = parameters[key].annotation == "float" and isinstance(given[key], np.generic)
                 values[key] = self._lifted(name, key, given[key].item() if is_weak else given[key])
         return (self._reduced if hasattr(function, "text") else self._applied)(name, values, **options)
@@ -288,7 +288,7 @@ class _Recording:
             text = f"_c{len(self.numbers)}"
             self.numbers[text] = given
         else:
-            # What is derived from these types may be written in another way.
+            # The text of a subclass may differ, so that of the plain type is written.
             text = f"({next(each for each in (bool, int, float) if isinstance(given, each))(given)!r})"
         return _Traced(self, text, kind)
 
@@ -413,7 +413,7 @@ class _Launches:
             raise NotSupportedError(
                 f"{recording.operation}: too much for one expression: {error}; make several functions of it"
             ) from None
-        # By the names that its reductions have in the text.
+        # The keys are the names that its reductions have in the text.
         self._stages = {base.found(number): stage for number, stage in enumerate(stages)}
         self._recording, self._ones = recording, result.ones
         self._named: dict[str, Any] = {"operation": recording.operation}
@@ -595,7 +595,7 @@ class fused:  # noqa: N801  # a decorator, as `property` is
         for name, each in zip(self._names, places, strict=True):
             ones = tuple([int(extent == 1) for extent in each.shape]) if _is_array(each) else None
             signature.append(None if each is None else (argument_of(self._operation, name, each), ones))
-        # What is equal may differ yet, as 1, 1.0 and True do.
+        # Equal options may differ yet, as 1, 1.0 and True do.
         options = tuple([(name, given[name], repr(given[name])) for name in self._options])
         try:
             hash(options)

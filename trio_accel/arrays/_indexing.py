@@ -87,7 +87,7 @@ async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: Out = None) 
 async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: int | None = None) -> AccelRef:
     """Set elements along an axis in place: ``x[:, indices] = values`` for axis 1.
 
-    Of several values for one element, any of them stays.
+    Any one of several values for one element stays.
 
     Args:
         x: The array.
@@ -119,7 +119,7 @@ async def put_along_axis(
         values: An array, which broadcasts to the shape that ``take_along_axis(x, indices, axis)`` has; or a
             number.
         axis: The axis.
-        reduce: As of `scatter`.
+        reduce: See `scatter`.
 
     Returns:
         `x`.
@@ -155,8 +155,8 @@ async def scatter(
         `x`.
 
     Raises:
-        TypeError: As of `put`; or "min" and "max" of complex numbers.
-        ValueError: As of `put`, or another `reduce`.
+        TypeError: See `put`; or "min" and "max" of complex numbers.
+        ValueError: See `put`, or another `reduce`.
         NotSupportedError: CUDA does not multiply complex128.
         OutOfRangeError: An index is outside of the axis. `x` is damaged then.
     """
@@ -172,7 +172,7 @@ async def scatter_nd(
         x: The array.
         indices: A tuple of arrays, one for each of the first axes of `x`, which broadcast.
         values: An array, which broadcasts to the shape that ``gather_nd(x, indices)`` has; or a number.
-        reduce: As of `scatter`.
+        reduce: See `scatter`.
 
     Returns:
         `x`.
@@ -240,7 +240,7 @@ class _Places:
     Attributes:
         place: The element of ``x``, as an expression.
         shape: The shape of all of them.
-        indices: By their names in the expression, the arrays of indices, which broadcast to that shape.
+        indices: Arrays of indices by their names in the expression; they broadcast to that shape.
     """
 
     place: str
@@ -344,7 +344,8 @@ def _spread(indices: Operand, count: int) -> Operand:
     shape = (*indices.shape, *(1,) * count)
     if not isinstance(indices, AccelRef):
         return indices.reshape(shape)
-    # As `AccelRef.reshape`, which asks NumPy for the strides: that takes as long as the rest of a call.
+    # `AccelRef.reshape` does the same, but asks NumPy for the strides, which takes as long as the rest of a
+    # call.
     spec = indices.spec
     strides = (*spec.strides, *(spec.dtype.itemsize,) * count)
     return AccelRef(indices.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))

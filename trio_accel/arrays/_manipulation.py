@@ -24,7 +24,7 @@ PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 """Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
 the one at the edge; or elements from the other end."""
 
-# By the mode, the index for each place `j` along an axis of `n` elements, which is negative ahead of these. A
+# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative ahead of these. A
 # load counts from the end for a negative index, and takes the last element for one that is too large.
 _PADDED: dict[str, str] = {
     "constant": "{j}",

@@ -22,7 +22,7 @@ async def cosine_similarity(
 ) -> AccelRef:
     """Compute the cosine of the angle between vectors, as `torch.nn.functional.cosine_similarity` does.
 
-    The arrays broadcast against each other. Of complex vectors, the first is conjugated. It is computed in
+    The arrays broadcast against each other. The first of complex vectors is conjugated. It is computed in
     float64 and rounded once. See `softmax` for few long rows.
 
     Args:

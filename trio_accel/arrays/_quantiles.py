@@ -30,8 +30,8 @@ QuantileMethod: TypeAlias = Literal[
 ]  # fmt: skip
 """How a quantile that is between two elements is found, by the names of `numpy.quantile`."""
 
-# By the method the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the weight ``g`` of
-# the element behind it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
+# The formulas of each method: the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the
+# weight ``g`` of the element behind it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
 _BETWEEN = "g = h - floor(h)"
 _PLACES: dict[str, str] = {
     "inverted_cdf": "h = ceil(n * q - 1); g = 0 * h",
@@ -125,7 +125,7 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
     Raises:
         TypeError: `x` is no array, or complex.
         ValueError: An axis that there is not.
-        NotSupportedError: As of `sort`.
+        NotSupportedError: See `sort`.
     """
     return await _quantiles("arrays.median", x, 0.5, axis, "linear", keepdims)
 
@@ -160,14 +160,14 @@ async def quantile(
         keepdims: Whether the axes stay, with one element.
 
     Returns:
-        The quantiles, of the dtype of `x`; float64 for whole numbers and truth values. Of several shares they
+        The quantiles, of the dtype of `x`; float64 for whole numbers and truth values. Several shares
         are along a new first axis.
 
     Raises:
         TypeError: `x` is no array, or complex; or `q` is of no numbers.
         ValueError: An axis that there is not, a share that is not from 0 to 1, or another
             method.
-        NotSupportedError: As of `sort`.
+        NotSupportedError: See `sort`.
     """
     return await _quantiles("arrays.quantile", x, q, axis, method, keepdims)
 

@@ -121,7 +121,7 @@ def _same(values: AccelRef) -> AccelRef:
 async def unique_values(x: Operand) -> AccelRef:
     """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
 
-    NaN is equal to nothing, so each one is there, behind the numbers. Of zeros of both signs the first is
+    NaN is equal to nothing, so each one is there, behind the numbers. The first zero of both signs is
     taken. The result is a view of an array as large as `x`.
 
     Args:
@@ -131,7 +131,7 @@ async def unique_values(x: Operand) -> AccelRef:
         The elements, a vector.
 
     Raises:
-        NotSupportedError: As `sort`; and complex numbers on CUDA.
+        NotSupportedError: See `sort`; and complex numbers on CUDA.
     """
     ...
 
@@ -147,7 +147,7 @@ async def unique_counts(x: Operand) -> UniqueCountsResult:
         The elements in ascending order, and how often each is there, of int64.
 
     Raises:
-        NotSupportedError: As `unique_values`.
+        NotSupportedError: See `unique_values`.
     """
     ...
 
@@ -163,7 +163,7 @@ async def unique_inverse(x: Operand) -> UniqueInverseResult:
         The elements in ascending order, and for each element of `x`, in its shape, which one it is, of int64.
 
     Raises:
-        NotSupportedError: As `unique_values`.
+        NotSupportedError: See `unique_values`.
     """
     ...
 
@@ -180,7 +180,7 @@ async def unique_all(x: Operand) -> UniqueAllResult:
         one it is, and how often each is there: indices and counts are of int64.
 
     Raises:
-        NotSupportedError: As `unique_values`.
+        NotSupportedError: See `unique_values`.
     """
     ...
 

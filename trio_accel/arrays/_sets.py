@@ -90,7 +90,7 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     Raises:
         TypeError: An argument is no array, or complex, or the standard has no promotion of both dtypes;
             signed numbers are found among uint64, though.
-        NotSupportedError: As of `sort`.
+        NotSupportedError: See `sort`.
     """
     x1, x2 = await placed("arrays.isin", x1=x1, x2=x2)
     invert = flag("arrays.isin", "invert", invert)

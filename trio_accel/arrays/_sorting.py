@@ -112,7 +112,7 @@ def argsort() -> None:
     Raises:
         TypeError: The array is complex.
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
-        NotSupportedError: As `sort`.
+        NotSupportedError: See `sort`.
     """
 
 
@@ -145,7 +145,7 @@ async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
 async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> TopKResult:
     """Find the largest elements along an axis, in order, and where they are.
 
-    Of equal elements the first ones are taken. NaN counts as larger than every number.
+    The first ones of equal elements are taken. NaN counts as larger than every number.
 
     Args:
         x: The array: real numbers or truth values.
@@ -160,7 +160,7 @@ async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> 
     Raises:
         TypeError: The array is complex, or `k` is no whole number.
         ValueError: There is no such axis, or are not so many elements.
-        NotSupportedError: As `sort`.
+        NotSupportedError: See `sort`.
     """
     ...
 

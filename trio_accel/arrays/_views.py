@@ -33,7 +33,7 @@ def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
 
     Args:
         x: The array.
-        axes: By each axis of the result, that of `x`; negative ones count from the end.
+        axes: The axis of `x` for each axis of the result; negative ones count from the end.
 
     Raises:
         ValueError: These are not all axes, each once.

@@ -52,7 +52,7 @@ def main(
     try:
         ending.code = _dispatch(sys.argv[1:] if arguments is None else arguments, run, name)
     except KeyboardInterrupt:
-        # Before the command has taken over the signal, or after it has given it back.
+        # The command has not taken over the signal yet, or has given it back.
         ending.code = _complain(name, "interrupted", _INTERRUPTED)
     except BrokenPipeError:
         _discard_output()

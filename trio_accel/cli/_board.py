@@ -143,7 +143,7 @@ class Screen:
         """End a step, and print its result."""
         self._running = self._look = None
         self._told.clear()
-        # Otherwise the result makes room for what was drawn before.
+        # The board is drawn once more, as the result makes room for what was drawn before.
         self.refresh()
         mark = "[green]✓[/]" if result.is_ok else "[bold red]✗[/]"
         seconds = f"[dim]({result.seconds:.1f} s)[/]"

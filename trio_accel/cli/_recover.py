@@ -37,9 +37,9 @@ __all__ = [
     "worst_error",
 ]
 
-# Of one float32 product and sum; it grows with the root of the number of terms.
+# The tolerance of one float32 product and sum; it grows with the root of the number of terms.
 TOLERANCE = 1e-5
-# Of 16 MiB each.
+# Arrays of 16 MiB each.
 _ARRAYS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("float32", (2048, 2048)),
     ("float64", (2097152,)),
@@ -120,7 +120,7 @@ class Load:
         in_flight: Requests that a client has under way at once.
         after: Name of the fault injected last; it goes into the fates.
         asked: Requests so far.
-        fates: Those that have ended, in the order of their ends.
+        fates: Requests that have ended, in the order of their ends.
     """
 
     device: ta.Device
@@ -326,7 +326,8 @@ async def _hash(ref: ta.AccelRef) -> str:
     return await in_thread(lambda: hashlib.sha256(host.data).hexdigest())
 
 
-# How a request may fail: over a crash, with its context, hung, and inline for want of an array that is gone.
+# The failures that a request may have: over a crash, with its context, hung, and inline for want of an array
+# that is gone.
 _FAILURES: dict[Isolation, frozenset[str]] = {
     "inline": frozenset({"ActorFailedError", "ContextLostError", "ContextPoisonedError", "StaleRefError"}),
     "process": frozenset(
@@ -336,7 +337,7 @@ _FAILURES: dict[Isolation, frozenset[str]] = {
 _REASON = "injected"
 # A fault that has not been felt, or not been recovered from, after so many requests never will be.
 _PATIENCE = 500
-# Of a hash, as it is shown.
+# The digits of a hash that are shown.
 _DIGITS = 12
 
 

@@ -48,11 +48,11 @@ READ_SECONDS = 60.0
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-# As much of a file as is read before it is clear that the rest is worth reading.
+# The bytes of a file that are read before it is clear that the rest is worth reading.
 _HEAD_BYTES = 64
 # The code with which a reader tells what is wrong with a file.
 _REFUSED = 2
-# After Ctrl-C an operation that still runs is waited for so long.
+# Seconds that the command waits after Ctrl-C for an operation that still runs.
 _CLOSE_GRACE = 0.2
 # The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
 _INTENSITY = ta.Intensity(100, 60.0)
@@ -250,7 +250,7 @@ async def read_apart(
         kind: Which one of `_reader.READERS` reads it.
         path: The user's file.
         carried: Name of the other.
-        beginnings: How such a file can begin, in small letters. Of another one only the beginning is read.
+        beginnings: How such a file can begin, in small letters. Another one is read at its beginning only.
 
     Returns:
         The file's name in messages, and what the reader found.

@@ -224,7 +224,7 @@ class SolveStep(Step):
             alphas.append(alpha)
             betas.append(beta)
             history.append(math.sqrt(rr) / norm)
-            # How far the residual has come on a logarithmic scale.
+            # The residual's progress on a logarithmic scale.
             done = max(0.0, math.log(max(history[-1], self.rtol)) / math.log(self.rtol))
             stage = f"iteration {len(history) - 1}, residual {history[-1]:.1e}"
             bench.progress.update(round(1000 * done), 1000, stage)
@@ -321,7 +321,7 @@ def _compare(
         notes.append(f"not converged: relative residual {last:.1e} after {done}")
         return checks, None
     if not checks[0].is_ok:
-        # How far rounding of the exact solution to float64 could move the residual.
+        # The most that rounding of the exact solution to float64 could move the residual.
         magnitude = np.asarray(abs(a) @ np.abs(x)) + load
         floor = sys.float_info.epsilon * float(np.linalg.norm(magnitude)) / norm
         notes.append(

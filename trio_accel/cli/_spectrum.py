@@ -31,7 +31,7 @@ _LARGEST_COLUMNS = 2000
 # The largest bounds the picture: 2000 columns of 4097 levels.
 _SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 8192
 
-# Of all frames that are transformed at once: 512 of the usual 512 samples.
+# Samples of all frames that are transformed at once: 512 of the usual 512 samples.
 _BATCH_SAMPLES = 1 << 18
 _TOLERANCE = 1e-5
 _FLOOR_DB = -200.0
@@ -127,7 +127,7 @@ class Recording:
 
 @attrs.frozen(kw_only=True)
 class Stft:
-    """How a recording is cut into frames: a Hann window that is a power of two long, three quarters overlap.
+    """The frames of a recording: a Hann window that is a power of two long, three quarters overlap.
 
     Attributes:
         window: Samples of one frame.

@@ -35,9 +35,11 @@ from trio_accel.telemetry import (
 
 __all__ = ["KeyParser", "find_program", "keys_at_once", "read_keys", "show_top"]
 
-# How long a program may hold its loop before it is called silent; and given up, for a single snapshot.
+# Seconds for which a program may hold its loop before it is called silent; and given up, for a single
+# snapshot.
 _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
-# From one snapshot to the next, until it is seen: those of a large tree come less often than was asked for.
+# Seconds from one snapshot to the next, until it is seen: those of a large tree come less often than was
+# asked for.
 _FIRST_PACE = 3.0
 _CONNECT_SECONDS, _REDRAW_SECONDS, _AGAIN_SECONDS = 0.5, 1.0, 0.1
 _SOON_SECONDS, _MOST_LOOKS = 0.1, 10
@@ -308,7 +310,7 @@ def keys_at_once(descriptor: int) -> Generator[Callable[[], None]]:
     before = cast("list[int | list[bytes | int]]", termios.tcgetattr(descriptor))
 
     def put_back() -> None:
-        # Not behind the output: a terminal that is stopped takes none.
+        # The restore does not wait for the output: a terminal that is stopped takes none.
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
     try:

@@ -1,4 +1,4 @@
-"""How ``trio-accel top`` looks: lines that fit the width, and as many as the height."""
+"""The looks of ``trio-accel top``: lines that fit the width, and as many as the height."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HINT = "q quit  ? keys  / filter  s sort  enter fold  e failures  o messages  p
 
 @attrs.frozen(kw_only=True)
 class Status:
-    """How the connection is.
+    """The state of the connection.
 
     Attributes:
         name: Name of the program's socket.
@@ -68,7 +68,7 @@ def draw_screen(
         body = page[first : first + room]
     else:
         head.append(_totals(snapshot, width))
-        # The tree keeps a few rows. Of the others, devices come first, then one failure, then the tree.
+        # The tree keeps a few rows. Among the others, devices come first, then one failure, then the tree.
         head += list(_devices(snapshot.devices, width))[: max(0, height - len(head) - 2 - _LEAST_ROWS)]
         room = max(1, height - len(head) - 2)
         spare = room - len(view.lines(snapshot, room))
@@ -124,7 +124,7 @@ def _totals(snapshot: SystemSnapshot, width: int) -> Text:
     rows = snapshot.actors
     not_running = sum(row.state != "running" for row in rows)
     queued = sum(row.mailbox_depth + row.mailbox_waiting for row in rows)
-    # Of ended actors, too: those below a context that was lost are others now.
+    # The sum includes ended actors: those below a context that was lost are others now.
     failed = sum(operation.failed for operation in snapshot.operations)
     restarts = sum(row.restarts for row in rows)
     parts = [
@@ -244,7 +244,7 @@ def _row(
     for column in columns:
         style = _STATES.get(line.row.state, "red") if column.heading == "state" else column.style
         text.append(" ").append(column.fit(_shown(column.cell(line.row, device))), style)
-    # Where there is room behind all columns.
+    # The error is shown where there is room behind all columns.
     if line.row.last_error is not None and width - text.cell_len >= _LEAST_ERROR:
         text.append("  ").append(_shown(" ".join(line.row.last_error.split())), "red")
     text.truncate(width, overflow="ellipsis", pad=is_selected)
@@ -331,13 +331,13 @@ def _format_bytes(number: float) -> str:
 
 
 def _memory(row: ActorRow, device: DeviceRow | None) -> str:
-    """Of a device all its arrays, of another actor those that it has made."""
+    """Show all arrays of a device, or those that another actor has made."""
     if device is not None:
         return "" if device.memory is None else _format_bytes(device.memory.used)
     return _format_bytes(row.array_bytes) if row.array_bytes else ""
 
 
-# In the order of the screen.
+# The order is that of the screen.
 _COLUMNS = (
     _Column("state", 11, 0, lambda row, _: row.state, align="left"),
     _Column("msg/s", 6, 1, lambda row, _: _format_count(row.rate), "rate"),
@@ -356,7 +356,7 @@ _COLUMNS = (
 
 
 def _shown(text: str) -> str:
-    """What a terminal may show of a text, which may be megabytes long."""
+    """Return the part of a text that a terminal may show; the text may be megabytes long."""
     return printable(text[:_LONGEST])
 
 
@@ -367,7 +367,7 @@ def _one_line(text: str, width: int, style: str = "") -> Text:
 
 
 def _joined(parts: Sequence[tuple[str, str]], width: int) -> Text:
-    """As many parts as find room, with the gap of two spaces; the first one always."""
+    """Join as many parts as find room, with the gap of two spaces; the first one always."""
     line = Text(no_wrap=True)
     for text, style in parts:
         shown = _shown(text)
@@ -467,7 +467,7 @@ def _readings_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:
 
 
 def _percent(share: float | None) -> str:
-    """In whole percent, rounded down: 100 % is all of them."""
+    """Write a share in whole percent, rounded down: 100 % is all of them."""
     return "" if share is None else f"{int(100 * share)} %"
 
 

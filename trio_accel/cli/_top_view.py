@@ -110,7 +110,7 @@ class View:
 
     @property
     def count(self) -> int:
-        """How many lines there are, visible or not."""
+        """The number of lines, visible or not."""
         return len(self._lines)
 
     def press(self, key: str) -> None:
@@ -230,7 +230,8 @@ def _is_match(row: ActorRow, text: str) -> bool:
 def _shown(rows: Sequence[ActorRow], text: str) -> set[str | None]:
     """Paths of what the filter asks for, and of all above."""
     shown: set[str | None] = set()
-    # From below, and by actors alone: to climb a path of a stranger part by part may take minutes.
+    # The climb starts from below, and goes by actors alone: to climb a stranger's path part by part may take
+    # minutes.
     for row in reversed(rows):
         if row.path in shown or _is_match(row, text):
             shown |= {row.path, row.parent}

@@ -1,4 +1,4 @@
-"""How a collective runs: its turn in the world, its arguments, and the parts of ranks."""
+"""The run of a collective: its turn in the world, its arguments, and the parts of ranks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Turns:
         intensity: How many may fail by losses; None for no bound.
 
     Attributes:
-        devices: As given.
-        retry: As given.
+        devices: The argument.
+        retry: The argument.
         stay: What each device has mapped of the others: until no collective runs any more.
         on_end: Called with the reason when no more run.
     """
@@ -67,7 +67,7 @@ class Turns:
         """
         self.check_whole(name)
         await trio.lowlevel.checkpoint_if_cancelled()
-        # Without a checkpoint where it is free: small collectives have no time for it.
+        # A free turn is taken without a checkpoint: small collectives have no time for it.
         try:
             self._turn.acquire_nowait()
         except trio.WouldBlock:
@@ -108,7 +108,7 @@ class Turns:
 
 
 class PartCall:
-    """What runs on the ranks of a world, with arrays that all of them read: its turn, its parts, its end.
+    """A run on the ranks of a world, with arrays that all of them read: its turn, its parts, its end.
 
     Args:
         turns: The turns of its world.
@@ -116,7 +116,7 @@ class PartCall:
 
     Attributes:
         name: Its name, for errors.
-        changed: By rank, what its part writes that was there before.
+        changed: Arrays from before the call that the part of each rank writes.
     """
 
     def __init__(self, turns: Turns, function: str) -> None:
@@ -356,7 +356,7 @@ class Call(PartCall):
         """Have ranks take part in a collective of a vendor's library.
 
         Args:
-            communicator: That of the world.
+            communicator: The world's communicator.
             parts: Their parts.
 
         Returns:

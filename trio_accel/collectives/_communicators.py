@@ -51,7 +51,7 @@ _logger = logging.getLogger("trio_accel.collectives")
 
 # Words of the name of a communicator: 128 bytes, as NCCL has it.
 _NAME = 32
-# How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
+# The most communicators that are made for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
 
@@ -103,7 +103,7 @@ class _OfCommunicator(Operation[LibraryActor, Any]):
     library: ClassVar[str] = f"{__package__}:{CommunicatorActor.__name__}"
 
     def __init__(self, library: str) -> None:
-        # In place of that of the class.
+        # The instance has a library of its own, in place of the class's.
         vars(self)["library"] = library
 
 
@@ -122,7 +122,7 @@ class _WithoutArrays(_OfCommunicator):
         self._spec = spec
 
     def plan(self, planner: Planner) -> Planned[None]:
-        """There are no arrays."""
+        """Plan the specification alone: there are no arrays."""
         return Planned(self._spec)
 
 
@@ -139,7 +139,7 @@ class Part:
     """The part of one rank in a collective.
 
     Attributes:
-        kind: As in `CollectiveSpec`, as are the others.
+        kind: See `CollectiveSpec` for this and the others.
         dtype: Element type of the arrays.
         source: The array that it gives.
         shape: Shape of the array that it gets; None for none.
@@ -160,7 +160,7 @@ class Part:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What a library may choose its connections by: it has those of one that was there before."""
+        """The kind of a call, by which a library may choose its connections, and keeps them."""
         size = math.prod(self.shape or ()) if self.source is None else self.source.size
         nbytes = size * self.dtype.itemsize
         peers = [[peer for peer, *_ in pieces] for pieces in (self.sends, self.receives)]
@@ -178,7 +178,7 @@ class Meet(_OfCommunicator):
 
     @property
     def operation(self) -> str:
-        """As with mapped arrays where elements are reduced."""
+        """The name, which is that with mapped arrays where elements are reduced."""
         return f"collectives.{self._part.reduction or self._part.kind}"
 
     def plan(self, planner: Planner) -> Planned[AccelRef | None]:
@@ -205,7 +205,7 @@ _CONSEQUENCES = (MISSING, NOT_IN_TIME, ABORTED)
 
 
 class RanksFailedError(Exception):
-    """What ranks have failed with, by their numbers.
+    """The errors that ranks have failed with, by their numbers.
 
     Attributes:
         rank: The rank that is to blame.
@@ -268,7 +268,10 @@ class _Asked:
             except Exception as error:  # noqa: BLE001  # raised by the caller
                 self._end(rank, error)
         for rank, pending in self.pending.items():
-            pending.when_done(lambda rank=rank, pending=pending: self._end(rank, pending.error))
+            pending.when_done(partial(self._when_done, rank, pending))
+
+    def _when_done(self, rank: int, pending: Pending[Any]) -> None:
+        self._end(rank, pending.error)
 
     def _end(self, rank: int, error: BaseException | None) -> None:
         self.left.remove(rank)
@@ -313,7 +316,7 @@ class Communicator:
         """Run a collective: the parts of all ranks that take part in it.
 
         Returns:
-            What each of them gets.
+            The result of each of them.
 
         Raises:
             RanksFailedError: It failed on a rank. All others have ended it, and have no communicator.

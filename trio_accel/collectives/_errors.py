@@ -1,4 +1,4 @@
-"""What a collective fails with."""
+"""The errors that a collective fails with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank computes in a collective: messages for its device, made of arrays that all ranks lend."""
+"""The work of a rank in a collective: messages for its device, made of arrays that all ranks lend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..expressions import Elementwise
 __all__ = ["CollectiveActor", "Reduction"]
 
 Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
-"""How the elements of all ranks become one. Of ranks in their order: ``((x0 + x1) + x2) + ...``.
+"""How the elements of all ranks become one. Ranks come in their order: ``((x0 + x1) + x2) + ...``.
 By mapped arrays, float16 and bfloat16 are computed in float32, and rounded once."""
 
 REDUCTIONS: dict[str, str] = {

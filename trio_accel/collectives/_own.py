@@ -68,12 +68,12 @@ class _PartOperation(Operation[LibraryActor, Any]):
         self._message = message
         self._lent = lent
         self._changed = changed
-        # In place of that of the class.
+        # The instance has a library of its own, in place of the class's.
         vars(self)["library"] = f"{message.library}{APART}"
 
     @property
     def operation(self) -> str:
-        """That of the message."""
+        """The message's operation."""
         return self._message.operation
 
     def plan(self, planner: Planner) -> Planned[Any]:

@@ -34,9 +34,9 @@ class _Meeting:
     Attributes:
         function: Its name.
         options: What all ranks say alike.
-        ranks: Those that are to come.
+        ranks: The ranks that are to come.
         given: What those have given that have come.
-        results: By rank, once it is done.
+        results: The result of each rank, once it is done.
         error: Why it failed.
         done: Set when it is over.
         scope: Ends its run.
@@ -60,7 +60,7 @@ class _Meeting:
 
     @property
     def missing(self) -> str:
-        """Those that have not come, for people."""
+        """The ranks that have not come, for people."""
         return ", ".join(str(rank) for rank in self.ranks if rank not in self.given)
 
     def fail(self, error: Exception) -> None:
@@ -361,7 +361,7 @@ _GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 @attrs.define(eq=False)
 class Result(Generic[T]):
-    """What one member of a group returns."""
+    """The result of one member of a group."""
 
     _values: list[T] = attrs.field(factory=list[T], init=False)
 

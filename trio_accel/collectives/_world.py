@@ -142,12 +142,12 @@ class World:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.devices)
 
     @property
     def transport(self) -> Literal["nccl", "mapped"]:
-        """How data goes between ranks, where both ways are open."""
+        """The way that data goes between ranks, where both ways are open."""
         return "mapped" if self._communicator is None else "nccl"
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class World:
     ) -> list[AccelRef]:
         """Reduce the arrays of all ranks to one, which each rank gets.
 
-        Each of two ranks reduces all of it, and so do more of them if the arrays are small. Of many, each
+        Each of two ranks reduces all of it, and so do more of them if the arrays are small. With more, each
         reduces a part, and all copy the parts. The result is the same on all ranks, bit for bit.
 
         Args:
@@ -245,7 +245,8 @@ class World:
             if met is not None:
                 return await call.written(met.values())
             if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
-                # With two, each moves fewer bytes than in two steps; with little, the steps are the time.
+                # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
+                # time.
                 made = await call.each(arrays, lambda _, all_: expression(*all_))
                 return await call.written(made.values())
             parts = [*(await call.each(await call.contiguous(), reduced)).values()]

@@ -52,7 +52,7 @@ MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 _INT64 = np.iinfo(np.int64)
 _NOTHING: Mapping[str, complex] = MappingProxyType({})
 
-# As `Argument.encode` writes them: texts are compared in less time than dtypes.
+# `Argument.encode` writes the same texts, which are compared in less time than dtypes.
 _ARRAYS = {dtype.value: Argument(dtype, True).encode() for dtype in DType}
 _WEAK = {kind: Argument(kind, False).encode() for kind in Weak}
 _BOOL = Argument(DType.bool, False).encode()
@@ -65,10 +65,10 @@ class Taken:
     Attributes:
         expression: The expression.
         signature: How the expression gets them, as `Argument.encode` writes it.
-        arrays: Those that are read element by element, in order, broadcast to `shape`.
+        arrays: Arrays that are read element by element, in order, broadcast to `shape`.
         lying: The same, not broadcast.
-        loaded: Those that elements are loaded from, in order, not broadcast.
-        values: Those that are numbers, in order.
+        loaded: Arrays that elements are loaded from, in order, not broadcast.
+        values: Arguments that are numbers, in order.
         shape: The shape of the result.
     """
 
@@ -82,7 +82,7 @@ class Taken:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """How the expression gets them."""
+        """The arguments, as the expression gets them."""
         return tuple([Argument.decode(text) for text in self.signature])
 
     @property
@@ -229,7 +229,7 @@ def refusal(
 ) -> Exception:
     """Make of an error of an expression that of a function.
 
-    Of a user's own expression it shows the place. Others are the package's: then it tells what the function
+    It shows the place in a user's own expression. Others are the package's: then it tells what the function
     takes and got, and nothing that is inside.
 
     Args:
@@ -298,7 +298,7 @@ def bind(
 
     Args:
         operation: Name of the operation, for the error.
-        names: Those names.
+        names: The names in their order.
         arguments: Arguments by their places.
         named: Arguments by their names.
         optional: Names of those that may be left out.
@@ -336,7 +336,7 @@ def take(
     """Take the arguments of a call: arrays that are read element by element broadcast against each other.
 
     Args:
-        planner: Of the operation.
+        planner: The operation's planner.
         expression: The expression.
         arguments: One for each of its inputs; a specification is of what is not in memory yet.
         shape: The shape of the result; None for the one that the arrays broadcast to.
@@ -415,7 +415,7 @@ def argument_of(operation: str, name: str, argument: ExpressionArgument) -> str:
         told = f"{type(given).__name__}{what_to_do(given)}"
         raise TypeError(f"{operation}: {name} must be a number or an array, got {told}")
     if isinstance(given, (np.generic, np.ndarray)):
-        # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
+        # NumPy's numbers have dtypes, even float64, which is a Python float, too.
         try:
             return Argument(DType.of(given.dtype), isinstance(given, np.ndarray)).encode()
         except TypeError as error:

@@ -92,7 +92,7 @@ class Groups:
 
     @property
     def kept(self) -> tuple[object, ...]:
-        """Those of the result."""
+        """The labels of the result."""
         return (*self.batch, *self.rows, *self.columns)
 
 
@@ -147,7 +147,7 @@ class Contract(Operation[Any, AccelRef]):
 
 @attrs.frozen
 class Contracting:
-    """How a capability multiplies.
+    """The way a capability multiplies.
 
     Attributes:
         operation: Name of its operations, such as ``"linalg.einsum"``; the function is the second part.

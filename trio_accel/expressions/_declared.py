@@ -235,7 +235,7 @@ def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Call
 
     Args:
         other: The other one.
-        texts: As of its decorator.
+        texts: The texts of its decorator.
         options: Options of its decorator that are others than there; `wide` of `rows` is always its own.
     """
     declared: Any = other

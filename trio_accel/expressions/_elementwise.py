@@ -125,7 +125,7 @@ class Elementwise(Generic[ReplyT]):
         found = _dtypes(expression, dtypes)
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
-        # What errors name the results: of a single one the text has a name of its own.
+        # The names of the results in errors: the text has a name of its own for a single one.
         self._told = ("out",) if chosen is None else expression.outputs
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
@@ -133,7 +133,7 @@ class Elementwise(Generic[ReplyT]):
         self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self.operation: str = operation
         self.precision: str | None = precision
-        # By the types of the arguments, and of results that are given.
+        # The expressions that are known, by the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], KnownExpression] = {}
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ class _Known:
 
 
 class AlongAxes(ABC):
-    """What reductions and expressions of rows have in common: they make messages, and plan them.
+    """The common part of reductions and expressions of rows: they make messages, and plan them.
 
     Attributes:
         operation: Name of the operation.
@@ -140,7 +140,7 @@ class Reduction(AlongAxes):
         self._dtype = None if dtype is None else DType.of(dtype)
         self._message = served_by(ComputeReduction, library)
         self.operation: str = operation
-        # By the types of the arguments, and of a result that is given.
+        # The reductions that are known, by the types of the arguments, and of a result that is given.
         self._known: dict[tuple[object, ...], _Known] = {}
 
     def __repr__(self) -> str:

@@ -122,7 +122,7 @@ class Rowwise(AlongAxes):
         self._message = served_by(ComputeRows, library)
         self.operation: str = operation
         self.inputs: tuple[str, ...] = self._rows.inputs
-        # By the types of the arguments, and of a result that is given.
+        # The key is the types of the arguments, and of a result that is given.
         self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
         self._steps = functools.lru_cache(256)(self._made_steps)

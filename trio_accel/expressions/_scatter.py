@@ -47,7 +47,7 @@ class Scatter:
         self._reduce: Reduce = reduce
         self._message = served_by(ComputeScatter, library)
         self.operation: str = operation
-        # By the types of the arguments.
+        # The expressions that are known, by the types of the arguments.
         self._known: dict[tuple[str, ...], tuple[str, TypedExpression]] = {}
 
     async def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> AccelRef:

@@ -37,7 +37,7 @@ def permuted(array: Operand, axes: Sequence[int]) -> Operand:
         return array.transpose(axes)
     spec = array.spec
     shape, strides = (tuple([row[axis] for axis in axes]) for row in (spec.shape, spec.strides))
-    # What NumPy would find out takes several times as long.
+    # NumPy would find out the same, in several times as long.
     return AccelRef(array.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
 
 

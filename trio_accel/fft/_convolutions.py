@@ -58,7 +58,7 @@ async def _convolve(
         raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
     chosen = _chosen(name, in1, in2, axes)
     wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
-    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
+    # SciPy's `fftconvolve` lets either array be the longer one along the others.
     compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
     if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
         in1, in2 = in2, in1
@@ -129,11 +129,11 @@ async def convolve(
     Errors are relative to the largest element of the result, as those of transforms are.
 
     Args:
-        in1: As for `fftconvolve`.
-        in2: As for `fftconvolve`.
+        in1: See `fftconvolve`.
+        in2: See `fftconvolve`.
         mode: See `ConvolveMode`.
         method: ``"auto"`` and ``"fft"`` are the same.
-        out: As for `fftconvolve`.
+        out: See `fftconvolve`.
 
     Raises:
         NotSupportedError: The method ``"direct"``.
@@ -232,7 +232,7 @@ async def czt(
     place, n, count = _points("czt", x, m, axis, out)
     if a == 0 or w == 0:
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
-    # As SciPy has it: whole numbers are reduced before the angle is made.
+    # SciPy reduces whole numbers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
     return await _chirped(x, place, n, count, _Chirp(-cmath.log(a), rate, period), out)
 
@@ -250,16 +250,16 @@ async def zoom_fft(
     """Compute the spectrum in a range of frequencies, as `scipy.signal.zoom_fft`; by `czt`.
 
     Args:
-        x: As for `czt`.
+        x: See `czt`.
         fn: The first and the last frequency; or the last one, where the first is 0.
-        m: As for `czt`.
+        m: See `czt`.
         fs: Samples for each unit of time.
         endpoint: Whether the last frequency is one of the points.
-        axis: As for `czt`.
-        out: As for `czt`.
+        axis: See `czt`.
+        out: See `czt`.
 
     Returns:
-        As of `czt`.
+        See `czt`.
 
     Raises:
         TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
@@ -406,7 +406,7 @@ class _Convolution:
 
     @property
     def starts(self) -> list[int]:
-        """Where the part that is kept starts."""
+        """The place where the part that is kept starts."""
         return [(most - least) // 2 for most, least in zip(self.full, self.kept, strict=True)]
 
     async def by_transforms(self, out: Out) -> AccelRef:

@@ -360,20 +360,20 @@ def fftn() -> None:
     """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
 
     Args:
-        a: As for `fft`.
+        a: See `fft`.
         s: Length of the transform along each of `axes`, which are cut or padded with zeros to it; -1
             is the length that `a` has there. By default the shape of `a`. Without `axes` it is for the
             last axes.
         axes: Axes to transform, distinct; the others are a batch. By default all, or the last ``len(s)``.
-        norm: As for `fft`; it scales by the product of the lengths.
-        out: As for `fft`.
+        norm: See `fft`; it scales by the product of the lengths.
+        out: See `fft`.
 
     Returns:
         The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
 
     Raises:
-        ValueError: As for `fft`; an axis that is named twice, no axis, not one length for each axis.
-        TypeError: As for `fft`.
+        ValueError: See `fft`; an axis that is named twice, no axis, not one length for each axis.
+        TypeError: See `fft`.
     """
 
 

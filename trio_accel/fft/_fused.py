@@ -101,7 +101,7 @@ class FusedTransform:
 
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`.
-            norm: As of the transform.
+            norm: The transform's.
             out: Array of the result's shape and dtype to write to, which shares no memory with the others;
                 by default a new one.
             **named: Arguments by their names; and `n` and `axis`, or `s` and `axes`, as of the transform.
@@ -111,7 +111,7 @@ class FusedTransform:
 
         Raises:
             TypeError: A wrong argument; or the prolog makes a dtype without a transform.
-            ValueError: As of the transform; or shapes that do not broadcast.
+            ValueError: See the transform; or shapes that do not broadcast.
 
         See `Device.ask` for cancellation and the errors that any operation can end with.
         """
@@ -126,7 +126,7 @@ class ComputeFused(Operation[Any, AccelRef]):
     Attributes:
         fused: The transform.
         arguments: One for each of its inputs.
-        norm: As of the transform, and so are the others.
+        norm: The transform's, and so are the others.
     """
 
     library: ClassVar[str] = _LIBRARY

@@ -39,7 +39,7 @@ __all__ = ["TransformType", "dct", "dctn", "dst", "dstn", "idct", "idctn", "idst
 TransformType: TypeAlias = Literal[1, 2, 3, 4]
 """Which symmetry an array has at its ends; see `scipy.fft.dct`."""
 
-# Of each type the elements that a Fourier transform takes, and those of the result, by the index `j` along
+# Each type has the elements that a Fourier transform takes, and those of the result, by the index `j` along
 # the axis; there are `n` of the latter. `x` is the array, and `v` what the Fourier transform has made of it.
 # `edge` multiplies elements at the ends, so that the matrix of the transform is orthogonal.
 _COSINES = {
@@ -89,7 +89,7 @@ _SINES = {
     ),
     4: (_COSINES[4][0].replace("a = x", "b = x").replace("b = x[n", "a = x[n"), _COSINES[4][1] + _SIGN),
 }
-# Of type IV, where the length is odd.
+# The elements of type IV where the length is odd.
 _ODD = (
     ("t = pi / 2 * j / n; y = (cos(t) - 1j * sin(t)) * x[{}]"),
     ("t = pi / 4 * (2 * j + 1) / n; y = 2 * scale * (cos(t) * real(v[j]) + sin(t) * imag(v[j]))"),
@@ -357,14 +357,14 @@ async def dctn(
     Arguments, result and errors are those of `dct`, and as in `fftn`:
 
     Args:
-        a: As for `dct`.
-        type: As for `dct`.
+        a: See `dct`.
+        type: See `dct`.
         s: Length of the transform along each of `axes`; -1 is the length that `a` has there. By default the
             shape of `a`. Without `axes` it is for the last axes.
         axes: Axes to transform, distinct. By default all, or the last ``len(s)``.
-        norm: As for `dct`.
-        orthogonalize: As for `dct`.
-        out: As for `dct`.
+        norm: See `dct`.
+        orthogonalize: See `dct`.
+        out: See `dct`.
     """
     return await _several("dctn", a, type, s, axes, norm, orthogonalize, out)
 

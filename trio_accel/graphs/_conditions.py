@@ -149,7 +149,7 @@ async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int 
 
     Args:
         condition: One whole number or truth value. It is read before each turn, and the body changes it.
-        body: As for `if_`. Each turn finds the arrays as the one before has left them.
+        body: See `if_`. Each turn finds the arrays as the one before has left them.
         arrays: Arguments of the body.
         limit: The most turns. If the condition is still not zero then, the loop ends all the same, and the
             condition tells. Without a limit, a loop that never ends is an operation that never does: see
@@ -160,7 +160,7 @@ async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int 
 
     Raises:
         TypeError, NotSupportedError: As for `if_`; or a limit that is no whole number.
-        ValueError: As for `if_`; a limit below 1; or none, and the body does not change the condition.
+        ValueError: See `if_`; a limit below 1; or none, and the body does not change the condition.
     """
     _check_ref("graphs.While: condition", condition)
     made = await _graph(condition, body, arrays)

@@ -66,7 +66,7 @@ class Constant:
 class Layout:
     """The arrays of a graph, in the order in which its recipe numbers them, by what the graph does with them.
 
-    Of those that are written, the inputs come first, then the arrays that are returned, then scratch memory.
+    Written ones are in this order: inputs, arrays that are returned, scratch memory.
 
     Attributes:
         inputs: The arguments, in their order.
@@ -103,7 +103,7 @@ def lay_out(
         Constant(name, ref, uses.get(block, "none")) for block, (ref, name) in recorded.constants.items()
     )
     made = {block: recorded.made[block] for block in dict.fromkeys(returned) if block in recorded.made}
-    # Of each block, the array of the graph that holds it, and the bytes between their offsets.
+    # The array of the graph that holds each block, and the bytes between their offsets.
     places: dict[int, tuple[int, int]] = {}
     for use in ("read", "update", "write"):
         for argument in inputs:
@@ -171,7 +171,7 @@ def _share(nodes: Sequence[GraphNode], sizes: Mapping[int, int]) -> tuple[dict[i
     offsets: dict[int, int] = {}
     living: list[tuple[int, int, int]] = []
     length = 0
-    # In the order of their first use.
+    # The blocks come in the order of their first use.
     for block, (first, last) in spans.items():
         living = [(start, end, until) for start, end, until in living if until >= first]
         nbytes, offset = -(-sizes[block] // _ALIGNMENT) * _ALIGNMENT, 0
@@ -217,7 +217,7 @@ def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
 
 
 def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
-    """Which earlier operations an operation must follow; not those that these follow by the same array."""
+    """Yield the operations that one must follow, but for those that these follow by the same array."""
     reads, writes = list(node.spec.inputs()), list(node.spec.outputs())
     for number in reversed(range(len(earlier))):
         made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()

@@ -335,7 +335,7 @@ class _Part:
         self._packages = packages
 
     def __getattr__(self, name: str) -> Any:
-        # Those of classes are messages and actors.
+        # Names of classes are those of messages and actors.
         is_function = name[0].islower() and name not in _NUMPYS
         found = getattr(self._adapters, name, None) if is_function else None
         for package in self._packages if is_function else ():
@@ -359,7 +359,7 @@ class _Part:
 
 
 class _Info:
-    """What the namespace can do; see `ArrayApi.__array_namespace_info__`."""
+    """The capabilities of the namespace; see `ArrayApi.__array_namespace_info__`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -542,7 +542,7 @@ def array_api(device: Device) -> ArrayApi:
 def _unwrapped(argument: Any) -> Any:
     if isinstance(argument, Array):
         return argument.ref
-    # By the standard they are what Python's numbers are, and have no dtype.
+    # The standard makes them what Python's numbers are, without a dtype.
     if _is_number(argument):
         return argument.item()
     if _is_slice(argument):
@@ -581,7 +581,7 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
         return host
     if host.dtype.kind == "c" and DType.of(dtype).kind != "complex":
         raise TypeError(f"asarray: complex numbers do not become {DType.of(dtype)}")
-    # From what was given, so that numbers that the dtype does not hold are refused.
+    # The array is made from what was given, so that numbers that the dtype does not hold are refused.
     return np.asarray(obj, DType.of(dtype).dtype)
 
 

@@ -318,7 +318,7 @@ async def _export(
         raise BufferError(f"dl_device: the array is on {place}, and can be copied to the host, {_HOST}")
     if not copy and dl_device in (None, place):
         try:
-            # For writing: the oldest versions of DLPack cannot say that an array is read-only.
+            # The lease is for writing: the oldest versions of DLPack cannot say that an array is read-only.
             async with ref.lease(write=True) as array:
                 # The capsule has the object, and with it the memory, also after a `release`.
                 return cast("object", array.__dlpack__(max_version=max_version))
@@ -332,7 +332,7 @@ async def _export(
     return host.__dlpack__(max_version=max_version)
 
 
-# Of the names of functions that are looked up, so that this module stands before they do.
+# Functions are looked up by name, so that this module stands before they do.
 _arrays: Any = arrays
 _Key: TypeAlias = Any
 
@@ -340,7 +340,7 @@ _Key: TypeAlias = Any
 async def get_part(x: AccelRef, key: _Key) -> AccelRef:
     """Return the part of an array that a key chooses; see `Array.__getitem__`."""
     if _is_one_truth(key):
-        # By the standard, what an array of truth values chooses is a copy with one more axis.
+        # The standard has an array of truth values choose a copy with one more axis.
         return await x[None][: int(await _number(key))].copy()
     parts = await _without_masks(x, key)
     if not any(isinstance(part, AccelRef) for part in parts):
@@ -368,7 +368,7 @@ async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
 
 @attrs.frozen(eq=False)
 class _Chosen:
-    """What arrays of whole numbers choose of an array.
+    """The part of an array that arrays of whole numbers choose.
 
     Attributes:
         view: The array, with the axes first that they are for.
@@ -401,7 +401,7 @@ class _Chosen:
         except ValueError:
             told = ", ".join(str(index.shape) for index in indices)
             raise IndexError(f"index: the shapes {told} of the indices do not broadcast to one") from None
-        # As in NumPy: in the place of the indices if they stand together, else in front.
+        # NumPy puts the axes in the place of the indices if they stand together, else in front.
         first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
         view = view.transpose((*axes, *others))
         rest = view.shape[len(axes) :]

@@ -417,7 +417,7 @@ class Scalars:
 
     def __init__(self, dtypes: Sequence[DType], offsets: Sequence[int]) -> None:
         self._dtypes = tuple(dtypes)
-        # Those that NumPy makes bytes of.
+        # The parameters that NumPy makes bytes of.
         self._others = tuple(number for number, dtype in enumerate(dtypes) if dtype not in _FORMATS)
         code, end = "=", 0
         for dtype, offset in zip(dtypes, offsets, strict=True):
@@ -436,7 +436,7 @@ Extents: TypeAlias = "int | Sequence[int] | LaunchRule[int | Sequence[int]]"
 """One to three numbers along x, y and z, or a rule that gives them."""
 
 _AXES = 3
-# As the driver has them for every device.
+# The driver has the same bound for every device.
 _MOST_THREADS = 1024
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_GRID = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)

@@ -140,7 +140,7 @@ class Kernel:
     Args:
         name: The kernel's name, or a template's instance, such as ``"scale<float, 4>"``.
         code: CUDA C++ as a text, or what `source`, `ptx`, `cubin`, `fatbin` or `ltoir` made.
-        parameters: By their names, in order: `reads`, `updates`, `writes` and `scalar`.
+        parameters: The parameters by name, in order: `reads`, `updates`, `writes` and `scalar`.
         grid: Blocks of a launch.
         block: Threads of a block.
         shared: Bytes of dynamic shared memory of a block.

@@ -142,7 +142,7 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
 
     Raises:
         ValueError: Another side.
-        LinAlgError: As `svd`.
+        LinAlgError: See `svd`.
     """
     check_operands("polar", a=a)
     if side not in ("right", "left"):
@@ -172,7 +172,7 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
 
     Raises:
         numpy.linalg.LinAlgError: `A` is no matrix; stacks are refused, because their ranks may differ.
-        LinAlgError: As `svd`.
+        LinAlgError: See `svd`.
     """
     decomposed, rank = await _ranked("orth", A, rcond, full=False)
     return decomposed.U[:, :rank]
@@ -208,14 +208,14 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
     Args:
         x: Array of shape (..., m, n), of float32, float64, complex64 or complex128; square but for 2 and -2.
         p: Order of the norm, as of `matrix_norm`. None and 2: the largest singular value by the least one;
-            -2: the least by the largest. Of others, the norm of `x` times that of its inverse.
+            -2: the least by the largest. With others, the norm of `x` times that of its inverse.
 
     Returns:
         The condition numbers, of shape (...) and the real dtype; infinite where a matrix is singular.
 
     Raises:
         ValueError: No elements, or another `p`.
-        LinAlgError: As `svd`.
+        LinAlgError: See `svd`.
     """
     if p is not None and p not in _ORDERS:
         raise ValueError(f"cond: p must be None, {', '.join(map(repr, _ORDERS))}, got {p!r}")

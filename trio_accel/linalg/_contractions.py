@@ -213,7 +213,7 @@ async def einsum(
 
     More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
     product of elements where nothing is added, a sum of products where nothing else is left, and else
-    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. Of whole
+    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. For whole
     numbers such an operand is copied first. An axis that no other has is added along first. The arrays
     between the steps are released as the next one is done.
 
@@ -228,7 +228,7 @@ async def einsum(
             of operands come on top. None for what the device has.
 
     Returns:
-        The result. Of one operand that nothing is added of, it is a view of that; in general a view of any
+        The result. It is a view where nothing of a single operand is added; in general a view of any
         strides of new memory.
 
     Raises:

@@ -154,13 +154,13 @@ def _factor(planner: Planner, argument: str, value: object, dtypes: FusedDtypes)
 def _check_scale(name: str, argument: str, scale: object) -> None:
     if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
         raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
-    # As the library has it: one that float32 rounds to 0 would make zeros of all.
+    # The library's rule: a number that float32 rounds to 0 would make zeros of all.
     if not _LEAST <= scale <= _MOST:
         raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 
 class _Options(TypedDict, total=False):
-    """What products and gradients have in common."""
+    """The options that products and gradients have in common."""
 
     alpha: float
     scale_a: _Scale

@@ -146,7 +146,7 @@ async def syrk(
         a: Matrix of shape (n, k), of float32, float64, complex64 or complex128.
         beta: Factor of `c`, like `alpha`; where it is 0, the triangle is only written.
         c: Matrix of shape (n, n), of which one triangle is changed.
-        trans: ``"T"``: ``a.T @ a`` for `a` of shape (k, n). Of complex matrices ``"T"`` is for symmetric
+        trans: ``"T"``: ``a.T @ a`` for `a` of shape (k, n). ``"T"`` of complex matrices is for symmetric
             ones, ``"C"`` for Hermitian ones.
         lower: Whether it is the lower triangle, instead of the upper one.
         hermitian: Whether the transpose is conjugated; then the diagonal of `c` becomes real.

@@ -54,7 +54,7 @@ async def vector_norm(
         out: Array to write to, of the same kind of dtype: the result is converted to it.
 
     Returns:
-        The norms, of the real dtype. Of no elements 0, but by a negative `ord` above minus infinity.
+        The norms, of the real dtype. No elements have 0, but by a negative `ord` above minus infinity.
 
     Raises:
         TypeError: `x` is of another dtype, or `ord` is no number.
@@ -129,7 +129,7 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
 
     Raises:
         numpy.linalg.LinAlgError: `x` has less than two axes.
-        LinAlgError: As `svd`.
+        LinAlgError: See `svd`.
     """
     dtype = check_operands("matrix_rank", x=x)
     check_matrices("matrix_rank", x)
@@ -144,14 +144,14 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
 
     Args:
         x: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
-        rtol: As for `matrix_rank`.
+        rtol: See `matrix_rank`.
 
     Returns:
         The pseudo-inverses, of shape (..., n, m) and the dtype of `x`: a view with transposed strides.
 
     Raises:
         numpy.linalg.LinAlgError: `x` has less than two axes.
-        LinAlgError: As `svd`.
+        LinAlgError: See `svd`.
     """
     dtype = check_operands("pinv", x=x)
     check_matrices("pinv", x)
@@ -194,7 +194,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     with intermediates() as made:
         base = x if n > 0 else made(await inv(x))
         result = base
-        # From the second bit of the exponent on: each squares, and a 1 multiplies once more.
+        # The loop starts at the second bit of the exponent: each squares, and a 1 multiplies once more.
         for step in f"{abs(int(n)):b}"[1:].replace("0", "s").replace("1", "sm"):
             with intermediates() as old:
                 before = result if result is base else old(on_device(result))
@@ -230,7 +230,7 @@ def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
     """Make a norm of vectors whose result is of the dtype `real`."""
     make = functools.partial(Reduction, operation=f"linalg.{name}")
     if math.isinf(order):
-        # By an expression there is a result of no elements.
+        # An expression has a result even of no elements.
         return make("abs(x)", "maximum(a, b)", identity=0) if order > 0 else make("abs(x)", "min")
     final = functools.partial(make, dtype="float64")
     if order == 0:

@@ -160,14 +160,14 @@ async def det(a: Operand) -> AccelRef:
 async def slogdet(a: Operand) -> SlogdetResult:
     """Sign and logarithm of the determinant, as `numpy.linalg.slogdet` (LAPACK ``getrf``).
 
-    Of large matrices the determinant itself is often too large or too small for its dtype.
+    The determinant of a large matrix itself is often too large or too small for its dtype.
 
     Args:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
         The sign, of shape (...) and the dtype of `a`, and the logarithm of the absolute value, of the real
-        dtype: the determinant is ``sign * exp(logabsdet)``. Of a singular matrix 0, and minus infinity.
+        dtype: the determinant is ``sign * exp(logabsdet)``. A singular matrix has 0 and minus infinity.
     """
     ...
 

@@ -52,7 +52,7 @@ _MISH = (
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
 _ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
-# What is multiplied by zero far from 0 is not infinite there; and derivatives are 0 or 1 beyond.
+# A bound keeps finite what is multiplied by zero far from 0; and derivatives are 0 or 1 beyond.
 _FROM_BELOW = "maximum(x, -1e30)"
 _NEAR = "z = minimum(maximum(x, -1000), 1000)"
 
@@ -489,7 +489,7 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
-        ValueError: As of `relu`; or another `approximate`.
+        ValueError: See `relu`; or another `approximate`.
     """
     check_choice("nn.gelu", "approximate", approximate, _gelus)
     return await _gelus[approximate](x, out=out)
@@ -569,7 +569,7 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
-        ValueError: As of `relu`; or an axis that there is not, or has an odd number of elements.
+        ValueError: See `relu`; or an axis that there is not, or has an odd number of elements.
     """
     at, half = _halves("nn.glu", x, axis)
     before = (slice(None),) * at

@@ -220,7 +220,7 @@ async def scaled_dot_product_attention(
         key: Array of shape (..., heads, columns, e), of the same dtype.
         value: Array of shape (..., heads, columns, f), of the same dtype.
         attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
-            Of the dtype of `query`: what is added to the scores; minus infinity hides a key.
+            An array of the dtype of `query` that is added to the scores; minus infinity hides a key.
         dropout_p: 0: there is no dropout.
         is_causal: Whether each query sees its own key and those before it alone.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
@@ -293,7 +293,7 @@ async def scaled_dot_product_attention_grad(
 
     Args:
         grad_output: The gradient for the result, of its shape.
-        query: As of `scaled_dot_product_attention`, as all arguments without a word here.
+        query: See `scaled_dot_product_attention`, which has all arguments without a word here.
         key: The keys.
         value: The values.
         output: The result.

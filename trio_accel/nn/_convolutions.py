@@ -292,10 +292,10 @@ async def conv_input_grad(
         input_size: Shape of the input.
         weight: The weights.
         grad_output: The gradient for the result, of its shape.
-        stride: As of the convolution.
-        padding: As of the convolution.
-        dilation: As of the convolution.
-        groups: As of the convolution.
+        stride: The convolution's.
+        padding: The convolution's.
+        dilation: The convolution's.
+        groups: The convolution's.
 
     Returns:
         The gradient, of shape `input_size`.
@@ -323,10 +323,10 @@ async def conv_weight_grad(
         input: The input.
         weight_size: Shape of the weights.
         grad_output: The gradient for the result, of its shape.
-        stride: As of the convolution.
-        padding: As of the convolution.
-        dilation: As of the convolution.
-        groups: As of the convolution.
+        stride: The convolution's.
+        padding: The convolution's.
+        dilation: The convolution's.
+        groups: The convolution's.
 
     Returns:
         The gradient, of shape `weight_size`.

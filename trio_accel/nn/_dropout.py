@@ -14,7 +14,7 @@ __all__ = ["DropoutResult", "dropout", "dropout_grad"]
 
 
 class DropoutResult(NamedTuple):
-    """What is left of an array; see `dropout`."""
+    """The rest of an array; see `dropout`."""
 
     y: AccelRef
     """The elements, or 0."""
@@ -80,7 +80,7 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
     Args:
         grad: Gradient of the elements.
         mask: The mask that it has returned.
-        p: As it was there.
+        p: The same as there.
 
     Returns:
         The gradient, of the shape and dtype of `grad`.

@@ -71,7 +71,7 @@ async def embedding_grad(
     Raises:
         TypeError: An argument is no array, or `indices` or the others are no whole numbers.
         ValueError: `grad` has another shape, or there is no row `padding_idx`.
-        OutOfRangeError: As of `embedding`.
+        OutOfRangeError: See `embedding`.
         NotSupportedError: float8.
     """
     name = "nn.embedding_grad"

@@ -164,7 +164,7 @@ async def linear_input_grad(grad: Operand, weight: Operand, *, out: AccelRef | N
 
     Args:
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n).
-        weight: As given to `linear`: matrix of shape (n, k), of the dtype of `grad`.
+        weight: The one given to `linear`: matrix of shape (n, k), of the dtype of `grad`.
         out: Array to write to; by default a new one.
 
     Returns:
@@ -184,7 +184,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n). All axes but
             the last one are added along as one, so they have to be one where they lie, as for
             `AccelRef.reshape`.
-        x: As given to `linear`: array of shape (..., k), of the dtype of `grad`; likewise.
+        x: The one given to `linear`: array of shape (..., k), of the dtype of `grad`; likewise.
         out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
 
     Returns:

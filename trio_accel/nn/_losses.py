@@ -156,7 +156,7 @@ async def mse_loss_grad(
         grad: Gradient of the result: a number, or an array of its shape.
         x: What was predicted.
         target: What it should be.
-        reduction: As it was there.
+        reduction: The same as there.
 
     Returns:
         The gradient, of the shape of `x`.
@@ -266,7 +266,7 @@ async def binary_cross_entropy_with_logits(
 
     Raises:
         TypeError, NotSupportedError: As of `mse_loss`.
-        ValueError: As of `mse_loss`; or a factor that does not broadcast to `x`.
+        ValueError: See `mse_loss`; or a factor that does not broadcast to `x`.
     """
     return await _BINARY.reduced(x, target, reduction, weight, pos_weight)
 
@@ -379,12 +379,12 @@ _AT = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l
 
 @attrs.frozen
 class _Case:
-    """How a cross entropy is computed, apart from the elements.
+    """The computation of a cross entropy, apart from the elements.
 
     Attributes:
         name: Name of the operation.
         ndim: Axes of the logits.
-        axis: That of the classes.
+        axis: The axis of the classes.
         dtype: Dtype of the result.
         has_weight: Whether classes have factors.
         is_smoothed: Whether labels are smoothed.
@@ -457,7 +457,7 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
 _LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
 _ROWS = {
     "lse": (f"{_LSE}; y = +s", ("x",)),
-    # What smoothing adds: the sum of the losses of all classes.
+    # The part that smoothing adds: the sum of the losses of all classes.
     "smooth": (f"{_LSE}; y = sum(where(weight == 0, 0, weight * (s - x)))", ("x", "weight")),
     "sum": ("y = sum(x)", ("x",)),
     "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),
@@ -537,13 +537,13 @@ async def nll_loss(
 
     Args:
         log_probs: Logarithms of probabilities, of shape (N, C, ...), or (C,).
-        labels: As of `cross_entropy`.
-        weight: As of `cross_entropy`.
-        ignore_index: As of `cross_entropy`.
-        reduction: As of `cross_entropy`.
+        labels: See `cross_entropy`.
+        weight: See `cross_entropy`.
+        ignore_index: See `cross_entropy`.
+        reduction: See `cross_entropy`.
 
     Returns:
-        As of `cross_entropy`.
+        See `cross_entropy`.
 
     Raises:
         TypeError, ValueError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
@@ -574,19 +574,19 @@ async def cross_entropy_grad(
 
     Args:
         grad: Gradient of the loss: a number, or an array of its shape.
-        logits: As there, and so are the others.
+        logits: The same as there, and so are the others.
         labels: The labels, which the device checks again.
         weight: Factors of the classes.
         ignore_index: Label whose gradient is 0.
-        reduction: As it was there.
-        label_smoothing: As it was there.
+        reduction: The same as there.
+        label_smoothing: The same as there.
 
     Returns:
         The gradient, of the shape of `logits`.
 
     Raises:
         TypeError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
-        ValueError: As of `cross_entropy`; or `grad` has another shape.
+        ValueError: See `cross_entropy`; or `grad` has another shape.
     """
     name = "nn.cross_entropy_grad"
     case = _case(name, logits, labels, weight, reduction, ignore_index, label_smoothing)

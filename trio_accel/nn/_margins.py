@@ -42,7 +42,7 @@ _RANKING = Loss(
     "v = where(margin - target * (x - x2) > 0, -target, 0)",
     ("x2", "margin"),
 )
-# What a count of 0 is multiplied by may be infinite. An infinite count outweighs its logarithm.
+# A count of 0 may be multiplied by something infinite. An infinite count outweighs its logarithm.
 _STIRLING = (
     "s = where((full == 1) and (target > 1), target * log(target) - target + 0.5 * log(2 * pi * target), 0)"
 )

@@ -192,8 +192,8 @@ async def batch_norm_training(
         The elements as of `batch_norm`, and the statistics that they were normalized by.
 
     Raises:
-        TypeError, NotSupportedError: As of `batch_norm`.
-        ValueError: As of `batch_norm`; a channel has less than two elements; or only one running array.
+        TypeError, NotSupportedError: See `batch_norm`.
+        ValueError: See `batch_norm`; a channel has less than two elements; or only one running array.
     """
     name = "nn.batch_norm_training"
     check_range(name, 0, math.inf, eps=eps)
@@ -227,10 +227,10 @@ async def batch_norm_training_grad(
         grad: Gradient of the elements that it has returned.
         x: The array that was normalized.
         weight: The factors.
-        eps: As it was there.
+        eps: The same as there.
 
     Returns:
-        Those of `x`, and of `weight` and `bias`, of shape (C,).
+        The gradients of `x`, and of `weight` and `bias`, of shape (C,).
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `batch_norm`; or `grad` has another shape than `x`.
@@ -264,10 +264,10 @@ async def instance_norm(
         out: Array to write to; it may be `x`.
 
     Returns:
-        As of `batch_norm`.
+        See `batch_norm`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `batch_norm`.
+        TypeError, ValueError, NotSupportedError: See `batch_norm`.
     """
     name = "nn.instance_norm"
     factors = _by_channel(name, x, 3, weight=weight, bias=bias)
@@ -312,11 +312,11 @@ async def group_norm(
         out: Array to write to; it may be `x`.
 
     Returns:
-        As of `batch_norm`.
+        See `batch_norm`.
 
     Raises:
-        TypeError: As of `batch_norm`; or `num_groups` is no whole number.
-        ValueError: As of `batch_norm`; or `num_groups` does not divide C.
+        TypeError: See `batch_norm`; or `num_groups` is no whole number.
+        ValueError: See `batch_norm`; or `num_groups` does not divide C.
         NotSupportedError: float8.
     """
     name = "nn.group_norm"
@@ -345,12 +345,12 @@ async def group_norm_grad(
     Args:
         grad: Gradient of its result.
         x: The array that was normalized.
-        num_groups: As it was there.
+        num_groups: The same as there.
         weight: The factors.
-        eps: As it was there.
+        eps: The same as there.
 
     Returns:
-        Those of `x`, and of `weight` and `bias`, of shape (C,).
+        The gradients of `x`, and of `weight` and `bias`, of shape (C,).
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `group_norm`; or `grad` has another shape than `x`.
@@ -375,8 +375,8 @@ async def layer_norm_grad(
         grad: Gradient of its result, of the shape of `x`.
         x: The array that was normalized.
         weight: The factors: an array that broadcasts to `x`, or one for all.
-        axis: As it was there.
-        eps: As it was there.
+        axis: The same as there.
+        eps: The same as there.
 
     Returns:
         That of `x`, and those of `weight` and `bias`, which have the shape of `weight`. If that is a number,

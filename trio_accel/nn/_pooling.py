@@ -62,7 +62,7 @@ async def max_pool2d(
 ) -> AccelRef | MaxPoolResult:
     """Find the greatest element of each window, as `torch.nn.functional.max_pool2d`.
 
-    NaN counts as greater than every number. Of several the first one is taken.
+    NaN counts as greater than every number. The first of several is taken.
 
     Args:
         input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
@@ -115,7 +115,7 @@ async def avg_pool2d(
     Args:
         input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
             float64.
-        kernel_size: As of `max_pool2d`, as the next three.
+        kernel_size: See `max_pool2d` for this and the next three.
         stride: Steps from window to window; None for `kernel_size`.
         padding: Zeros on both sides.
         ceil_mode: Whether a window counts that reaches beyond the padding.
@@ -212,7 +212,7 @@ async def avg_pool_grad(
     Args:
         grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
         input_size: Shape of the input.
-        kernel_size: As of the pooling, as all that follow.
+        kernel_size: The same as in the pooling, and so are all that follow.
         stride: Steps from window to window.
         padding: Zeros on both sides.
         ceil_mode: Whether a window counts that reaches beyond the padding.
@@ -308,7 +308,7 @@ async def lp_pool2d(
         input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
             float64.
         norm_type: The p.
-        kernel_size: As of `max_pool2d`, as the next two.
+        kernel_size: See `max_pool2d` for this and the next two.
         stride: Steps from window to window; None for `kernel_size`.
         ceil_mode: Whether a window counts that reaches beyond the padding.
         padding: Zeros on both sides.

@@ -94,7 +94,7 @@ def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[i
     """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
 
     Returns:
-        Those before the axes, and those behind.
+        Paddings before the axes, and those behind.
 
     Raises:
         TypeError: Not whole numbers.
@@ -131,7 +131,7 @@ class Windows:
         window: Elements of a window.
         stride: Steps from window to window.
         before: Zeros, or places, before the first element.
-        behind: Those behind the last one.
+        behind: Elements behind the last one.
         dilation: Steps between the elements of a window.
     """
 
@@ -156,6 +156,6 @@ class Windows:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """From the first element of a window to behind the last one."""
+        """The elements from the first one of a window to behind the last one."""
         both = zip(self.dilation, self.window, strict=True)
         return tuple([step * (extent - 1) + 1 for step, extent in both])

@@ -49,7 +49,7 @@ __all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
 
 @attrs.frozen(kw_only=True)
 class BatchLimits:
-    """How large a batch may be, and how long it may wait.
+    """The limits of a batch's size, and of its wait.
 
     Attributes:
         size: The most requests.
@@ -219,7 +219,7 @@ class BatchResults(Protocol[ResultT_co]):
     """Result of a model of batches: a list, a NumPy array or an `AccelRef`, among others."""
 
     def __len__(self) -> int:
-        """As many as there were items."""
+        """Return the number of items."""
         ...
 
     def __getitem__(self, index: int, /) -> ResultT_co:
@@ -235,7 +235,7 @@ def may_be_one_request(error: Exception) -> bool:
 
     Not so for a device that was lost or hung, a context that was lost to something else, an actor that
     crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
-    results that are none (`ModelOutputError`). Of a group, each member counts.
+    results that are none (`ModelOutputError`). Each member of a group counts.
     """
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
@@ -247,7 +247,7 @@ def may_be_one_request(error: Exception) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Blame:
-    """How a batch that fails is divided.
+    """The rule by which a batch that fails is divided.
 
     Attributes:
         splits: How often a batch is halved of which no part has succeeded.

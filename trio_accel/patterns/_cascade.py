@@ -125,7 +125,7 @@ class StageStatistics(CallStatistics):
 
     @property
     def sure(self) -> int:
-        """How often its result was the cascade's, at once."""
+        """The number of times that its result was the cascade's, at once."""
         return self.answered - self.unsure
 
 

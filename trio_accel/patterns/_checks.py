@@ -246,7 +246,7 @@ class Sampler:
         """Draw a token of a distribution; at temperature 0 the likeliest, the first of equals."""
         if self.temperature == 0:
             return int(distribution.argmax())
-        # As `rng.choice` does it, which would check the row again. The product is below the last sum, so a
+        # `rng.choice` does the same, but would check the row again. The product is below the last sum, so a
         # token of probability 0 is never drawn.
         sums: Rows = np.cumsum(distribution)
         return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))

@@ -207,7 +207,7 @@ class FairQueue(Generic[ValueT]):
 
     @property
     def tenants(self) -> int:
-        """How many tenants are remembered."""
+        """The number of tenants that are remembered."""
         return len(self._flows)
 
     def __iter__(self) -> Iterator[Queued[ValueT]]:
@@ -397,7 +397,7 @@ class _Turn(Generic[ItemT]):
         arrived: When it came.
         reply: Where its outcome goes.
         entry: Its place in the queue; None if it waits for its refusal.
-        scope: Of its task; None before its turn.
+        scope: The scope of its task; None before its turn.
         has_begun: Whether the model was called.
     """
 
@@ -428,7 +428,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     once, those of others do not stand behind them in the mailbox.
 
     A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, a tenant gets
-    2000 a second. The askers wait that long for theirs. Of cancelled askers, 32 leave in each turn of the
+    2000 a second. The askers wait that long for theirs. 32 cancelled askers leave in each turn of the
     loop.
 
     It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
@@ -569,9 +569,10 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         # Keys of strangers have no end, and may be secrets: these are one tenant here.
         name = str(turn.tenant)[:_LONGEST_NAME] if turn.tenant in self._weights else _OTHERS
         self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
-        # Those that have no requests here share a pace: their keys have no end.
+        # Tenants that have no requests here share a pace: their keys have no end.
         key = turn.tenant if self._queue.has(turn.tenant) else None
-        # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
+        # An asker that is refused at once asks again at once, and thousands of them leave the loop to nothing
+        # else.
         if key not in self._refused_later and self._refused_at_once.try_acquire(key):
             turn.reply = self.context.defer()
             turn.reply.fail(self._told(error))
@@ -682,7 +683,7 @@ class Leavers:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Hashable, deque[DeferredReply[Any]]] = OrderedDict()
-        # How many may still go in this turn; 0 while some wait.
+        # The number that may still go in this turn; 0 while some wait.
         self._room: float = _IN_A_TURN
         self._has_come = trio.Event()
 
@@ -715,7 +716,7 @@ class Leavers:
             tenant, replies = self._waiting.popitem(last=False)
             replies.popleft().cancelled()
             if replies:
-                # Behind those of the others.
+                # The tenant goes behind the others.
                 self._waiting[tenant] = replies
         if self._waiting:
             self._room = 0

@@ -49,7 +49,7 @@ class ModelRetiredError(Exception):
 
 @attrs.define(eq=False)
 class Deployment(Generic[ItemT, ResultT]):
-    """Which model a `HotSwap` serves. It outlives restarts of the actor, which goes on with that model.
+    """The model that a `HotSwap` serves. It outlives restarts of the actor, which goes on with that model.
 
     Attributes:
         opening: Loads the model.
@@ -262,7 +262,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         finally:
             self._next = None
         old = self._previous = self._current
-        # Without a checkpoint in between: from here on all requests are served by the next model.
+        # No checkpoint lies in between: all requests from here on are served by the next model.
         self._current = loaded
         self._deployment.opening, self._deployment.version = opening, version
         self._swaps += 1
@@ -282,6 +282,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         Raises:
             SwapFailedError: Its context, the warm-up or the probe failed, also over a cancellation.
         """
+        # `withdraw` finds the operation by this while the thread is at work.
         loaded = await outcome_of(self._load(opening, version))
         if isinstance(loaded, outcome.Value):
             return loaded.value
@@ -329,7 +330,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
-            # Only logged: no request needs the old model any more.
+            # The failure is only logged: no request needs the old model any more.
             _logger.exception("%s: closing the old model %s failed", self.context.path, version)
         finally:
             if loaded is not None:

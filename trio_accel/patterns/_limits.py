@@ -1,4 +1,4 @@
-"""Which calls may begin, which are tried again, and by when they must be answered.
+"""Rules for calls: which may begin, which are tried again, and by when they must be answered.
 
 A circuit breaker refuses calls that fail anyway. The limit of a rate is a token bucket, for all or for each
 key. A budget keeps retries from becoming a storm. A deadline is a value, for where no cancel scope reaches.
@@ -110,7 +110,7 @@ class _Slot:
 
 
 class RecentCounts:
-    """How many things happened lately, and how many of these are marked.
+    """The counts of things that happened lately, and of the marked ones among them.
 
     Time is cut into slots of a tenth of the window. Counted are the running slot and the nine before, so at
     least nine tenths of the window.
@@ -259,7 +259,7 @@ class CircuitBreaker:
 
     @property
     def opened(self) -> int:
-        """How often it has opened so far."""
+        """The number of times that it has opened so far."""
         return self._opened
 
     @contextmanager
@@ -403,7 +403,7 @@ class RateLimit:
 
     @property
     def keys(self) -> int:
-        """How many buckets are remembered."""
+        """The number of buckets that are remembered."""
         return len(self._buckets)
 
     async def acquire(self, key: Hashable = None, *, cost: float = 1.0) -> None:
@@ -507,7 +507,7 @@ _PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError,
 
 _BACKOFF = Backoff(initial=0.05, base=0.1, maximum=2.0, jitter=0.5)
 
-# Not cryptography: it spreads those that failed together.
+# The numbers are for no cryptography: they spread calls that failed together.
 _random = random.Random()  # noqa: S311
 
 
@@ -521,9 +521,9 @@ def was_never_executed(error: BaseException) -> bool:
 
 
 class RetryBudget:
-    """How many of the requests may be tried again, over all places that share the object.
+    """A budget for requests that are tried again, over all places that share the object.
 
-    Of the last `within` seconds, retries are at most `share` of the requests, and `minimum` a second besides.
+    Retries are at most `share` of the requests of the last `within` seconds, and `minimum` a second besides.
     A request counts once, also where the model of a `retry` has a `retry` inside with the same budget: in
     another actor, too, as context variables travel with asks. So a loss that fails everything in flight is
     followed by few retries, however many layers there are.
@@ -552,12 +552,12 @@ class RetryBudget:
 
     @property
     def denied(self) -> int:
-        """How many retries it has not allowed so far."""
+        """The number of retries that it has not allowed so far."""
         return self._denied
 
     @property
     def left(self) -> float:
-        """How many retries it would allow now."""
+        """The number of retries that it would allow now."""
         requests, retries = self._counts.totals()
         return max(0.0, self._share * requests + self._minimum * self._within - retries)
 
@@ -586,7 +586,7 @@ _counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_
 @named_options
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How a model is tried again: the options of `retry`, as one value.
+    """The rules by which a model is tried again: the options of `retry`, as one value.
 
     Attributes:
         budget: Budget of retries.

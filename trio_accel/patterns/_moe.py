@@ -45,7 +45,7 @@ class Assignment:
     Attributes:
         first: The experts that each token chose, the likeliest first.
         importance: The weights of these.
-        experts: Those that it was given to in the end.
+        experts: The experts that it was given to in the end.
         weights: The weights of these.
         is_placed: Where there was room.
     """
@@ -58,7 +58,7 @@ class Assignment:
 
 
 def capacity_of(tokens: int, top_k: int, experts: int, factor: float | None) -> int:
-    """How many tokens an expert takes at once: the factor times its share if all had the same, rounded up."""
+    """Count the tokens of an expert at once: the factor times its share if all had the same, rounded up."""
     capacity = math.inf if factor is None else factor * tokens * top_k / experts
     # A token chooses an expert once at most.
     return tokens if capacity >= tokens else max(1, math.ceil(capacity))
@@ -133,7 +133,7 @@ def _weights(shares: Shares, experts: NDArray[np.intp], *, normalise: bool) -> S
 
 @attrs.frozen(kw_only=True)
 class RoutingStatistics:
-    """How the load was spread, in one call or in all of a router's. Tuples have one number for each expert.
+    """The spread of the load, in one call or in all of a router's. Tuples have one number for each expert.
 
     Attributes:
         tokens: Tokens that were routed.

@@ -354,7 +354,7 @@ def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
 def _name_of(model: Model[Any, Any]) -> str:
     if isinstance(model, Ref):
         return model.path.rpartition("/")[2]
-    # That of what is behind a `functools.partial`.
+    # The function behind a `functools.partial` has the name.
     name: str = getattr(getattr(model, "func", model), "__name__", "")
     return name if _is_name(name) and name != "<lambda>" else type(model).__name__
 

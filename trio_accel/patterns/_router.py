@@ -174,7 +174,7 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 class Routing(Protocol):
-    """How a router chooses."""
+    """The way a router chooses."""
 
     @property
     def skips(self) -> bool:
@@ -469,7 +469,7 @@ def _share(value: float) -> float:
 @named_options
 @attrs.frozen(kw_only=True)
 class Hedge:
-    """When a request that takes long is sent to a second replica (Dean and Barroso, CACM 2013).
+    """The time when a slow request is sent to a second replica (Dean and Barroso, CACM 2013).
 
     Attributes:
         after: Seconds without a reply. The 95th percentile of the latency is a good value.

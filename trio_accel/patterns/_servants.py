@@ -320,7 +320,7 @@ class TaskServant(Servant[ItemT, ResultT]):
         Args:
             reply: The deferred reply, whose `on_cancel` hook cancels `scope`.
             scope: Scope of the task, with the asker's deadline.
-            work: As for `start`.
+            work: See `start`.
             has_begun: The same.
         """
         # A context is entered by one task only, and the asker's may be one of them.

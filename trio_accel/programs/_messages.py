@@ -81,7 +81,7 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def modules_of(cls, argument: str) -> tuple[str, ...]:
-        """That of its class or function."""
+        """Return the module of its class or function."""
         return (ProgramDefinition.decode(argument).target.partition(":")[0],)
 
     @asynccontextmanager
@@ -163,7 +163,7 @@ class Expectations:
     """
 
     def __init__(self) -> None:
-        # By the key: the arrays, and whether they came twice in a row. The one noted last is the last.
+        # The arrays of each key, and whether they came twice in a row. The one noted last is the last.
         self._known: dict[object, tuple[_Arrays, bool]] = {}
 
     def expected(self, keys: Iterable[object]) -> _Arrays:
@@ -323,7 +323,7 @@ class MethodCall(_ProgramMessage):
 
         trees: dict[str, Tree] = {}
         values: list[object] = []
-        # Those that are updated are numbered behind the others.
+        # Arrays that are updated are numbered behind the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
             leaf = update if name in updates else read
             is_several = self.bound.signature.parameters[name].kind in _SEVERAL
@@ -385,7 +385,7 @@ def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
     for name, parameter in signature.parameters.items():
         kind = parameter.kind
         if name not in trees:
-            # Those behind one that has its default go by name.
+            # Parameters behind one that has its default go by name.
             is_gap = True
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             args += trees[name][1:]

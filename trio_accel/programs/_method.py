@@ -1,4 +1,4 @@
-"""How the methods of a program are declared and looked up."""
+"""Declarations of a program's methods, and their look-up."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 _Plain: TypeAlias = "int | float | complex | str | bytes | Sequence[_Plain] | Mapping[str, _Plain] | None"
-# What arrives as it was returned; arrays come as references.
+# A value that arrives as it was returned; arrays come as references.
 PlainT = TypeVar("PlainT", bound=_Plain)
 
 Array: TypeAlias = Any
 """An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
 NumPy array, or on CUDA an object that PyTorch, CuPy and JAX take without a copy."""
 
-# So that type checkers know the parameters of a lambda.
+# Type checkers know the parameters of a lambda by this.
 _Rule: TypeAlias = (
     Callable[[], Any]
     | Callable[[Any], Any]

@@ -220,7 +220,7 @@ class Plan:
         library = f"{PATH}?{definition.encode()}"
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
-        # With the arrays of the device in place of NumPy's: a reset that keeps them means these.
+        # The trees get the arrays of the device in place of NumPy's: a reset that keeps them means these.
         kept = {parameter: build(tree, refs) for parameter, tree in trees.items()}
 
         async def start() -> Opened:
@@ -454,7 +454,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     if isinstance(function, type):
         raise TypeError(f"run: {function.__qualname__} is a class, and must be a function; see open_program")
     device = _device_of(function, (args, kwargs))
-    # On the device, as a weak dictionary would be kept by its own values.
+    # The functions are kept on the device, as a weak dictionary would be kept by its own values.
     functions: _Functions | None = vars(device).get("_functions")
     if functions is None:
         functions = vars(device)["_functions"] = _Functions(device)

@@ -41,7 +41,7 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 # Calls whose results were kept, and went with an error of the program, are made so often again.
 _MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
-# As many as wait for a context.
+# The same number of requests may wait for a context.
 _MOST_PARKED = 1024
 
 
@@ -113,7 +113,7 @@ class OpenProgram:
         self.device: Device = opened.device
         self._opened = opened
         self._is_closed = False
-        # In which generation a call was refused, as it has ended for good.
+        # The generation in which a call was refused, as it has ended for good.
         self._ended: int | None = None
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
@@ -159,7 +159,7 @@ class OpenProgram:
 
     @property
     def recovery(self) -> RecoveryCost:
-        """How long it takes after a loss until this program is there again, as measured by now, and why.
+        """The time from a loss until this program is there again, as measured by now, and why.
 
         Once the program is closed, only the context is left of it.
         """
@@ -222,7 +222,7 @@ class OpenProgram:
                 anew = await self._opened.again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
-                # After the wait: a call may have damaged an array meanwhile.
+                # The check comes after the wait: a call may have damaged an array meanwhile.
                 anew.check(self.device)
                 await self._replace(anew)
         finally:
@@ -518,7 +518,7 @@ def _own_error(refused: Refused, method: Method) -> Exception:
         # No coroutine can raise them.
         refused.__cause__ = error
         return refused
-    # By this `Batcher` knows a refusal.
+    # `Batcher` knows a refusal by this.
     error.__cause__ = refused
     return error
 

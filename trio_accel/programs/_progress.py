@@ -1,4 +1,4 @@
-"""What calls report, on its way to the callback of their asker."""
+"""Reports of calls, on their way to the callback of their asker."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Progress:
 
     async def of(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask; raises the error of the callback, too."""
-        # Not twice: `ask` looks whether there is a callback.
+        # The callback is taken away, so that `ask`, which looks for one, does not report twice.
         tokens = _CALLBACK.set(None), _PROGRESS.set(self)
         returned: T | None = None
         try:

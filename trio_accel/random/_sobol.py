@@ -24,7 +24,7 @@ __all__ = ["Sobol"]
 
 _Words: TypeAlias = npt.NDArray[np.uint32]
 
-# As many as SciPy's table has.
+# SciPy's table has as many.
 _MOST_DIMENSIONS = 21201
 _MOST_BITS = 32
 _SINGLE_BITS = 24
@@ -83,7 +83,7 @@ class Sobol:
 
     @property
     def device(self) -> Device:
-        """Where the points are made."""
+        """The device on which the points are made."""
         return self._device
 
     @property

@@ -27,7 +27,7 @@ Shape: TypeAlias = "int | Sequence[int]"
 
 # Words of a row of Philox's counters.
 _ROW = 4 * PHILOX_ROW
-# How many words a jump goes on, and how many there are.
+# The number of words that a jump goes on, and that there are.
 _JUMP: Mapping[str, int] = {"philox4x32_10": 1 << 66, "mrg32k3a": 1 << 96, "xorwow": 1 << 96}
 _LENGTH: Mapping[str, int] = {
     "philox4x32_10": _ROW << 64, "mrg32k3a": 1 << PERIOD_BITS, "xorwow": 1 << PERIOD_BITS,
@@ -59,7 +59,7 @@ class Stream:
 
     @property
     def device(self) -> Device:
-        """Where the numbers are made."""
+        """The device on which the numbers are made."""
         return self._device
 
     @property

@@ -66,12 +66,12 @@ async def bsr(
 
     Args:
         device: Where to.
-        matrix: As for `csr`.
+        matrix: See `csr`.
         blocksize: Rows and columns of a block; None for SciPy's choice.
 
     Raises:
         TypeError, OutOfMemoryError: As of `csr`.
-        ValueError: As of `csr`; or the shape is no multiple of the blocks.
+        ValueError: See `csr`; or the shape is no multiple of the blocks.
     """
     indptr, indices, data = await _put("bsr", device, matrix, lambda rows: _in_rows(rows.tobsr(blocksize)))
     return BsrMatrix(_shape(matrix), indptr, indices, data)

@@ -76,7 +76,7 @@ class _Lanczos:
         self._problem, self._steps, self._k, self._which = problem, steps, k, which
         self._kept, self._most_kept = 0, min(k + (steps - k) // 2, steps - 1)
         self._generator = np.random.default_rng(0)
-        # What is left of a product is nothing but roundings if it is not larger than this part of it.
+        # The rest of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
         self._graphs: dict[tuple[int, int], Graph[Any]] = {}
         self.locked: npt.NDArray[Any] = np.zeros(0)
@@ -178,7 +178,7 @@ class _Lanczos:
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
-            # What is not a number is behind all others.
+            # A value that is not a number is behind all others.
             place = int(self.best(self.locked)[-1])
             await self._basis[place].assign(combined[number])
             self.locked[place] = value
@@ -289,8 +289,8 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # What is right for the inverse is so for the matrix, but for roundings: those are as large as the
-        # largest eigenvalue of the inverse makes them, which may be none of those that are wanted.
+        # A residual that is right for the inverse is so for the matrix, but for roundings. Those are as large
+        # as the largest eigenvalue of the inverse makes them, which may be none of those that are wanted.
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values
     order = np.argsort(values)

@@ -292,7 +292,7 @@ async def norm(
     Raises:
         ValueError: Another `ord`, or an empty matrix where a largest or smallest sum is wanted.
         LibraryError: A wrong structure.
-        NotSupportedError: As of `max`.
+        NotSupportedError: See `max`.
     """
     check_csr("norm", matrix)
     _check_axis("norm", axis)

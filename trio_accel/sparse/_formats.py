@@ -14,7 +14,7 @@ __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 
 
 class _Arrays:
-    """What all formats share. A matrix is as good as its arrays: operations look at these, see D26."""
+    """The base of all formats. A matrix is as good as its arrays: operations look at these, see D26."""
 
     __slots__ = ()
     operand_fields: ClassVar[tuple[str, ...]] = ("indptr", "indices", "data")

@@ -126,15 +126,15 @@ async def gmres(
     that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
 
     Args:
-        A: As for `cg`, but any matrix.
-        b: As for `cg`.
-        x0: As for `cg`.
-        rtol: As for `cg`.
-        atol: As for `cg`.
+        A: See `cg`, but any matrix.
+        b: See `cg`.
+        x0: See `cg`.
+        rtol: See `cg`.
+        atol: See `cg`.
         restart: Steps of a cycle, n at most.
         maxiter: The largest number of cycles, as in SciPy; by default ``10 * n``.
-        M: As for `cg`; it is applied from the right.
-        callback: As for `cg`, once in each cycle.
+        M: See `cg`; it is applied from the right.
+        callback: See `cg`; it is called once in each cycle.
 
     Returns:
         The solution; the number of steps, of which the last cycle counts those that the solution has; and the

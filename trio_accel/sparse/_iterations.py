@@ -1,4 +1,4 @@
-"""What iterative solvers share: the problem, the look at its residual, and steps that nobody waits for.
+"""The base of iterative solvers: the problem, the look at its residual, and steps nobody waits for.
 
 Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
 is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
@@ -77,7 +77,7 @@ class Method(Protocol):
     """A method.
 
     Attributes:
-        problem: What it solves.
+        problem: The problem that it solves.
         x: The solution so far.
         made: How many steps were made, where a round has several; else None.
         changing: Names of the attributes that a step sets, `x` among them, where it may be recorded.

@@ -112,7 +112,7 @@ async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
 
 
 class _Placed:
-    """Where the values of a matrix are: the row and the column as expressions, and the arrays in these."""
+    """The places of a matrix's values: the row and the column as expressions, and the arrays in these."""
 
     def __init__(self, row: str, col: str, indices: tuple[AccelRef, ...]) -> None:
         self.row, self.col, self.indices = row, col, indices

@@ -165,7 +165,7 @@ class _Begun:
 
     async def receive_some(self, most: int) -> bytes:
         head, self._head = self._head, b""
-        # What comes after the headers has no use. Only its end has: the browser has left.
+        # The bytes after the headers have no use. Only their end has: the browser has left.
         while not head and await self._stream.receive_some(most):
             pass
         return head
@@ -235,7 +235,7 @@ class _Feed:
         self._interval = interval
         self._shows_errors = shows_errors
         self._text = ""
-        # When the next one may be made, on Trio's clock.
+        # The time when the next one may be made, on Trio's clock.
         self._due = 0.0
         self._readers = 0
         self._wanted = trio.Event()

@@ -339,7 +339,7 @@ class _Gpu:
         try:
             return getattr(self.nvml, function)(self.handle, *args)
         except self.nvml.NVMLError as error:
-            # Of what else may be wrong, such as a missing permission, this value alone suffers.
+            # Other errors, such as a missing permission, cost this value alone.
             if error.value == self.nvml.NVML_ERROR_GPU_IS_LOST:
                 self.error = str(error)
         except (AttributeError, self.nvml.NVMLLibraryMismatchError):
@@ -351,7 +351,7 @@ def _read_all() -> tuple[GpuReading, ...]:
     """Read all GPUs of the machine, in the order of their numbers.
 
     Raises:
-        NotSupportedError: As of `_nvml_library`.
+        NotSupportedError: See `_nvml_library`.
     """
     with _nvml_library() as nvml:
         return tuple([_read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())])

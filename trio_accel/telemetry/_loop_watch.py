@@ -72,7 +72,8 @@ class LoopWatch:
         self._has_turned = True
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="trio_accel loop watch", daemon=True)
-        # When a place was logged last, and how often it was seen and not logged since.
+        # The time when a place was logged last, and the number of times that it was seen since and not
+        # logged.
         self._places: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     @property

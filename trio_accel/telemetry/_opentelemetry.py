@@ -35,18 +35,18 @@ __all__ = ["add_histograms", "export_metrics"]
 # Name of the meter.
 _SCOPE = "trio_accel"
 _UNITS = {"seconds": "s", "bytes": "By"}
-# What OpenTelemetry takes for a name.
+# Names that OpenTelemetry takes.
 _NAME = re.compile(r"[a-zA-Z][-_./a-zA-Z0-9]{0,254}")
 
 
 @attrs.frozen
 class _Shown:
-    """What a recorder said at the last collection.
+    """The words of a recorder at the last collection.
 
     Attributes:
         snapshot: Its snapshot.
         has_histograms: Whether an exporter adds the histograms.
-        named: What it said of figures of the program's own and of actors, by the names of instruments.
+        named: Its words on figures of the program's own and of actors, by the names of instruments.
     """
 
     snapshot: SystemSnapshot
@@ -83,7 +83,7 @@ class _Instrument:
 
 
 class _Instruments:
-    """Those of a meter. All recorders share them: a second instrument of one name would show nothing."""
+    """The instruments of a meter. All recorders share them: a second one of one name would show nothing."""
 
     def __init__(self) -> None:
         self.sources: list[_Source] = []

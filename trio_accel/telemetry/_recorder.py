@@ -47,7 +47,7 @@ __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
-# Of one metric, values of labels that are told apart, and metrics of a recorder.
+# The most values of labels that are told apart in one metric, and metrics of a recorder.
 _MOST_LABELS, _MOST = 100, 1000
 _OTHERS = "(other)"
 _Labels = tuple[tuple[str, str], ...]
@@ -176,13 +176,13 @@ _FRESH = 0.5
 # Messages in a point of the history, and its points: two minutes of a dashboard's.
 _IN_HISTORY = 12
 _POINTS = 60
-# Of all actors, in a snapshot.
+# The most readings of all actors in a snapshot.
 _MOST_READINGS = 2000
-# Of one device, in a snapshot.
+# The most actors of one device in a snapshot.
 _MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()
-# Of an actor, what the tree and a snapshot have under the same names.
+# The fields of an actor that the tree and a snapshot have under the same names.
 _OF_ACTORS = tuple(
     [field.name for field in attrs.fields(ActorRow) if field.name in attrs.fields_dict(ActorSnapshot)]
 )
@@ -208,7 +208,7 @@ class Recorder:
         self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque(
             maxlen=_POINTS
         )
-        # On Trio's clock: that of the day may be set back.
+        # The time is that of Trio's clock: that of the day may be set back.
         self.looked_at: float = float("-inf")
         self._users = 0
         self._ends = ExitStack()
@@ -304,12 +304,12 @@ class Recorder:
         """Return a histogram of the program's own; otherwise as `counter`.
 
         Args:
-            name: As for `counter`.
-            help: As for `counter`.
+            name: See `counter`.
+            help: See `counter`.
             bounds: Upper ends of its ranges, in rising order; by default, from 10 µs to 25 s.
 
         Raises:
-            ValueError: As for `counter`; or the bounds do not rise.
+            ValueError: See `counter`; or the bounds do not rise.
         """
         return self._own.named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
 
@@ -579,7 +579,7 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
 
 def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
     found = {path: nbytes for path, nbytes in told.actors.items() if path}
-    # What a worker uses and what is known here of its blocks differ for as long as one of them is on its way.
+    # A worker's use and what is known here of its blocks differ while one of them is on its way.
     rest = told.memory.used - sum(found.values())
     if rest > 0:
         found[""] = rest

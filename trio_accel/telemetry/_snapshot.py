@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Of counts, bytes and seconds: what is beyond 64 bits was made up.
+# The largest count, or number of bytes or seconds: what is beyond 64 bits was made up.
 _LARGEST = 2.0**64
 
 
@@ -51,7 +51,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
     @property
@@ -93,7 +93,7 @@ class ActorRow(ActorFigures):
     Attributes:
         path: Path in the tree.
         actor_class: Name of the class.
-        state: As in `ActorSnapshot.state`.
+        state: See `ActorSnapshot.state`.
         restarts: How often it was restarted; also the number of the incarnation.
         pid: The process in which it does its work; None where that is the program's.
         mailbox_depth: Messages in the mailbox.
@@ -126,7 +126,7 @@ class ActorRow(ActorFigures):
 
     @property
     def depth(self) -> int:
-        """How many are above it."""
+        """The number of actors above it."""
         return self.path.count("/")
 
 
@@ -222,14 +222,14 @@ class DeviceRow:
         name: Name of the hardware, such as ``"cpu:0"``.
         backend: Name of the backend.
         isolation: ``"inline"`` or ``"process"``.
-        state: That of its actor's context: ``"running"``, ``"restarting"`` and so on; ``"given up"`` while
+        state: State of its actor's context: ``"running"``, ``"restarting"`` and so on; ``"given up"`` while
             it is, and will be opened again.
         generation: Which context this is, from 1.
         losses: Contexts that it has lost since it was opened.
         recovery_time: Seconds from the last loss that was seen to the next context; None without one.
         recovery_cost: Seconds that the next recovery takes without a spare; see `RecoveryCost`. Before the
             first recovery, those of the first start, which `recovery_text` says.
-        recovery_text: Of which parts that is made, and why modules are imported again, in one line.
+        recovery_text: The parts of that time, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
         pid: Process of the worker, if it has one.
         served: Seconds since this generation began, from which on the rest counts; None if that was not seen.
@@ -371,7 +371,7 @@ def _members(one: object) -> dict[str, object]:
 
 
 def _value(hint: Any, data: object, what: str) -> object:
-    # Also false for what is no number at all (NaN), which JSON does not have and Python reads.
+    # The comparison is false for NaN, too, which JSON does not have and Python reads.
     if isinstance(data, (int, float)) and not -_LARGEST < data < _LARGEST:
         raise ValueError(f"{what} is a number that no program has")
     if type(data) is hint:

@@ -53,7 +53,7 @@ _CREDENTIALS = struct.Struct("3i")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _SUFFIX = ".sock"
 _MODE = 0o600
-# Of `sun_path`, with the zero byte at its end: the least of the platforms.
+# The bytes of `sun_path`, with the zero byte at its end: the least of the platforms.
 _LONGEST_PATH = 104
 _LOCK_SECONDS, _RETRY_SECONDS = 5.0, 0.02
 _IN_USE = (errno.EAGAIN, errno.EINPROGRESS)
@@ -181,7 +181,7 @@ def list_programs() -> list[ObservedProgram]:
     Sockets that dead programs left are not among them. Each program is connected to for a moment.
 
     Returns:
-        Those in ``$XDG_RUNTIME_DIR/trio_accel`` and in ``trio_accel-<uid>`` in the folder for temporary
+        Programs in ``$XDG_RUNTIME_DIR/trio_accel`` and in ``trio_accel-<uid>`` in the folder for temporary
         files. A folder that is not the user's own is left out.
     """
     folders = [folder for folder in _folders() if _problem(folder) is None]
@@ -381,7 +381,7 @@ class ObserverSocket:
 
     @property
     def clients(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return self._server.clients
 
 
@@ -436,7 +436,8 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
                     with trio.CancelScope(shield=True):
                         await actor.wait_terminated()
             finally:
-                # Before it stops to listen: from then on another program may take the name.
+                # The file goes before the server stops to listen: from then on another program may take the
+                # name.
                 unlink(path, inode)
 
 

@@ -32,14 +32,14 @@ OTHER_ACTORS = "(other)"
 _EDGES = np.array(BOUNDS)
 # Messages whose times are kept as they came, to be counted by ranges in one go.
 _AT_ONCE = 512
-# Of so many last messages, and of so many last seconds, p50 and p99 are taken.
+# The last messages, and the last seconds, of which p50 and p99 are taken.
 _LAST = 1024
 _LATELY = 60.0
 _SETTLED = 5.0
 _APART = 0.5
-# What a message and an actor tell within so many seconds, by the same cause, is one failure.
+# A message and an actor that tell of the same cause within so many seconds make one failure.
 _ALIKE = 1.0
-# So many tracebacks a second are written out: one takes about as long as ten messages.
+# The most tracebacks that are written out in a second: one takes about as long as ten messages.
 _WRITTEN_OUT = 20
 _LONGEST = 20_000
 LONGEST_LINE = 1000
@@ -96,12 +96,12 @@ class MessageTally:
 
     @property
     def ended(self) -> int:
-        """How many were begun and have ended, however they did."""
+        """The number that were begun and have ended, however they did."""
         return self._counted + len(self.times) // 2
 
     @property
     def completed_count(self) -> int:
-        """How many got their reply, or were served."""
+        """The number that got their reply, or were served."""
         return self.ended - self.failed_count - self.cancelled_count
 
     def count(self) -> None:
@@ -267,8 +267,8 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By path and line, each with the texts of its error and causes, and when it was seen by a clock that
-        # is not set; the last one seen is at the end.
+        # The row of each path and line, with the texts of its error and causes, and when it was seen by a
+        # clock that is not set. The one seen last is at the end.
         self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str], float]] = OrderedDict()
         self._second = 0.0
         self._left = _WRITTEN_OUT

@@ -77,7 +77,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
     def __init__(self, epoch: int = 0) -> None:
         self._epoch = epoch
-        # By actor and number.
+        # The requests that are served, by actor and number.
         self._served: dict[tuple[str, int], ServedT] = {}
         self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
 
@@ -201,7 +201,7 @@ _FLUSHED = 1.0
 
 # Process, name and track.
 _Row: TypeAlias = tuple[int, str, int]
-# Since when, on which track, and the name of the message.
+# The time of its begin, its track, and the name of the message.
 _Served: TypeAlias = tuple[int, int, str]
 _Asked: TypeAlias = tuple[int, _Row]
 
@@ -263,7 +263,7 @@ class Timeline(Watch[_Served, _Asked]):
         self._processes: set[int] = set()
         # The tracks of messages that are served.
         self._serving: dict[str, list[int]] = {}
-        # When the last operation of a row was complete.
+        # The time when the last operation of a row was complete.
         self._over: dict[tuple[int, str], int] = {}
         # The tracks of tasks that ask now.
         self._asking: dict[trio.lowlevel.Task, _Row] = {}
@@ -491,14 +491,14 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__(epoch=_epoch())
-        # Here and not at the top: they belong to an extra, which is there by now.
+        # The import stands here: the modules belong to an extra, which is there by now.
         from opentelemetry import context as contexts
         from opentelemetry import trace as traces
 
         self._tracer = tracer
         self._contexts = contexts
         self._traces = traces
-        # Of those who ask for operations.
+        # The spans of those who ask for operations.
         self._asking: set[Span] = set()
 
     def close(self) -> None:

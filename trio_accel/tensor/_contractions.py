@@ -128,7 +128,7 @@ async def einsum(
     other tensor has is added along first. Intermediate tensors are released as soon as they are used.
 
     Args:
-        subscripts: As of `ta.linalg.einsum`: ``"ij,jk,kl->il"``.
+        subscripts: See `ta.linalg.einsum`: ``"ij,jk,kl->il"``.
         *operands: Tensors of one floating or complex dtype, one for each term. An axis of one element
             broadcasts.
         optimize: How the order is found, by opt_einsum's names: ``"auto"``, ``"optimal"``, ``"greedy"``,
@@ -158,7 +158,7 @@ def contract_path(
     """Find the order in which `einsum` multiplies, and what it takes; nothing is launched or refused.
 
     Args:
-        subscripts: As of `einsum`, like the other arguments. Only shapes and dtypes of the tensors count.
+        subscripts: See `einsum`, also for the others. Only shapes and dtypes of the tensors count.
         *operands: Tensors, which may all be NumPy arrays.
         optimize: How the order is found.
         memory_limit: Bytes that it should not exceed.

@@ -16,7 +16,7 @@ __all__ = ["elementwise", "permute", "reduce"]
 Operator: TypeAlias = Literal["add", "max", "min", "multiply"]
 """How two elements become one: those of cuTENSOR."""
 
-# By their texts.
+# Expressions are kept by their texts.
 _expression = functools.cache(Elementwise[AccelRef])
 _reduction = functools.cache(functools.partial(Reduction, operation="tensor.reduce"))
 
@@ -134,7 +134,7 @@ async def _combined(
     name: str, views: Sequence[Operand], scales: Sequence[complex], ops: Sequence[str], out: Out
 ) -> AccelRef:
     """Combine views of one shape from the left; low precision is rounded once."""
-    # By the number of the tensor: itself, and its factor.
+    # The name of each tensor, by its number, with its factor.
     text, *terms = (f"x{n}" if scale == 1 else f"p{n} * x{n}" for n, scale in enumerate(scales))
     for one, term in zip(ops, terms, strict=True):
         text = _TEXTS[one].format(text, term)

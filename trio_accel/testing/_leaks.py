@@ -70,7 +70,7 @@ class Census:
     """Resources at one moment. It keeps none alive.
 
     Attributes:
-        devices: Those that were open.
+        devices: The devices that were open.
         arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
         streams: Prefixes of the names of threads that belong to open devices.
@@ -454,5 +454,5 @@ async def _wait_for_spares(device: OpenDevice) -> None:
 
 
 async def _pause() -> None:
-    # Not `trio.sleep`: a test's clock may stand still.
+    # `trio.sleep` would not do: a test's clock may stand still.
     await trio.to_thread.run_sync(time.sleep, _LOOK)

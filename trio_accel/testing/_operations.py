@@ -45,12 +45,12 @@ class FaultInjection:
 
     @property
     def remaining(self) -> int:
-        """How many more requests it hits; requests on their way to the device do not count."""
+        """The number of requests that it still hits; requests on their way to the device do not count."""
         return self._plan.remaining if self._plan in opened(self.device).state.faults else 0
 
     @property
     def hit(self) -> int:
-        """How many launches it has hit."""
+        """The number of launches that it has hit."""
         return self._plan.hit
 
     def remove(self) -> None:
@@ -95,7 +95,7 @@ def inject_fault(
     Args:
         device: Device whose operations are hit.
         operation: Message class, such as `trio_accel.linalg.Matmul`, or the name of the operation, such as
-            ``"jit.saxpy"`` for launches of that kernel. Of what a world runs, the part of this device is hit.
+            ``"jit.saxpy"`` for launches of that kernel. The part of this device is hit in what a world runs.
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             The effect depends on the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
@@ -149,7 +149,7 @@ def inject_fault(
 
 
 def _name_of(operation: object) -> str:
-    # With its capability, as errors and events name it.
+    # Errors and events name an operation with its capability.
     if isinstance(operation, str) and "." in operation:
         return operation
     if not (isinstance(operation, type) and issubclass(operation, Operation)):
@@ -200,7 +200,7 @@ class ManualCompletion:
 
     @property
     def held(self) -> int:
-        """How many operations are held now."""
+        """The number of operations that are held now."""
         return len(self._held)
 
     @property

@@ -74,7 +74,7 @@ def device_options() -> DeviceOptions:
 
 @pytest.fixture
 def _marked_options(request: pytest.FixtureRequest, device_options: DeviceOptions) -> DeviceOptions:
-    # Not in `device`: pytest-trio loses the reason of a skip in an asynchronous fixture.
+    # The skip is not in `device`: pytest-trio loses the reason of a skip in an asynchronous fixture.
     marker = cast("pytest.Mark | None", request.node.get_closest_marker("isolation"))  # pyright: ignore[reportUnknownMemberType]
     if marker is None:
         return device_options

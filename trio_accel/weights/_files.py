@@ -45,16 +45,17 @@ LENGTH = 8
 LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
-# Of commas and opening brackets; a tensor of two axes has eight. So a header that is read makes no more than
-# about 0.15 GiB of objects, however few bytes it has for each. To collect garbage among them takes 0.06 s.
+# The most commas and opening brackets; a tensor of two axes has eight. So a header that is read makes no more
+# than about 0.15 GiB of objects, however few bytes it has for each. To collect garbage among them takes 0.06
+# s.
 _MOST_MARKS = 1 << 20
-# So many are parsed in C, in about 10 ms, during which no other thread runs.
+# The marks, or entries, that C parses in one go, in about 10 ms, during which no other thread runs.
 _AT_ONCE = 1 << 15
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
 _METADATA = "__metadata__"
 
-# By the names of dtypes: to hash those of low precision imports ml_dtypes, which takes 0.05 s.
+# The keys are names of dtypes: the hash of a low-precision one imports ml_dtypes, which takes 0.05 s.
 _NAMES: Mapping[str, str] = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -198,7 +199,7 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
     except WeightsError:
         raise
     except ValueError as error:
-        # Also what is no UTF-8, and numbers with thousands of digits.
+        # The text may be no UTF-8, or have numbers with thousands of digits.
         raise WeightsError(f"{what} is no JSON: {error}") from None
 
 
@@ -259,7 +260,8 @@ def _parse_array(*arguments: Any) -> tuple[tuple[object, ...], int]:
 
 
 def _whole(digits: str) -> int:
-    # In Python, so that the lock can be given away between two of many numbers with thousands of digits.
+    # This function is Python's, so that the lock can be given away between two of many numbers with thousands
+    # of digits.
     return int(digits)
 
 
@@ -349,7 +351,7 @@ class OpenFile:
         path: Path of the file.
 
     Attributes:
-        path: As given.
+        path: The argument.
         header: Its header.
 
     Raises:
@@ -432,7 +434,7 @@ class OpenFiles:
 
     Attributes:
         files: The files.
-        tensors: By name: which file, and where in it; in the order of the files.
+        tensors: The file of each name, and the place in it; in the order of the files.
         metadata: Additions of their writers.
 
     Raises:
@@ -500,7 +502,7 @@ def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
 
 
 def _read_index(path: str) -> Mapping[str, set[str]]:
-    """Which files a model has, and which names are to be in each."""
+    """Read the files of a model, and the names that are to be in each."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise WeightsError(f"{path} is no regular file")
@@ -534,7 +536,7 @@ async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
     """Read what files of weights hold: their headers alone, in a thread.
 
     Args:
-        path: As for `load`.
+        path: See `load`.
 
     Raises:
         WeightsError: A file is no safetensors file.

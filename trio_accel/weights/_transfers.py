@@ -1,4 +1,4 @@
-"""From files to arrays of a device, which are found by their names, and back; piece by piece."""
+"""Transfers from files to a device's arrays, found by their names, and back; piece by piece."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, enco
 __all__ = ["Progress", "Weights", "load", "save"]
 
 _PIECE = 4 << 20
-# While one is on its way to the device, the next is read.
+# One piece is on its way to the device while the next is read.
 _BUFFERS = 2
 # Bytes of alignment of arrays in one block, the same as that of separate blocks.
 _ALIGNMENT = 256
@@ -135,7 +135,7 @@ class _Loading:
     _sizes: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
     _places: dict[str, tuple[str, int]] = attrs.field(init=False)
     _blocks: dict[str, AccelRef] = attrs.field(factory=dict[str, AccelRef], init=False)
-    # Of tensors that are converted, a piece as it is in the file.
+    # A piece of a tensor that is converted, as it is in the file.
     _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -274,7 +274,7 @@ class _Loading:
 
 
 def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
-    """Which elements of which tensor to load, one piece after the other; of an empty tensor one, too."""
+    """Yield the elements of each tensor to load, one piece after the other; of an empty tensor one, too."""
     for tensor in tensors:
         step = max(1, _PIECE // _bytes_of(tensor, 1))
         for start in range(0, max(1, tensor.info.size), step):
@@ -392,7 +392,7 @@ async def save(
     """
     [target] = paths_of(path)
     _check(arrays, metadata or {})
-    # As the format's own library does: the largest elements first, so that all are aligned.
+    # The format's own library writes the largest elements first, too, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header = encode_header(
         ((name, array.dtype, array.shape, array.nbytes) for name, array in ordered), metadata or {}

@@ -26,7 +26,7 @@ from .runtime._stream import CudaHold, CudaStream
 
 __all__ = ["CudaDevice"]
 
-# Where a library's bindings are.
+# The packages that have the bindings of libraries.
 _PACKAGES = ("cuda", "nvmath")
 
 
@@ -208,7 +208,7 @@ class CudaDevice(LibraryDevice):
             stream.forget()
 
     def _priority(self, priority: int) -> int:
-        """As the driver counts: the more urgent, the smaller."""
+        """Return the driver's number of a priority: the more urgent, the smaller."""
         if not priority:
             return 0
         with self.context:

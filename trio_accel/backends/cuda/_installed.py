@@ -1,4 +1,4 @@
-"""Which of CUDA's libraries are installed, and what can be computed with them."""
+"""The libraries of CUDA that are installed, and what can be computed with them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
     if is_worker:
         return _understood(_probe_process.look(VERSIONS), version)
     try:
-        # With `site`, as what it does is part of where packages are found.
+        # `site` runs in that process, as what it does is part of where packages are found.
         answer = ask(_PROGRAM, ["-I"], [search_path(), VERSIONS], _PATIENCE)
     except ChildError as error:
         return Installed(

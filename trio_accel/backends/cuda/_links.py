@@ -1,4 +1,4 @@
-"""How the GPUs of the machine reach one another, and the processor."""
+"""The links of the machine's GPUs to one another, and to the processor."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _between(
 ) -> DeviceLink:
     """Make the link of two GPUs of what the driver tells, and NVML if it has answered."""
     nvlinks = more["nvlinks"] if more else 0
-    # Without NVML: GPUs have native atomics in each other's memory over NVLink alone.
+    # Atomics tell where NVML does not: GPUs have native ones in each other's memory over NVLink alone.
     over_nvlink = more["over_nvlink"] if more else None
     is_nvlink = bool(nvlinks) or (pair["atomics"] if over_nvlink is None else over_nvlink)
     kind: LinkKind = "host" if not pair["access"] else "nvlink" if is_nvlink else "pcie"

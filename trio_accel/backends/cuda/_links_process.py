@@ -57,7 +57,7 @@ def ask_nvml(uuids: Sequence[str | None]) -> dict[str, object] | None:
     """Ask NVML of the same; None where it is not installed, or does not answer.
 
     Args:
-        uuids: By the number of the GPU. What one of them does not tell is None.
+        uuids: The id of each GPU, in the order of their numbers; None where one tells none.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")

@@ -81,7 +81,7 @@ class Probe:
 
     Attributes:
         version: CUDA version of the driver, such as ``(13, 0)``; None without a driver.
-        devices: By their number.
+        devices: The devices by number.
         reason: Why there is no device to use, and what to do about it; None if there is one.
         is_passing: Whether it may pass by itself, so that it is worth while to ask again.
     """
@@ -200,7 +200,7 @@ def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
 
 
 def _uuid(digits: str) -> str | None:
-    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
+    """Write a UUID as NVML and `nvidia-smi` do; None if the driver has not told it."""
     if len(digits) != _UUID_DIGITS or not digits.strip("0"):
         return None
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -241,7 +241,7 @@ def ask(program: Path, options: Sequence[str], question: object, patience: float
 
     Args:
         program: Its file.
-        options: Of the interpreter.
+        options: The interpreter's options.
         question: Text for its standard input.
         patience: Seconds that it may take.
 

@@ -48,7 +48,7 @@ def _has_device_open() -> bool:
             if os.readlink(f"{_FILES}/{descriptor}").startswith("/dev/nvidia"):
                 return True
         except FileNotFoundError:
-            # That of the listing.
+            # The listing's own descriptor is gone by now.
             continue
     return False
 
@@ -134,7 +134,7 @@ def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
     """Look for the bindings, and by them for every library.
 
     Args:
-        versions: By the name of each library the function that tells its version, and how that is asked: for
+        versions: For each library the function that tells its version, and how that is asked: for
             one part of it at a time, for a pair of them, or for one number.
     """
     try:

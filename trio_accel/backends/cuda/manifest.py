@@ -34,7 +34,7 @@ class Vendor:
 
 
 VENDOR: Mapping[str, Vendor] = {
-    # By which kernels are compiled: every device needs it.
+    # NVRTC compiles kernels: every device needs it.
     "nvrtc": Vendor("NVRTC", "nvrtcVersion", asked="pair", behind=0),
     "cublas": Vendor("cuBLAS", "cublasGetProperty", behind=0),
     "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),

@@ -131,7 +131,7 @@ class CallThread:
             try:
                 function()
             except BaseException as raised:  # noqa: ASYNC103, BLE001  # Trio has no cancellation here
-                # Without this frame, which lives as long as the thread.
+                # This frame is cut off the traceback: it lives as long as the thread.
                 error = failure_of(
                     raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
                 )

@@ -62,7 +62,7 @@ _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
     (NotSupportedError, FailureClass.REFUSED),
     (StaleRefError, FailureClass.REFUSED),
     (InputFailedError, FailureClass.REFUSED),
-    # Not started: the asker sends it to the next actor.
+    # The operation was not started: the asker sends it to the next actor.
     (ActorStoppedError, FailureClass.REFUSED),
     (WithdrawnError, FailureClass.REFUSED),
 )

@@ -41,7 +41,7 @@ __all__ = [
     "Slab",
 ]
 
-# So much is given out at a time: whole pages, so that no two arrays share one.
+# The unit in which memory is given out: whole pages, so that no two arrays share one.
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
@@ -80,7 +80,7 @@ class Slab:
 class Region:
     """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
 
-    NumPy keeps what an array was made of as its base. Of a chain of arrays it keeps the first only, so
+    NumPy keeps what an array was made of as its base. It keeps only the first of a chain of arrays, so
     that cannot be an array itself: every view of whatever depth holds on to this.
     """
 
@@ -122,7 +122,7 @@ class HostPool:
         is_shared: Whether other processes are to have the memory.
 
     Attributes:
-        slabs: By id.
+        slabs: The slabs by id.
         on_make: Called with each slab that is made.
         on_drop: Called with each one that is given back; it has no array any more.
     """
@@ -143,7 +143,8 @@ class HostPool:
         self._starts: list[int] = []
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
-        # By the ids of arrays of the program: a copy that lives as long as the array. The reference tells.
+        # The copy of each array of the program, by its id; it lives as long as the array. The reference
+        # tells.
         self._copies: dict[int, tuple[weakref.ref[npt.NDArray[Any]], npt.NDArray[Any]]] = {}
         # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
         self._unsure = 0
@@ -329,7 +330,7 @@ SMALL = 64 << 10
 COPIES_AT_ONCE = 2
 """Copies are bound by memory: so many saturate it."""
 
-# So much is copied in a row: an end that is asked for comes soon.
+# The most bytes that are copied in a row: an end that is asked for comes soon.
 _PIECE = 8 << 20
 
 
@@ -449,7 +450,8 @@ class HostRegistrar(Registrations):
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
-        # By slab: an arrival that ends when the current device has registered the slab, or has refused it.
+        # The arrival of each slab: it ends when the current device has registered the slab, or has refused
+        # it.
         self._registrations: dict[int, Arrival] = {}
         self._wait_idle: _Change = trio.lowlevel.checkpoint
         pool.on_make = self._add

@@ -50,7 +50,7 @@ class LibrariesInUse:
     """
 
     def __init__(self) -> None:
-        # In the order of their first operations, which is the order in which they are opened.
+        # The order is that of their first operations, in which they are opened.
         self._now: dict[str, None] = {}
         self._before: tuple[str, ...] = ()
 

@@ -81,7 +81,7 @@ class StreamSource(Protocol):
         ...
 
     def release(self, stream: AccelStream) -> None:
-        """That incarnation enqueues nothing more; what is enqueued still runs."""
+        """Take the stream back: that incarnation enqueues nothing more; what is enqueued still runs."""
 
 
 class StreamStrategy(Protocol):
@@ -191,7 +191,7 @@ class _PooledStreams(_CachedStreams):
         return super().acquire(next(self._names))
 
 
-# So many processors let a program and its worker both stay awake.
+# The processors that let a program and its worker both stay awake.
 _ROOMY = 4
 
 
@@ -262,7 +262,8 @@ class SyncCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        # Not at once: the launch has to add its operation before the engine can reply to it.
+        # The notifier lets the launch return first: it has to add its operation before the engine can reply
+        # to it.
         return SyncPort(LoopNotifier(reap))
 
 
@@ -278,7 +279,8 @@ def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
     chosen = completion or best_completion(info)
     if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
         return 0.0
-    # Those that this process may use: a container or `taskset` may leave it fewer than the machine has.
+    # The processors that this process may use: a container or `taskset` may leave it fewer than the machine
+    # has.
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     # Both, and what they wait for, must have a processor to run on.
     return chosen.window if processors >= _ROOMY else 0.0
@@ -328,7 +330,7 @@ def _is_strategy(value: object) -> bool:
 @named_options
 @attrs.frozen(kw_only=True)
 class DeviceOptions:
-    """How a device is opened and supervised.
+    """The options with which a device is opened and supervised.
 
     Attributes:
         isolation: Where the context lives: ``"inline"``, in this process; ``"process"``, in a worker.

@@ -1,4 +1,4 @@
-"""How the engine learns that work on a stream is done: it is notified, or looks when that is due."""
+"""The ways by which the engine learns that work on a stream is done: a notice, or a look when it is due."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class WatchedPort(CompletionPort):
         else:
             self._begin(stream)
             events[stream] = [event]
-        # Without a call where the port's task is awake: it looks at all events before it waits again.
+        # No call is made where the port's task is awake: it looks at all events before it waits again.
         if changed.task is not None:
             changed.notify()
 
@@ -160,7 +160,7 @@ class WatchedPort(CompletionPort):
                     del self._events[stream]
                 self._seen(stream, count)
                 found = True
-        # Once for all streams: the engine looks at each of its own anyway.
+        # One call serves all streams: the engine looks at each of its own anyway.
         if found:
             self._reap()
         return found
@@ -206,7 +206,7 @@ class PolledPort(WatchedPort):
 _MOST_ESTIMATORS = 64
 # A small product takes half of it, on a machine that is slow for a while nearly all.
 _SHORT = 40e-6
-# As long as a few turns of a loop that has nothing else to do.
+# Seconds of a few turns of a loop that has nothing else to do.
 _POLL = 25e-6
 # An event that is due so near to the end of a poll is waited for: it would fall into the turn behind it.
 _MISS = 12e-6
@@ -250,7 +250,7 @@ class AdaptivePort(WatchedPort):
 
     def may_spin(self, stream: AccelStream) -> bool:
         estimator = self._estimators.get(stream)
-        # Not where the task would have to sleep first.
+        # A task does not spin where it would have to sleep first.
         return (
             estimator is not None
             and estimator.is_steady
@@ -259,7 +259,7 @@ class AdaptivePort(WatchedPort):
         )
 
     async def spin(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
-        """As `run` does it; but then the asker need not be woken, which takes a turn of the loop."""
+        """Poll as `run` does; but then the asker need not be woken, which takes a turn of the loop."""
         estimator = self._estimators[stream]
         now = time.perf_counter()
         estimator.begin(now)
@@ -304,7 +304,7 @@ class AdaptivePort(WatchedPort):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
-                # As short as one that `poll` waits for.
+                # Such an operation is as short as one that `poll` waits for.
                 self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
@@ -314,7 +314,7 @@ class AdaptivePort(WatchedPort):
         """Look until then; returns whether anything was done.
 
         Args:
-            end: By `time.perf_counter`.
+            end: The time by `time.perf_counter`.
             estimator: Tells when something is due.
         """
         while not self.look():
@@ -344,8 +344,8 @@ class AdaptivePort(WatchedPort):
             with trio.move_on_after(seconds):
                 await self.wait_changed()
                 return
-        # Without a notification, as it is due so soon: the thread that notifies would take the interpreter's
-        # lock.
+        # The end is waited for without a notification, as it is due so soon: the thread that notifies would
+        # take the interpreter's lock.
         if not await self._search(first.due + half, first):
             first.is_steady = False
 
@@ -374,7 +374,7 @@ class AdaptivePort(WatchedPort):
 
 
 def _end_of_poll(now: float, due: float) -> float:
-    """Until when to look for what is due then."""
+    """Tell until when to look for what is due then."""
     end = now + _POLL
     return due + _MISS if abs(due - end) < _MISS else end
 
@@ -423,7 +423,7 @@ class LatencyEstimator:
 
     @property
     def due(self) -> float:
-        """When the current one will be done, by the estimate."""
+        """The time when the current one will be done, by the estimate."""
         return self._began + self.seconds
 
     def is_near(self, now: float) -> bool:
@@ -440,7 +440,7 @@ class LatencyEstimator:
         self._began = now
         is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _LATE
         if self._is_regular and not is_alike and count == 1 and seconds > _PAUSE * self.seconds:
-            # Once: if the next is not alike either, there is another rule, or none.
+            # One pause is forgiven: if the next is not alike either, there is another rule, or none.
             self._is_regular, self.is_steady = False, True
             return
         self._is_regular = self.is_steady = is_alike

@@ -147,7 +147,7 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
     Raises:
         TypeError: Always.
     """
-    # What is on the device stays as it is, unless it would lose parts of the values.
+    # An array on the device stays as it is, unless it would lose parts of the values.
     best = max(given, key=lambda one: (given[one].kind == "complex", given[one].is_inexact, one not in hosts))
     others = [one for one in given if given[one] is not given[best]]
     verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
@@ -265,7 +265,7 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
         name: Name of the operation.
         argument: Name of the argument.
         value: The number.
-        allowed: What it must be, for the error.
+        allowed: The kind of number that it must be, for the error.
 
     Raises:
         TypeError: It is none.

@@ -82,7 +82,7 @@ class DeviceStatistics:
         launched: Operations enqueued.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has now.
-        queues: By the import path of the library (`Operation.library`): those that have requests now.
+        queues: Queues with requests now, by the import path of the library (`Operation.library`).
         memory: Memory of the device's arrays.
         losses: Contexts that the device has lost since it was opened.
         libraries: By the import path of the library: those that have planned something in this generation,
@@ -105,7 +105,7 @@ class DeviceStatistics:
 
 @attrs.frozen
 class LaunchTimes:
-    """When a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
+    """The time when a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
 
     Attributes:
         process: Number of the worker process.
@@ -172,7 +172,7 @@ class RecoveryCost:
 
     @property
     def reason(self) -> str | None:
-        """Why modules are imported in each worker; None if none is."""
+        """The reason why modules are imported in each worker; None if none is."""
         found = {each.module: each.reason for each in self.programs if each.reason is not None}
         lines = [
             f"module {module} is imported in each worker, because {why}" for module, why in found.items()
@@ -222,7 +222,7 @@ class Recoveries:
         self._starts = 0
         self.judge: Callable[[str], tuple[Ahead, str | None]] = lambda _: ("inline", None)
         self.spares: Callable[[], int] = lambda: 0
-        # By the backend's name of the library.
+        # The programs, by the backend's name of their library.
         self._programs: dict[str, _Program] = {}
 
     def started(self, seconds: float) -> None:

@@ -194,7 +194,7 @@ class Turn:
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         waits_for: How many others must be launched before.
-        followers: Those that wait for this one, if there are any.
+        followers: The ones that wait for this one, if there are any.
         ready: Set when it waits for none any more; made when somebody waits for that.
         is_leaving: Whether it is gone but for its place, which those behind it keep.
         is_over: Whether it has given its place up.
@@ -264,7 +264,7 @@ class SubmissionOrder:
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # By block: the last turn that writes it, and the turns that read it since.
+        # The last turn that writes each block, and the turns that read it since.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 

@@ -99,7 +99,7 @@ class AnswerHandler:
             # D80: the one place that turns nonsense into the loss of its worker.
             _close_descriptors(received[taken:])
             link.distrust(error)
-        # Once for all requests that are done by now.
+        # One pump serves all requests that are done by now.
         if self._requests.waiting:
             self._requests.pump()
 
@@ -191,6 +191,8 @@ class AnswerHandler:
         request = self._request(link, number)
         if request is None:
             return
+        # The check comes first: nonsense loses the worker, and the request is among those that are sorted
+        # then.
         _check_done(request, addresses, results, trouble, self._chunks)
         self._requests.done(number)
         # D75: once for each context; from here on its loss is no crash loop, and the window is open.
@@ -268,9 +270,9 @@ class AnswerHandler:
             return
         request.shortages += 1
         gc.collect()
-        # Also what is kept for the next operations.
+        # Blocks that are kept for the next operations are given back, too.
         self._device.blocks.drain()
-        # Behind all others, so that its number says whether it was begun.
+        # The request gets a number behind all others, so that its number says whether it was begun.
         request.number = self._requests.next_number()
         self._requests.add(request)
 
@@ -333,7 +335,7 @@ class AnswerHandler:
                 link.send(_orders.kept(number))
                 self._pool.share(chunk, link)
                 return
-        # Else it is of a worker that was given up, and holds no block that the application knows.
+        # The chunk is of a worker that was given up, and holds no block that the application knows.
         close_all(descriptors)
 
     @enable_ki_protection
@@ -433,7 +435,7 @@ def record_of(name: str, level: int, text: str, pid: int, device: str) -> loggin
     record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
     record.process = pid
     record.processName = "trio_accel worker"
-    # As `extra` would set them.
+    # `extra` would set the same attributes.
     vars(record).update(pid=pid, device=device)
     return record
 

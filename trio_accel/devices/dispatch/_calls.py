@@ -1,4 +1,4 @@
-"""What a worker tells of itself: its counts and actors, its operations as they are measured; and leases."""
+"""A worker's own counts and actors, its operations as they are measured, and leases."""
 
 from __future__ import annotations
 
@@ -188,6 +188,7 @@ class Leases:
                 yield array
             finally:
                 self._device.leases -= 1
+                # The program may keep the array, and must not write to memory that is the device's again.
                 array.flags.writeable = False
         finally:
             self.give_back(request)
@@ -476,7 +477,7 @@ class MeasuredRequest(OperationRequest):
         super().__init__(number, launch, hosts)
         self._measures = measures
         self._began = measures.now()
-        # When it was handed over to a worker last.
+        # The time when it was handed over to a worker last.
         self._sent: float | None = None
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:

@@ -30,7 +30,7 @@ __all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "Stay", "f
 
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
-# More than the allocator of a worker makes.
+# The allocator of a worker makes fewer.
 _MOST = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
@@ -56,7 +56,7 @@ class Chunk:
         kept: Its name in the launcher.
         is_host: Whether the descriptor is that of a file.
         abroad: Its id in workers of other devices.
-        borrowers: Those of them that were told to keep it mapped, and whether they have said that it is.
+        borrowers: The workers that were told to keep it mapped, and whether they have said that it is.
         loans: How many arrays in it are being read there.
     """
 
@@ -140,7 +140,7 @@ class ChunkTable:
     It outlives every worker, and tells the next one of all memory and blocks.
 
     Attributes:
-        chunks: By id.
+        chunks: The chunks by id.
         blocks: The blocks of the program's arrays, by id.
         missing: Why this process has no descriptor of a chunk that the worker has made, by id.
         on_drop: Called with the id of a chunk that is gone.

@@ -207,6 +207,7 @@ class InlineCopies:
         except Exception as error:  # noqa: BLE001  # the system has no thread: it is the operation's
             failure = error
         finally:
+            # The arrival ends in any case: operations wait for it.
             filled.end(failure)
 
 
@@ -304,7 +305,7 @@ class InlineDispatch:
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
         for one in self.borrowed:
-            # What is not there any more is lost here, too.
+            # A borrowed array whose memory is gone is lost here, too.
             with suppress(AccelError):
                 one.begin(session)
         self._device.availability.begin(session.generation)

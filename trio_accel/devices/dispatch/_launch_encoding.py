@@ -217,10 +217,10 @@ def _spec_key(
         if kind is ArraySpec:
             array = value
             blocks.append(array.block)
-            # As `array_key`, without a call for each array.
+            # `array_key` makes the same part of a key, with a call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
         elif kind in _PLAIN and kind is not float:
-            # As `value_key`.
+            # `value_key` makes the same part.
             key += kind, value
             if (kind is bytes or kind is str) and len(value) > _MOST_TEXT:  # type: ignore[arg-type]  # it has one
                 # It is not kept for a template that is hardly ever found.
@@ -258,7 +258,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
     for field in described.values(spec):
         kind = type(field)
         if kind is ArraySpec:
-            # As `_encode_value` does it, without a call for each.
+            # `_encode_value` does the same, with a call for each.
             array = field
             layout = _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
             values.append((ARRAY, int(array.block), layout))
@@ -307,7 +307,7 @@ def _path_of(cls: type[OperationSpec]) -> str:
 
 
 class _CannotCrossError(Exception):
-    """Of the value that is being encoded; says more than the value does, or nothing."""
+    """The value that is being encoded cannot cross; the text says more than the value does, or nothing."""
 
 
 def _encode_value(value: object, host: HostEncoder) -> object:
@@ -343,7 +343,7 @@ def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[i
         shape: Extents.
         strides: Steps.
     """
-    # As exact integers: extents and steps that came from NumPy would be pickled by NumPy.
+    # The integers are made exact: NumPy would pickle extents and steps that came from it.
     return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
 
 

@@ -133,7 +133,7 @@ class WorkerLink:
     def forget_library(self, library: str) -> None:
         """Free the shared word of a library that was closed."""
         self.templates.counts.pop(library, None)
-        # Not of a dead worker: its requests are sorted by the words that it left (D58).
+        # A dead worker's words stay: its requests are sorted by them (D58).
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
 
@@ -184,10 +184,11 @@ class WorkerLink:
         finally:
             try:
                 with trio.CancelScope(shield=True):
+                    # Each way out ends the process: the next worker takes its memory over (D4).
                     self.process.kill()
                     self._end(await self.process.wait())
-                    # Again, in case it was not reached above. Before `_bury`: the owner of the requests reads
-                    # the shared words.
+                    # The end is told again, in case it was not reached above. It comes before `_bury`: the
+                    # owner of the requests reads the shared words.
                     on_end(self)
                     self._bury()
             finally:
@@ -223,6 +224,7 @@ class WorkerLink:
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
         """Kill it; messages that it has sent are still taken."""
+        # The error belongs to the first reason, so it is kept before `_end` sets that.
         if self.how is None:
             self._error = error
         self._end(why)
@@ -317,6 +319,7 @@ class WorkerLink:
         # D58: the words are read after the process is dead, so they are its last state.
         self._last = {library: self.page.started(word) for library, word in self.words.items()}
         self.page.close()
+        # The tasks that wait go on last: nothing of the worker is left by now.
         self._is_over.set()
 
 

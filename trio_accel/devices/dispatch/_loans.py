@@ -54,7 +54,7 @@ class Reader(Protocol):
 
     Attributes:
         session: Its context, if it has one now.
-        borrowed: What it reads.
+        borrowed: The arrays that it reads.
         nursery: Runs tasks until the device ends.
     """
 
@@ -116,7 +116,7 @@ class InlineBorrowed:
             self._reader.nursery.start_soon(self._give_back_later, held)
 
     async def _give_back_later(self, held: Held) -> None:
-        # Behind all operations that read it: then its owner may change it.
+        # The memory goes back behind all operations that read it: then its owner may change it.
         try:
             async with held:
                 pass
@@ -134,4 +134,5 @@ class InlineBorrowed:
             session.engine.release_all((block.id,))
             if self._chunk is not None:
                 session.engine.device.unmap_chunk(self._chunk)
+        # The owner gets the memory back last: nothing here reads it any more.
         self._loan.end()

@@ -234,6 +234,7 @@ class OutcomePolicy:
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
+        # The outcome is told last: a callback that takes it may look at the arrays at once.
         request.finish(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
@@ -252,7 +253,7 @@ class OutcomePolicy:
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
         # Where all memory is too little, garbage has none to give, and its collection holds the loop.
         is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
-        # Once, and not if others may have been refused because of it by then.
+        # A request runs once more only, and not if others may have been refused because of it by then.
         return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
 
     def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
@@ -271,13 +272,13 @@ class OutcomePolicy:
             done: How many requests each library has completed there.
 
         Returns:
-            Those that the next worker gets.
+            The requests that the next worker gets.
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         for request in requests:
             if isinstance(request, LeaseRequest) and request.stage == "left":
-                # Before any is asked whether it goes to the next worker: the end of what was borrowed may be
-                # that of a lease of this device.
+                # These leases end before any request is asked whether it goes to the next worker: the end of
+                # what was borrowed may be that of a lease of this device.
                 request.end()
         suspects = self._suspects(requests, link)
         if suspects is not None:

@@ -40,11 +40,11 @@ __all__ = ["SlabTable", "WorkerPool", "check_options"]
 # The most bytes of a worker's message; with host arrays by value.
 _LARGEST_ANSWER = 32 << 20
 _MOST_BY_VALUE = 2**32 - 1
-# Between attempts to have a spare.
+# Seconds between attempts to have a spare.
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
 _DOUBLINGS = 8
-# While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
+# Seconds for which too few descriptors for a worker are put up with, and the longest pause between attempts.
 _SHORTAGE = 30.0
 _LONGEST_SHORTAGE_PAUSE = 1.0
 # A worker stays awake only for requests that follow their answers closely: half of this before one is due. A
@@ -184,6 +184,8 @@ class WorkerPool:
             link = self._spares.pop(0)
         else:
             if self._is_exclusive:
+                # An exclusive device has room for one process: a silent one has to be gone, too, before the
+                # next starts.
                 await self._wait_gone(None)
             try:
                 link = await self._start_when_possible()
@@ -223,7 +225,7 @@ class WorkerPool:
         self.in_use.add(library)
         modules = modules_of(library)
         if modules and self._preload:
-            # For the workers that start from then on.
+            # The launcher imports the modules for workers that start from then on.
             self._nursery.start_soon(self._launcher.import_ahead, modules, self._preload)
         for link in self._links:
             if not link.is_serving:
@@ -262,6 +264,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """End all workers that are left, and wait until they are gone."""
+        # No spare starts from here on, while the others end.
         self._is_closed = True
         # All are killed before the first is waited for: together they take as long as the slowest.
         for link in self.links:
@@ -335,6 +338,7 @@ class WorkerPool:
             stuck_after=self._options.stuck_after,
             window=self._window,
         )
+        # The link counts before it is ready: memory that is made meanwhile is shared with it, too.
         self._links.add(link)
         self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
         in_use = self.in_use.paths
@@ -351,6 +355,7 @@ class WorkerPool:
                 fast_paths=current_fast_paths(),
             )
             link.send(_orders.config(config))
+            # The chunks go ahead of the libraries that are placed: their blocks lie in them.
             for chunk in self._chunks.chunks.values():
                 link.send_chunk(chunk)
             for library in placed:

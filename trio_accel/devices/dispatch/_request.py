@@ -269,14 +269,14 @@ class HostArrays:
     """The host arrays of one request; they are the same for every worker.
 
     Args:
-        by_value: Those up to so many bytes are sent in the messages.
+        by_value: Bytes up to which arrays are sent in the messages.
         staging: Memory that the device transfers from and to by itself. None if the application has the
             device's memory mapped.
 
     Attributes:
-        copies: Those that the application copies, by index.
+        copies: The arrays that the application copies, by index.
         is_used: Whether there are any that a worker was told of one by one, and not by a template.
-        staging: As given.
+        staging: The argument.
     """
 
     _by_value: int
@@ -452,7 +452,8 @@ class OperationRequest(RemoteRequest):
             OutOfMemoryError: There is no host memory for a staged transfer.
             TypeError: The specification holds a value that cannot cross.
         """
-        # As it is sent, and not as it was made: an input may have failed or gone while it waited.
+        # The inputs are checked as the request is sent, and not as it was made: one may have failed or gone
+        # while it waited.
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
         # D59: one that went to a lost worker array by array has copies that are known by index, and keeps
@@ -497,7 +498,7 @@ class LeaseRequest(RemoteRequest):
 
 @attrs.frozen(eq=False)
 class Place:
-    """Where a block is.
+    """The place of a block.
 
     Attributes:
         chunk: The memory.
@@ -537,7 +538,7 @@ class BorrowRequest(LeaseRequest):
         *,
         stay: Stay | None,
     ) -> None:
-        # As a writer: while requests wait, those that read it come behind.
+        # A borrowing counts as a writer: while requests wait, those that read it come behind.
         super().__init__(number, array, write=True)
         self._place = place
         self._number = chunk

@@ -28,7 +28,7 @@ _LARGE = 64 << 20
 _MANY = 64
 # Seconds between two looks for what was dropped, while there are requests.
 _DRAINED = 0.1
-# Where suspects wait, in place of the queue of their library; no library has this name.
+# Suspects wait under this name, in place of the queue of their library; no library has it.
 _SUSPECTS = "?"
 _NUMBER, _RANK = attrgetter("number"), attrgetter("rank")
 
@@ -71,7 +71,7 @@ class RequestTable:
 
     @property
     def sent(self) -> int:
-        """How many the worker has."""
+        """The number that the worker has."""
         return len(self._sent)
 
     def next_number(self) -> int:
@@ -179,6 +179,7 @@ class RequestTable:
     def put_back(self, requests: Iterable[RemoteRequest]) -> None:
         """Put requests of a lost worker back, each in its old place."""
         waiting = sorted([*requests, *self.take_waiting()], key=_NUMBER)
+        # Requests up to this number go before the suspects, and later ones behind them (D136).
         self._last_innocent = waiting[-1].number if waiting else 0
         for request in waiting:
             self._queue(request)
@@ -282,10 +283,11 @@ class RequestTable:
         if request.turn is not None:
             self._order.leave(request.turn)
             request.turn = None
-            # Until the last has gone: each of them has a turn to leave.
+            # The requests stay mixed until the last has gone: each of them has a turn to leave.
             self._is_mixed = self.waiting > 0
 
     def _hand_over(self, request: RemoteRequest) -> None:
+        # The request is in the table before it is sent: a refusal there takes it out again.
         self._sent[request.number] = request
         self._counts[request.library] = self._counts.get(request.library, 0) + 1
         request.move("send")
@@ -383,6 +385,7 @@ class RequestSender:
             self._device.locate(error, request.launch.name)
             self._outcomes.refuse(request, error)
             return
+        # The list is emptied only now: a message that could not be made has told the worker nothing.
         if self._released:
             self._released, self._released_bytes = [], 0.0
         is_alone = self.requests.sent == 1
@@ -449,8 +452,8 @@ class RequestSender:
         try:
             while True:
                 if not self.requests.sent:
-                    # In this order: blocks that are dropped after the flag wake the loop, and those before it
-                    # are drained here.
+                    # The flag falls before the drain: blocks that are dropped after it wake the loop, and
+                    # those before it are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     await self._first_sent.wait()

@@ -110,7 +110,7 @@ class Generations:
         try:
             # No operation may run on the memory while a copy of the last generation still writes to it.
             await self._copies.wait_off_device()
-            # Before the addresses are sent: the worker refuses blocks that overlap.
+            # The chunks are cleared up before the addresses are sent: the worker refuses blocks that overlap.
             self._chunks.drop_unsound()
             self._chunks.drop_empty()
             number = self._device.generation + 1
@@ -140,7 +140,7 @@ class Generations:
         return self.answers.actors.snapshots({} if link is None else self._requests.queues_by(link.started))
 
     def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
-        # Before the requests go out, whose first success it tells.
+        # The callbacks are set before the requests go out, whose first success they tell.
         self.answers.on_first_success = partial(self._progress, context)
         self.answers.on_prepared = partial(self._prepared, context)
         self._sender.begin(link, told)
@@ -179,6 +179,7 @@ class Generations:
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: waiting requests are refused, and its own are finished within the grace."""
+        # The flag is set first: a request that is lost during the end does not run again.
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
@@ -358,7 +359,7 @@ class WorkerDispatch:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Those of the chunks."""
+        """The descriptors of the chunks."""
         return tuple(chunk.descriptor for chunk in self._chunks.chunks.values())
 
     @property
@@ -413,9 +414,11 @@ class WorkerDispatch:
                     with trio.CancelScope(shield=True):
                         # Bounded by the kernel: the workers are killed.
                         await self._pool.close()
+                        # The copies' memory is given back behind this: none may touch it any more.
                         await self._copies.wait_idle()
                 nursery.cancel_scope.cancel(reason="the device ends")
         finally:
+            # The workers are gone by now, so nothing writes to the memory any more.
             self._leave_memory(context)
 
     def _leaves(self, context: ActorContext) -> bool:
@@ -465,6 +468,7 @@ class WorkerDispatch:
                     return planned.result()
             await request.wait(self._cancel)
         finally:
+            # An operation that its asker has left may still run, and keeps its memory.
             if request.stage != "left":
                 request.launch.forget()
         return planned.result()
@@ -494,6 +498,7 @@ class WorkerDispatch:
             request.launch.forget()
             settle(result.error if isinstance(result, outcome.Error) else None)
 
+        # The callback is set first: a request may be refused as it is handed over.
         request.on_done = done
         self._requests.add(request)
         return pending
@@ -549,7 +554,8 @@ class WorkerDispatch:
             return
         link = self._sender.link
         if link is not None and not request.hosts.is_copied:
-            # Ahead of the end of the copies, as no kernel is to see what they have not copied.
+            # The worker hears it ahead of the end of the copies: no kernel is to see what they have not
+            # copied.
             link.send(_orders.left(request.number), now=True)
         self._copies.cancel(request)
         request.leave()
@@ -595,7 +601,7 @@ class WorkerDispatch:
         self._sender.serving().send(_orders.poison(reason), now=True)
 
     def _pump_soon(self) -> None:
-        # Not here: this is called in the midst of the end of a request.
+        # The pump runs in a later turn: this is called in the midst of the end of a request.
         if self._requests.waiting:
             self._token.run_sync_soon(self._requests.pump, idempotent=True)
 

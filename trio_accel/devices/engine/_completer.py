@@ -76,6 +76,7 @@ class CancelGrace:
         operation.is_given_up = True
         if operation.reply is not None:
             operation.reply.cancelled()
+        # A drain passes by operations that were given up, so it has to look again.
         queue.notify()
 
 
@@ -213,6 +214,7 @@ class Completer:
         if not is_done:
             if not reply.is_done:
                 self.port.watch(queue.stream, operation.event)
+        # The context may have been lost while the task polled: `fail_all` has replied then.
         elif not operation.is_lost:
             self._reap(queue)
 
@@ -227,6 +229,7 @@ class Completer:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
         if self._leases.tails:
             self._leases.reap()
+        # The list is copied: a queue that takes no more work leaves it with its last operation.
         for queue in tuple(self.queues.all):
             if queue.operations:
                 self._reap(queue)
@@ -243,6 +246,7 @@ class Completer:
     def _reap(self, queue: StreamQueue) -> None:
         operations, load = queue.operations, queue.load
         was_full, finished = load.outstanding >= MOST_ON_A_STREAM, load.finished
+        # A stream runs in order: while its first operation is not done, no other one is.
         while operations and operations[0].event.is_done:
             load.outstanding -= 1
             load.finished += 1
@@ -277,7 +281,7 @@ class Completer:
                 self._report(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, launch, Phase.REPLY)
-        # After the reply: a task that it wakes runs later, and finds the memory given back.
+        # The memory is given back after the reply: a task that this wakes runs later, and finds it free.
         operation.vacate(self._memory.unpin)
         launch.forget()
         if self._hooks and not operation.is_lost:
@@ -295,7 +299,7 @@ class Completer:
     def refuse(self, operation: InFlight, error: Exception) -> None:
         """Fail an operation that a thread has failed to enqueue: the part that it has enqueued still runs."""
         launch, reply = operation.launch, operation.reply
-        # Before `_tell`, which may lose the context: `fail_all` would reply to it a second time.
+        # The reply is taken before `_tell`, which may lose the context: `fail_all` would reply a second time.
         operation.reply = None
         self.completed += 1
         notify(self._hooks, launch, Phase.COMPLETE)
@@ -343,7 +347,7 @@ class Completer:
                         # A kernel may still run, as one inline does to its end.
                         asker.has_left = True
                     self._fail(operation, cause)
-            # Only now: `wait_changed` of a drain or a lease gives up on it.
+            # The queue counts as lost only now: `wait_changed` of a drain or a lease gives up on it.
             queue.is_lost = True
             queue.notify()
 

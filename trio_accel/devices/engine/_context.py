@@ -167,7 +167,7 @@ class ContextActor(LibraryOpener):
                 engine.libraries.start(nursery)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
-                # From here on requests come, so the libraries that were asked for are open by now.
+                # Requests come from here on, so the libraries that were asked for are open by now.
                 owner.attach(session)
                 # D99: beside the first requests. One of another library does not wait for these.
                 nursery.start_soon(self._open_ahead)
@@ -182,8 +182,8 @@ class ContextActor(LibraryOpener):
         finally:
             # First, so that what is asked for from now on waits for the next context.
             owner.detach(cause)
-            # Again, for an end without a loss; replies come before the device is closed, which may take its
-            # grace.
+            # An end without a loss fails the rest here. Replies come before the device is closed, which may
+            # take its grace.
             engine.fail_all(cause)
             # The device bounds this by its close_grace.
             with trio.CancelScope(shield=True):
@@ -200,7 +200,7 @@ class ContextActor(LibraryOpener):
         try:
             return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
-            # Also when cancelled, which may have come while the device was being opened.
+            # A cancellation may have come while the device was being opened: it is closed all the same.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(opened.close, self._owner.options.close_grace)
             raise
@@ -244,7 +244,7 @@ class Submissions:
 
     _engine: Engine
     _libraries: dict[str, Ref[LibraryActor]]
-    # In a worker all operations share one context, as requests bring no context variables. There they are
+    # The one context of all operations in a worker, as requests bring no context variables. There they are
     # also launched at once: an error keeps frames, but none of the user's program.
     _context: Context | None = None
     _opening: dict[str, list[_Submitted]] = attrs.field(factory=dict[str, list[_Submitted]], init=False)
@@ -347,12 +347,13 @@ class Submissions:
         if error is not None:
             error = self._what_happened(submitted.library, launch, error)
             if submitted.invalidates:
-                # Also arrays that it was to change and did not: the program goes on as if they were changed.
+                # The operation spoils even arrays that it was to change and did not: the program goes on as
+                # if they were changed.
                 launch.spoil(error)
         try:
             submitted.on_done(error)
         finally:
-            # Also if the callback raises: operations behind this one wait for its place.
+            # The place is given up even if the callback raises: operations behind this one wait for it.
             self._engine.over(launch)
 
     def _what_happened(

@@ -145,8 +145,8 @@ class Watchdog:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
                     self._observer.looked(0)
-                    # In this order: blocks that are dropped after the flag wake the loop, and those before it
-                    # are drained here.
+                    # The flag falls before the drain: blocks that are dropped after it wake the loop, and
+                    # those before it are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     self.idle = trio.Event()
@@ -161,7 +161,7 @@ class Watchdog:
                 if not self._context.is_lost:
                     self._look(watched)
         finally:
-            # From here on dropped blocks notify the loop again; the end of the context drains the rest.
+            # Dropped blocks notify the loop again from here on; the end of the context drains the rest.
             blocks.is_watched = False
             if not (self._context.is_lost or self._context.is_closing):
                 # The context's actor has failed otherwise, and stops its libraries. These wait for what is in

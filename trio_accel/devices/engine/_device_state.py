@@ -85,7 +85,7 @@ class DeviceState:
         self.leases = 0
         self.actor: Ref[Actor] | None = None
         self.is_given_up: bool = False
-        # When a device that is given up for a while is opened again, and why it is.
+        # The time when a device that is given up for a while is opened again, and the reason why it is.
         self._opened_again = 0.0
         self._rests_over: BaseException | None = None
         self.leaves_memory: bool = False
@@ -149,6 +149,7 @@ class DeviceState:
         if event.is_paused:
             self._opened_again = trio.current_time() + event.delay
             self._rests_over = event.error
+            # Requests are refused from here on, and are told the time that was set above.
             self.availability.shut()
             self.on_rest()
 

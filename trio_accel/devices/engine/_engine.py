@@ -75,7 +75,7 @@ class KernelLibraries:
             if opening.error is not None:
                 raise opening.error
             if opening in self._openings.get(name, ()):
-                # Else another actor has taken it during the wait.
+                # Another actor may have taken the library during the wait: then the loop goes round again.
                 self._remove(opening)
                 assert opening.library is not None
                 return opening.library
@@ -100,6 +100,7 @@ class KernelLibraries:
         for opening in openings:
             await opening.is_over.wait()
             if opening.library is not None:
+                # A vendor's library waits for all work of the device when it closes, so a thread calls it.
                 await trio.to_thread.run_sync(opening.library.close)
 
     def _remove(self, opening: _Opening) -> None:
@@ -131,7 +132,8 @@ class KernelLibraries:
                 opening.error = opening.error or ActorStoppedError(
                     f"the context ended before its library {name!r} was open", path=self._device.info.name
                 )
-            # Also when cancelled: the waiting actors belong to other tasks, and would wait for ever.
+            # A cancelled opening is over, too: the waiting actors belong to other tasks, and would wait for
+            # ever.
             opening.is_over.set()
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class Engine(ContextState):
     Attributes:
         device: The device of the context.
         libraries: Opens the libraries of the device.
-        named: By the import paths of library actors that were started, the names of the backend's libraries.
+        named: Names of the backend's libraries, by the import paths of actors that were started.
         streams: Its streams, with the operations in flight.
         gate: Operations that wait to be launched.
         enqueuer: Gives operations to the backend.
@@ -255,12 +257,12 @@ class Engine(ContextState):
 
     @property
     def launched(self) -> int:
-        """How many operations were enqueued."""
+        """The number of operations that were enqueued."""
         return self.enqueuer.launched
 
     @property
     def completed(self) -> int:
-        """How many of them have completed, with or without an error."""
+        """The number of them that have completed, with or without an error."""
         return self.completer.completed
 
     @property

@@ -95,6 +95,7 @@ class Enqueuer:
         except Exception as error:
             self.abandon(launch, queue, error)
             raise
+        # The event is recorded behind the call, so that it covers all that the call has enqueued.
         return self.add(launch, queue, stream.record())
 
     def begin(
@@ -142,7 +143,7 @@ class Enqueuer:
             # The waits come before the copies, which write to memory that earlier work may still use.
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
-                # Before the call: one that fails may have enqueued a part.
+                # The flag is set before the call: one that fails may have enqueued a part.
                 has_staged = True
                 self._copies.enqueue(copy, stream)
         except Exception as error:
@@ -259,7 +260,7 @@ class Enqueuer:
     def _check(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
         """Tell of a launch that starts the watchdog or is observed, and check that it may be."""
         if self._watchdog.idle is not None:
-            # Before the call: a driver that never returns must be seen, too.
+            # The watchdog starts before the call: a driver that never returns must be seen, too.
             self._watchdog.begin()
         if self._hooks:
             enter(self._hooks, launch)
@@ -359,7 +360,7 @@ class ThreadedLaunches:
             is_here: Whether the call is made in the loop.
 
         Raises:
-            Exception: As for `Enqueuer.enqueue`.
+            Exception: See `Enqueuer.enqueue`.
         """
         later: list[Callable[[], object]] | None = None if is_here else []
         try:
@@ -367,6 +368,8 @@ class ThreadedLaunches:
         except BaseException:
             self._gate.leave(launch)
             raise
+        # The operation is in flight before the thread begins: a loss of the context fails it as it does the
+        # others.
         operation = self._enqueuer.add(launch, queue, NOT_YET)
         if not is_here:
             self._gate.keep(launch)
@@ -433,7 +436,7 @@ class Ranges:
     def __init__(self) -> None:
         # One that does nothing, where no profiler is attached.
         self._domain: Any = import_extra("nvtx", "nvtx").get_domain("trio_accel")
-        # By the names of operation and library; to register them takes longer than a range.
+        # The attributes, by the names of operation and library: to register them takes longer than a range.
         self._attributes: dict[tuple[str, str], Any] = {}
 
     def around(self, launch: Launch, library: KernelLibrary) -> Enqueue:

@@ -55,7 +55,8 @@ class InFlight:
         is_given_up: Its asker was cancelled, has waited for its grace and has left it.
     """
 
-    # Not by attrs, which looks up each default that is no argument: one is made with each operation.
+    # The class has its own `__init__`, as attrs looks up each default that is no argument: one is made with
+    # each operation.
     def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
         self.launch: Launch = launch
         self.event: AccelEvent = event
@@ -145,7 +146,8 @@ class InFlight:
             self._failure = self.event.error
             if self.after is not None:
                 self._failure = self._failure or self._failed_input(self.after)
-                # Not None, which would make the completer look at the event alone, and miss this failure.
+                # The list is empty and not None, which would make the completer look at the event alone, and
+                # miss this failure.
                 self.after = []
         return self._failure
 
@@ -172,7 +174,7 @@ class BlockUse:
         pins: How many operations in flight, and leases, use it.
         writer: The operation in flight that writes it last.
         last_write: The last write that was enqueued, unless it was seen to be done.
-        reads: Those since then, if any: the last of each stream.
+        reads: The reads since then, if any: the last of each stream.
     """
 
     def __init__(self, block: int, *, is_allocated: bool = False) -> None:
@@ -269,7 +271,7 @@ class MemoryInUse:
             wanted: Ids and sizes of the others.
 
         Raises:
-            OutOfMemoryError: As for `allocate`.
+            OutOfMemoryError: See `allocate`.
         """
         if table.dropped:
             self.release_all(table.take_some())

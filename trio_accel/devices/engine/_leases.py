@@ -1,4 +1,4 @@
-"""Whose turn it is: launches that wait, and leases, by which an array is the program's for a while."""
+"""The order of turns: launches that wait, and leases, by which an array is the program's for a while."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LaunchGate:
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # Before the thread: a plan may need memory that the program has let go.
+        # The drain comes before the thread: a plan may need memory that the program has let go.
         self._drain()
         try:
             try:
@@ -120,6 +120,7 @@ class LaunchGate:
         self._waiting[launch] = queue
         try:
             for arrival in launch.arrivals:
+                # The end of an arrival wakes the loop below, as room does.
                 arrival.tell(queue.notify)
             is_ready = False
             while not is_ready:
@@ -177,7 +178,7 @@ class LaunchOrder:
         self._turns: dict[Launch, Turn | None] = {}
         self.has_turns: bool = False
         self.is_clear: bool = True
-        # While they have not: the library of all that wait.
+        # The library of all that wait, while they have no turns.
         self._library = ""
 
     def __contains__(self, launch: Launch) -> bool:
@@ -281,7 +282,7 @@ class Leases:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the context cannot be used any more, as what was enqueued last shows."""
+        """The reason why the context cannot be used any more, as what was enqueued last shows."""
         return next((failure for tail in self.tails if (failure := tail.stream.failure) is not None), None)
 
     @asynccontextmanager
@@ -314,7 +315,7 @@ class Leases:
 
     def hold(self, block: int, *, write: bool) -> Held:
         """Hold a block that is given out elsewhere; its turn is that of this call."""
-        # By this call, and not when a task first runs: the order is that of the calls.
+        # The turn is that of this call, and not of a task's first step: the order is that of the calls.
         return Held(self, self._order.enter_lease(block, write=write), block, write)
 
     def check(self, verb: str, block: Block, spec: ArraySpec) -> None:
@@ -394,6 +395,7 @@ class Leases:
         if last is None:
             return
         use = self._memory.pin(block.id)
+        # The block stays pinned after a loss: the program's work may run until the device is closed.
         if self._lost is not None:
             return
         stream, event = last
@@ -438,6 +440,7 @@ class Held:
         try:
             await self.wait()
         except BaseException:
+            # A turn that is not given up would hold up all later operations on the block.
             self.end()
             raise
 

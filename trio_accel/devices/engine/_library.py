@@ -41,7 +41,7 @@ the array must not be behind it."""
 
 @attrs.frozen(kw_only=True)
 class OwnSupervision:
-    """How a library actor is supervised that ends alone: its context and the others live on.
+    """The supervision of a library actor that ends alone: its context and the others live on.
 
     Attributes:
         name: Name in the tree.
@@ -136,6 +136,7 @@ class LibraryActor(Actor):
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
         finally:
+            # The handle outlives the actor: operations in flight still use it.
             engine.streams.retire(queue, kernels.close, partial(engine.unpin, uses))
 
     def _report_progress(self, context: ActorContext) -> None:
@@ -146,7 +147,8 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:
-            # Before the library is asked anything: a thread may be in it, unless it hands calls ahead.
+            # The gate comes before any question to the library: a thread may be in it, unless it hands calls
+            # ahead.
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
@@ -172,7 +174,7 @@ class LibraryActor(Actor):
         # D20: past the mailbox only while nothing waits to be launched, so that the order of launches stays.
         if not self._is_plain or not self._gate.order.is_clear:
             return False
-        # As `StreamQueue.is_full`, without the call.
+        # `StreamQueue.is_full` says the same, with a call.
         if len(queue.operations) >= queue.limit or load.outstanding >= MOST_ON_A_STREAM:
             return False
         # D50: a host array is still being copied, and no stream may be held for it.
@@ -208,6 +210,8 @@ class LibraryActor(Actor):
             plan = prepare if in_thread is None else in_thread.plan
             if plan is not None:
                 failure = await gate.prepare(message, queue, plan)
+            # Room and turn are looked at behind the preparation, which takes time. No checkpoint lies between
+            # this look and the launch.
             if not gate.may_launch(message, queue):
                 await gate.wait(message, queue)
             reply = self._launch(message, None, failure, in_thread=in_thread)
@@ -232,7 +236,7 @@ class LibraryActor(Actor):
             in_thread: The library's answer, if its kernel is called in a thread, or as it is there.
 
         Raises:
-            Exception: As for `Enqueuer.enqueue`.
+            Exception: See `Enqueuer.enqueue`.
         """
         context, queue = self.context, self._queue
         call: ThreadedCall | None = None
@@ -247,7 +251,7 @@ class LibraryActor(Actor):
             try:
                 operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
             finally:
-                # Also after a failure: operations that follow this one must go on.
+                # The launch leaves the gate even after a failure: operations that follow this one must go on.
                 self._gate.leave(launch)
         start_grace = partial(self._cancel_grace.start, queue, operation)
         given: Reply
@@ -257,7 +261,7 @@ class LibraryActor(Actor):
         else:
             deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
             given = deferred
-        # Before the port is told: its poll may see the end and reply at once.
+        # The operation gets its reply before the port is told: its poll may see the end and reply at once.
         operation.crash, operation.reply = context.crash, given
         if call is not None:
             self._threaded.start(call, self._kernels, given)

@@ -96,9 +96,9 @@ class LibraryOpener(Actor):
         self._libraries: dict[str, Ref[LibraryActor]]
         # Told of each library before any other task can hand it an operation.
         self._found: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
-        # By import path: held while its actor is being started, or its library opened ahead.
+        # The lock of each import path is held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
-        # By import path: libraries that were opened ahead, or are being opened; also if an actor has taken
+        # The libraries that were opened ahead, or are being opened, by import path; an actor may have taken
         # one.
         self._ahead: dict[str, str] = {}
         # Supervisors of actors that end alone, by import path; also of those that have ended for good.
@@ -184,7 +184,7 @@ class LibraryOpener(Actor):
         try:
             await self._engine.libraries.prepare(name)
         except Exception:
-            # Else it was discarded meanwhile: its blocks may be gone.
+            # A library that was discarded meanwhile may fail: its blocks may be gone.
             if path in self._ahead:
                 raise
 

@@ -27,7 +27,7 @@ _PAUSE = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
 # A context that was whole for so many seconds works, whether it was asked for anything or not.
 STEADY = 1.0
 _NOTHING: Mapping[type[Exception], Directive] = {}
-# So many losses within so many seconds are told of apart, once in that time.
+# The losses within so many seconds that are told of apart, once in that time.
 _MANY = 5
 _WITHIN = 60.0
 

@@ -211,7 +211,7 @@ class StreamQueues:
         """
         queue.on_idle, queue.on_end = on_idle, on_end
         if not queue.load.is_taken:
-            # Else a thread enqueues on it, and `sweep` releases it later (D111).
+            # The stream of a queue on which a thread enqueues is released later, by `sweep` (D111).
             self._release(queue)
         self.sweep(queue)
 
@@ -229,7 +229,7 @@ class StreamQueues:
             self._release(queue)
             if queue.on_end is not None:
                 queue.on_end()
-            # In a thread: a vendor's library waits for all work of the device when it closes.
+            # The library closes in a thread: a vendor's waits for all work of the device when it closes.
             self._closing.start(f"to close the library behind stream {queue.stream.name}", queue.on_idle)
 
     def count(self) -> Counter[str]:
@@ -254,6 +254,7 @@ class StreamQueues:
     async def settle(self) -> None:
         """Wait until what is in flight now is over, whatever is launched meanwhile."""
         for queue in tuple(self.all):
+            # Operations of a stream end in order: behind the last one of now, all of now are over.
             last = queue.operations[-1] if queue.operations else None
             while last is not None and last in queue.operations and not last.is_lost:
                 await queue.wait_changed()

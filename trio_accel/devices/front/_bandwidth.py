@@ -1,4 +1,4 @@
-"""How many bytes a second go from one device to another, measured."""
+"""The measured bandwidth from one device to another, in bytes a second."""
 
 from __future__ import annotations
 

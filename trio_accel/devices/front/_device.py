@@ -77,7 +77,7 @@ class OpenDevice(Device):
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        # For `alone_on`.
+        # `alone_on` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._set_ask()
@@ -200,7 +200,7 @@ class OpenDevice(Device):
 
     def _set_ask(self) -> None:
         cls = type(self)
-        # Without a coroutine in between, which every operation would wake. A subclass may have its own.
+        # No coroutine stands in between, which every operation would wake. A subclass may have its own.
         ask: Ask = self.dispatch.ask if cls.ask is OpenDevice.ask else partial(cls.ask, self)
         for around in self._around:
             ask = around(ask)
@@ -268,7 +268,8 @@ class OpenDevice(Device):
         async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
             hold = own.block.hold()
             if not isinstance(array, np.ndarray):
-                # What a library makes of a GPU's array has this object, which refuses after the lease.
+                # A library keeps this object in what it makes of a GPU's array; the object refuses after the
+                # lease.
                 weakref.finalize(array, _let_go, hold).atexit = False
                 yield array
                 return
@@ -465,8 +466,8 @@ async def lend(
                 if not await _reaches(device, ref.device):
                     copies[number, device] = await ref.copy_to(device)
         await _have_contexts(ref.device for ref in owners)
-        # Without a checkpoint in between: all that lend the same arrays take their turns in one order, and
-        # none waits for a write that waits for another one.
+        # The loop has no checkpoint: all that lend the same arrays take their turns in one order, and none
+        # waits for a write that waits for another one.
         for number, ref in enumerate(owners):
             if any((number, device) not in copies for device in devices):
                 loans[number] = opened(ref.device).dispatch.lend(ref)
@@ -489,9 +490,9 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
     """
     held: list[trio.Lock] = []
     try:
-        # In one order for all, so that no two wait for each other.
+        # The locks are taken in one order by all, so that no two wait for each other.
         for device in sorted(map(opened, devices), key=attrgetter("path")):
-            # Without a checkpoint where it is free: small collectives have no time for it.
+            # A free lock is taken without a checkpoint: small collectives have no time for it.
             try:
                 device.turn.acquire_nowait()
             except trio.WouldBlock:

@@ -163,8 +163,8 @@ PlacementPolicy: TypeAlias = Callable[[Sequence[DeviceLoad]], DeviceLoad]
 def by_load(loads: Sequence[DeviceLoad]) -> DeviceLoad:
     """Choose the device with the fewest operations in flight: the policy of a group that has no other.
 
-    Of equal ones it takes the one with the lowest utilization, where one without a reading counts as idle. Of
-    those it takes the one with the most free memory, and of those the one that was not chosen for longest.
+    Equal ones are told apart by the lowest utilization, where one without a reading counts as idle. Then the
+    most free memory decides, and then the longest time since the last choice.
     """
     return min(loads, key=lambda load: (load.in_flight, load.utilization or 0, -load.free, load.turn))
 
@@ -174,14 +174,14 @@ class PlacementError(AccelError):
     """No device of a group meets the hints.
 
     Attributes:
-        reasons: By the path of each device why it does not.
+        reasons: The reason why each device does not, by its path.
     """
 
     reasons: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
 
 
 class GpuFigures(Protocol):
-    """What a group takes from the reading of a GPU; `GpuReading` has it."""
+    """The figures that a group takes from the reading of a GPU; `GpuReading` has them."""
 
     @property
     def uuid(self) -> str | None:
@@ -234,7 +234,7 @@ class _Home(Protocol):
 
 @attrs.frozen
 class _Hints:
-    """What a device must be to be chosen.
+    """The conditions under which a device is chosen.
 
     Raises:
         TypeError, ValueError: A hint that is none.
@@ -308,7 +308,7 @@ class DeviceGroup:
         self._home = home
         self._policy = policy
         self._readings = readings
-        # By their names in the group. One that has ended stays until another takes its name.
+        # The members, by their names in the group. One that has ended stays until another takes its name.
         self._members: dict[str, OpenDevice] = {}
         self._turns: Counter[str] = Counter()
         self._last_turn = 0
@@ -330,7 +330,7 @@ class DeviceGroup:
     def add(self, device: OpenDevice) -> None:
         """Take a device in that has just been opened for the group."""
         name = device.path.rpartition("/")[2]
-        # To the end, if another had the name.
+        # The member goes to the end, if another had the name.
         self._members.pop(name, None)
         self._turns.pop(name, None)
         self._members[name] = device
@@ -385,7 +385,7 @@ class DeviceGroup:
     ) -> Device:
         """Choose the device that gets the next work. Waits for nothing, and takes nothing of the device.
 
-        Of the devices that meet the hints, it is the one that the policy of the group chooses: where none was
+        It is the one that the policy of the group chooses among those that meet the hints: where none was
         given, that with the fewest operations in flight, then the lowest utilization, then the most free
         memory, then that which was not chosen for longest. A device without a context is left out as long as
         another one that meets the hints has one; otherwise its requests wait for the next context. One that
@@ -434,7 +434,7 @@ class DeviceGroup:
         return chosen.device
 
     def _loads(self) -> Iterator[DeviceLoad]:
-        # Of devices outside of the group too: hardware has one memory, however many contexts.
+        # Devices outside of the group count, too: hardware has one memory, however many contexts.
         held = {device: opened(device).state.blocks.held() for device in self._home.devices}
         taken: Counter[str] = Counter()
         for other, nbytes in held.items():

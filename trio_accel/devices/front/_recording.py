@@ -123,9 +123,9 @@ class _Recording:
         self.made: dict[int, int] = {}
         self.is_over: bool = False
         self._state = state
-        # Those that somebody holds.
+        # The blocks that somebody holds.
         self._named: WeakSet[Block] = WeakSet()
-        # By their blocks: what stands for the arguments of the step.
+        # The stand-ins for the arguments of the step, by their blocks.
         self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in(self, array: AccelRef) -> AccelRef:
@@ -146,7 +146,7 @@ class _Recording:
             recording = recording.outer
         if recording is None:
             return None
-        # Of an argument that is a view, another replay may have no more than the view.
+        # An argument that is a view reaches no further: another replay may have no more than the view.
         argument = recording._arguments.get(block.id)  # noqa: SLF001  # its own class
         start, end = (0, block.nbytes) if argument is None else reach(argument)
         return AccelRef(block, ArraySpec(block.id, start, DType.uint8, (end - start,), (1,)))
@@ -220,7 +220,7 @@ class RecordingPlanner(Planner):
     """A planner for operations that are recorded: it takes arrays of the recording, and from outside of it.
 
     Attributes:
-        constants: Those from outside: see `Recorded`.
+        constants: The constants from outside: see `Recorded`.
     """
 
     is_recording = True

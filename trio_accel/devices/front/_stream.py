@@ -127,7 +127,8 @@ class _Stream(NotAwaited):
         self._send, self._ready = trio.open_memory_channel[Any](depth - 1)
         self._manager: AbstractAsyncContextManager[trio.Nursery, bool | None] | None = None
         self._scope = trio.CancelScope()
-        # What the program gets behind the last batch, and an error of the end of a source that it has left.
+        # The error that the program gets behind the last batch, and one of the end of a source that it has
+        # left.
         self._error: Exception | None = None
         self._end_error: Exception | None = None
 
@@ -147,7 +148,8 @@ class _Stream(NotAwaited):
         self._scope.cancel(reason="the program has left the stream")
         # It is not told of the body's error, which it would put into a group. Python raises that by itself.
         await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102  # ends as soon as the source lets it
-        # What is in it goes with it; and an error that the program has not come to has this object.
+        # The batches in the channel go with it; and an error that the program has not come to has this
+        # object.
         self._ready.close()
         self._error = None
         if error is None and self._end_error is not None:

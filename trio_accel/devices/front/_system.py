@@ -499,7 +499,7 @@ def take_memory(
     assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
     memory = dispatch.left
     if memory is None:
-        # While this was on its way.
+        # Another call has adopted the memory while this one was on its way.
         raise _adopted_already(old, dispatch)
     limit = options.memory_limit
     if limit is not None and memory.nbytes > limit:

@@ -53,7 +53,7 @@ _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
 _logger = logging.getLogger("trio_accel.devices")
 
-# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
+# The places of two fields among those that follow the name in a process's stat file; see proc_pid_stat(5).
 _FLAGS, _STATUS = 6, -1
 _IS_EXITING = 0x4
 # CPUCLOCK_SCHED of the kernel: all that its threads have run.
@@ -130,13 +130,13 @@ class LauncherActor(Actor):
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
-                # Behind the waiting orders: their workers import modules themselves, which is sooner than a
-                # trial.
+                # The imports ahead come behind the waiting orders: their workers import modules themselves,
+                # which is sooner than a trial.
                 self._front.ahead.begin(link)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
-            # Before the workers are told: orders that follow wait for the next process.
+            # The front lets go before the workers are told: orders that follow wait for the next process.
             self._front.detach()
             how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
             await self._end_all(how)  # noqa: ASYNC102  # the same
@@ -296,7 +296,7 @@ class Launcher:
         """Start a worker process; see `StartWorker`.
 
         Raises:
-            LauncherError: As there; or the launcher that is to start it does not start itself.
+            LauncherError: The same as there; or the launcher that is to start it does not start itself.
         """
         message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
         with self._unless_refused():
@@ -478,7 +478,7 @@ class WorkerProcess:
 
     Args:
         pid: Its process number.
-        descriptor: Of the process; it belongs to this from here on.
+        descriptor: A descriptor of the process; it belongs to this from here on.
         ask: Called when somebody waits for the launcher's report of its end.
 
     Attributes:
@@ -506,10 +506,10 @@ class WorkerProcess:
         return is_dead(self._descriptor)
 
     def ending(self) -> str | None:
-        """How it ends, where the kernel knows already but still takes it apart: a GPU's context takes long.
+        """Tell how it ends, where the kernel knows but still takes it apart: a GPU's context takes long.
 
         Returns:
-            As `wait`; None where it is not known yet, or no more.
+            See `wait`; None where it is not known yet, or no more.
         """
         fields = self._fields()
         if fields is None:
@@ -536,7 +536,7 @@ class WorkerProcess:
     def _fields(self) -> list[str] | None:
         """Read the kernel's record of it, from its state on."""
         try:
-            # In bytes: text may need a codec to be imported.
+            # The file is read as bytes: text may need a codec to be imported.
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 # The name of the process is in brackets and may have any characters, brackets too.
                 return file.read().rpartition(b")")[2].decode().split()

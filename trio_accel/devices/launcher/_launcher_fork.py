@@ -56,7 +56,7 @@ class Forks:
         # Changes of the modules to the environment, which a worker has to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
-        # Why forks would not do for the threads that there are.
+        # The reason why forks would not do for the threads that there are.
         self._thread: str | None = None
         # Threads of trusted modules that run Python, and are no obstacle.
         self._trusted: set[int] = set()
@@ -117,7 +117,7 @@ class Forks:
         return None
 
     def run(self, order: Order, free: int) -> NoReturn:
-        """In the forked child: be the program, until the end.
+        """Be the program until the end, in the forked child.
 
         Threads are not waited for, and `atexit` functions are not run: both may be the launcher's.
 
@@ -318,7 +318,7 @@ def _try_fork(rehearsals: Sequence[Callable[[], object]] | None) -> str | None:
 
 
 def _be_used(rehearsals: Sequence[Callable[[], object]]) -> NoReturn:
-    """In the forked child: import, allocate, compute, start a thread, and end."""
+    """Import, allocate, compute, start a thread, and end; in the forked child."""
     status = 1
     try:
         for rehearse in rehearsals:
@@ -396,7 +396,7 @@ def _run(code: str) -> int:
 
 def _show(error: BaseException) -> None:
     trace = error.__traceback__
-    # Without the frame of this module.
+    # The frame of this module is cut off.
     error.__traceback__ = trace and trace.tb_next
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -408,7 +408,7 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        # As the kernel does with an interpreter's exit status.
+        # The kernel does the same with an interpreter's exit status.
         return code & 0xFF
     print(code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
     return 1

@@ -73,7 +73,7 @@ class Launcher:
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(application, select.POLLIN)
-        # By the descriptor of the process: its number among the orders, and its pid.
+        # The number of each worker among the orders, and its pid, by the descriptor of the process.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
         self._forks: Forks | None = None
@@ -260,7 +260,7 @@ class Launcher:
         while self._outbox:
             data, descriptors = self._outbox[0]
             try:
-                # Not `send_fds` and `recv_fds`: they take flags and ignore them.
+                # `send_fds` would ignore the flags that it takes, and so would `recv_fds`.
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
                 self._control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -389,7 +389,8 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launche
     reader, writer = os.pipe()
     try:
         with warnings.catch_warnings():
-            # Where an imported module has started a thread; what follows is an `execve` then.
+            # Python warns of a fork where an imported module has started a thread. An `execve` follows, which
+            # is sound.
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             pid = _fork(launcher)
         if pid == 0:
@@ -430,7 +431,8 @@ def _fork(launcher: int) -> int:
         return 0
     os.close(writer)
     with open(reader, "rb") as pipe:
-        # As far as the parent of the child has said it: the child has the other end, too.
+        # The read takes what the parent of the child has said: the end of the file would not come, as the
+        # child has the other end, too.
         said = os.read(pipe.fileno(), 20)
     os.waitpid(between, 0)
     if not said:
@@ -466,7 +468,7 @@ def _fits(name: str, value: str) -> bool:
 def _become(
     program: Callable[[int], object], directory: int, descriptors: Sequence[int], launcher: int, failure: int
 ) -> NoReturn:
-    """In the forked child: turn into the worker."""
+    """Turn the forked child into the worker."""
     try:
         _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
@@ -514,7 +516,7 @@ def _open_again() -> None:
 
     A worker that makes it non-blocking would cut what the application prints, without an error.
     """
-    # Not so with sockets, which cannot be opened, and files of another user.
+    # Sockets cannot be opened so, and neither can files of another user.
     with suppress(OSError):
         if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
             # To open a pipe that is not read any more would block.
@@ -562,5 +564,5 @@ if __name__ == "__main__":
     except Exception as error:  # noqa: BLE001  # said as an interpreter says it
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        # Not by `sys.exit`, which waits for threads that imported modules may have started.
+        # `sys.exit` would wait for threads that imported modules may have started.
         os._exit(status)

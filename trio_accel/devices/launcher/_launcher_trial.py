@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     """A module that is to be imported ahead.
 
     Attributes:
-        number: Of the order.
+        number: The order's number.
         order: Which module, and how a worker would start.
         directory: Descriptor of the application's working directory; it belongs to the trials.
         pieces: Modules among its imports to be tried instead, as it is refused itself; None for the module.
@@ -135,7 +135,7 @@ class Trials:
         """Try a module, behind those that came before.
 
         Args:
-            number: Of the order.
+            number: The order's number.
             order: The module to import, and how a worker would start.
             directory: Descriptor of the application's working directory, which belongs to this from here on.
         """
@@ -314,7 +314,7 @@ class Trials:
         return candidate._replace(is_told=True)
 
     def _be(self, candidate: Candidate, free: int) -> NoReturn:
-        """In the child: import the module, say what that has left behind, and end."""
+        """Import the module, say what that has left behind, and end; in the child."""
         try:
             _close_from(free)
             _rename(b"accel trial")
@@ -328,7 +328,8 @@ class Trials:
             in_use = next((text for check in checks if (text := check()) is not None), None)
             said = Verdict(in_use or why or (None if order["trusted"] else before.left()))
             if said.reason is None:
-                # Before the fork: the name marks the template from its first moment on, see `awaited`.
+                # The name is set before the fork: it marks the template from its first moment on, see
+                # `awaited`.
                 _rename(_TEMPLATE)
                 given = [directory, _CONTROL]
                 said = said._replace(template=self._spawn(self._serve, given, self._launcher))
@@ -340,7 +341,7 @@ class Trials:
             os._exit(0)
 
     def _serve(self, free: int) -> NoReturn:
-        """In the template: fork what the launcher wants, until that has gone or has another."""
+        """Fork what the launcher wants, until that has gone or has another; in the template."""
         try:
             _close_from(free)
             control = socket.socket(fileno=_VERDICT)
@@ -386,9 +387,9 @@ class Watch:
         self._import_module = importlib.import_module
         self._before = set(sys.modules)
         self._first = _things()
-        # By leftover: the package whose code had run when it was first seen.
+        # The package whose code had run when a leftover was first seen.
         self._blamed: dict[str, str] = {}
-        # By package: the packages that it imports.
+        # The packages that each package imports.
         self._needs: dict[str, set[str]] = {}
 
     def __enter__(self) -> Self:

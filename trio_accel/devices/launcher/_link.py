@@ -399,7 +399,7 @@ async def _start(control: int) -> trio.Process:
 
 
 def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    # Not `recv_fds`: it takes flags and ignores them, and children would inherit the descriptors.
+    # `recv_fds` ignores the flags that it takes, and children would inherit the descriptors.
     descriptors = array("i")
     room = socket.CMSG_LEN(descriptors.itemsize)
     data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
@@ -413,8 +413,8 @@ def _close_all(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-# Until the path is set nothing is imported but what the interpreter has loaded by then. The folder of the
-# user's own packages is part of the path, but an isolated interpreter has not run its `.pth` files.
+# The program imports nothing before the path is set but what the interpreter has loaded by then. The folder
+# of the user's own packages is part of the path, but an isolated interpreter has not run its `.pth` files.
 _BOOT = """\
 import site, sys
 path = [*map(eval, sys.argv[1:])]
@@ -509,7 +509,7 @@ class _Module:
     Attributes:
         name: Its name.
         preload: Modules that are imported before it.
-        number: Of the order that is not answered; 0 if there is none.
+        number: The number of the order that is not answered; 0 if there is none.
         deaths: How many launchers in a row have died before they had it.
         is_trusted: Whether leftovers of its import are no obstacle.
         judgement: Its outcome, once that is known.

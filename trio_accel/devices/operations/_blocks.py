@@ -176,15 +176,15 @@ _ids = itertools.count(1)
 
 _LARGE = 8 << 20
 _MANY = 64
-# So many dropped blocks are looked at for one of the size that is wanted.
+# The most dropped blocks that are looked at for one of the size that is wanted.
 _LOOKS = 4
-# So many are kept for a while, of so many bytes each and together at most: a program whose results have many
-# shapes finds one for each of them.
+# The most blocks that are kept for a while, and the most bytes of each and together. A program whose results
+# have many shapes finds one for each of them.
 _KEPT = 64
 _SMALL = 4 << 20
 _KEPT_BYTES = 64 << 20
 _Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
-# In place of a size: this block is no place for another.
+# This number in place of a size says: the block is no place for another.
 _NONE = -1
 
 
@@ -206,7 +206,7 @@ class Block:
     Attributes:
         id: Its number.
         nbytes: Its size.
-        generation: That of the device in which it was made.
+        generation: The generation of the device in which it was made.
         damaged_by: The operation that was to write it and did not finish.
         failure: The error of that operation.
         damages: All damage; empty for most blocks.
@@ -428,11 +428,11 @@ class BlockTable:
         availability: Which generation there is.
         dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
             and the arrays that they were made for.
-        kept: Those of them that were there at an operation before, by their size: a program with several
+        kept: The ones that were there at an operation before, by their size: a program with several
             arrays in each round wants one of each size again.
         is_watched: Whether they are given back soon in any case.
         makers: By the ids of blocks that were not given back: path of the actor whose task made them, or
-            None, and their sizes. Of operations' arrays, on the application's side.
+            None, and their sizes. It holds operations' arrays, on the application's side.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
@@ -510,8 +510,8 @@ class BlockTable:
         nbytes = block.nbytes
         self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
         if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
-            # Not worth a wake-up of the loop, which costs a third of a small operation: the next operation
-            # drains.
+            # The block is not worth a wake-up of the loop, which costs a third of a small operation: the next
+            # operation drains.
             return
         # A race with `drain`: a block is appended before the flag is read here, and the drain unsets the flag
         # before it takes blocks. So a thread that finds the flag set is always in time. A test for an empty

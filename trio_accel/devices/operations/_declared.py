@@ -67,7 +67,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
 
-# How many shapes of its arrays an operation remembers the results of.
+# The number of shapes of its arrays for which an operation remembers the results.
 _KEPT = 1024
 # The status word of a matrix that no routine was given.
 _NOT_FINITE = -1
@@ -85,7 +85,7 @@ class Declaration:
             ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, the class of an
             operand that is several arrays, or ``"other"``.
         variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
-        by: Those parameters.
+        by: The parameters that choose among `variants`.
         dtypes: Dtypes that it has; empty where the backends say.
         status: Meaning of a status word that is not 0; None without status words.
         check: Refuses arguments by rules that shapes cannot tell.
@@ -105,7 +105,7 @@ class Declaration:
 
     @property
     def arrays(self) -> dict[str, str]:
-        """Of operands that are several arrays: by the names of these the parameter."""
+        """The parameter of each array of operands that are several arrays."""
         names: dict[str, str] = {}
         for name, kind in self.parameters.items():
             if isinstance(kind, type):
@@ -294,7 +294,7 @@ def operation(
         dtypes: Dtypes of the arrays that have no dtype of their own. Without it, they are those that the
             class of the actor names as its `dtypes`; if it names none, the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
-        alias: By the name of a result, the operand that it may be.
+        alias: The operand that each result may be, by the name of that.
         plan: The way out, where no line of shapes says it: plans a message as `Operation.plan` does.
         not_recorded: See `Operation`.
 
@@ -352,8 +352,8 @@ def operation_like(
 
     Args:
         other: The other one, declared in the same module.
-        shapes: As of `operation`.
-        options: As of `operation`.
+        shapes: See `operation`.
+        options: See `operation`.
     """
     declared: Any = other
 
@@ -411,7 +411,7 @@ def _path_of(actor: type[Any] | str) -> str:
 
 # `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
 _ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None", "Out")
-# What no operation takes: it is told what to write.
+# A parameter that no operation takes: its refusal tells what to write.
 _UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
 _QUALIFIED = re.compile(r"\w+\.")
 _KINDS = {bool: "bool", int: "whole", str: "text", float: "real", complex: "number"}
@@ -586,8 +586,8 @@ class _Maker:
     def _compiled(self, text: str, name: str, names: Mapping[str, Any]) -> Any:
         """Make a function of its source, whose frames show the declaration."""
         code, space = self._function.__code__, dict(names)
-        # Behind empty lines, so that it begins where the declaration does. To walk a tree for the lines took
-        # an eighth of the package's import.
+        # The source comes behind empty lines, so that it begins where the declaration does. To walk a tree
+        # for the lines took an eighth of the package's import.
         source = "\n" * (code.co_firstlineno - 1) + text
         exec(compile(source, code.co_filename, "exec"), space)  # noqa: S102  # made of names of parameters
         return space[name]

@@ -161,7 +161,7 @@ class Faults:
     """The faults that wait on one device. Each goes with one request, on whichever context that runs.
 
     Attributes:
-        waiting: Those that have hits left.
+        waiting: The faults that have hits left.
     """
 
     __slots__ = ("waiting",)

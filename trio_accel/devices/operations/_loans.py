@@ -26,7 +26,7 @@ class Loan(abc.ABC):
 
     Attributes:
         ref: The array.
-        users: Those who need it: the one who lends it, and readers.
+        users: The ones who need it: the one who lends it, and readers.
     """
 
     ref: AccelRef

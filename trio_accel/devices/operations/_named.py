@@ -94,7 +94,7 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
         given: Arguments by their names.
 
     Raises:
-        Exception: Of the same type, or `TypeError` in place of an error of Python's own.
+        Exception: The error in the same type, or `TypeError` in place of an error of Python's own.
     """
     signature = inspect.signature(function)
     said = error.message if isinstance(error, AccelError) else str(error)
@@ -150,7 +150,7 @@ def _check_kinds(name: str, function: Any, signature: inspect.Signature, given: 
 
 
 class _Kind:
-    """What an annotation allows.
+    """The values that an annotation allows.
 
     Args:
         note: The annotation, or its text, or that of an alias.

@@ -227,7 +227,7 @@ class Launch(Request[Any, None]):
             StaleRefError: An argument was released or lost.
         """
         for argument, used in self.uses:
-            # Those of an earlier generation were refused before, and what is launched has its context.
+            # Blocks of an earlier generation were refused before, and what is launched has its context.
             if not used.is_released and used.damaged_by is None:
                 continue
             if used.damaged_by is None:
@@ -381,7 +381,7 @@ class Planner:
         self._device = device
         self._table = device.blocks
         self._library = operation.library
-        # Of these most operations have none, or one.
+        # Most operations have none of these, or one.
         self._allocations: tuple[tuple[int, int], ...] = ()
         self._staged: tuple[CopyFromHostSpec | CopySpec, ...] = ()
         # Views to write to, and the memory without gaps that is written in place of them.
@@ -389,14 +389,14 @@ class Planner:
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
-        # By its block on the device: which argument a host array is.
+        # The argument that each host array is, by its block on the device.
         self._hosts: dict[int, str] | None = None
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
         """Take an operand that is read; a NumPy array is copied to the device first."""
         if type(operand) is AccelRef or isinstance(operand, AccelRef):
             block, table = operand.block, self._table
-            # As `_use` finds out, without a call for each.
+            # `_use` finds out the same, with a call for each.
             if (
                 block.table is table
                 and not block.is_released
@@ -580,7 +580,7 @@ class Planner:
         if self.is_idempotent:
             launch.is_idempotent = True
         for argument, block in self._spoiled:
-            # What the operation overwrites may be spoiled; its specification tells what that is.
+            # The arrays that the operation overwrites may be spoiled; its specification tells which.
             if (damage := launch.damage_of(block)) is not None:
                 raise block.spoiled(f"{self.name}: {argument}", damage)
         return launch

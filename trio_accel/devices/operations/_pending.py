@@ -110,7 +110,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
 
         Raises:
             InputFailedError: It did not run, because one that makes its input failed.
-            Exception: As for `Device.ask`.
+            Exception: See `Device.ask`.
         """
         await self._done.wait()
         if self._error is not None:

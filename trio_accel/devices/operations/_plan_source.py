@@ -35,10 +35,10 @@ class PlanSource:
     """The plan of one line of shapes: ``plan(self, planner)``, as an author would write it.
 
     Args:
-        kinds: By parameter how it is annotated, as `operation` tells them apart.
+        kinds: The annotation of each parameter, as `operation` tells them apart.
         line: The shapes.
         fields: Arguments of what makes the specification, in order.
-        absent: Those of them that another line of shapes makes, and this one does not.
+        absent: The ones that another line of shapes makes, and this one does not.
 
     Attributes:
         names: Objects that the source refers to by name.
@@ -68,7 +68,7 @@ class PlanSource:
         Args:
             optional: Parameters that may be None.
             dtypes: Dtypes of the arrays; empty where the kernels say.
-            alias: By the name of a result, the operand that it may be.
+            alias: The operand that each result may be, by the name of that.
             check: Refuses a specification, where the shapes do not say it all; or None.
             is_checked: Whether these steps are all the checks that the specification has.
         """
@@ -213,7 +213,7 @@ class PlanSource:
                 names.append(item.field)
         else:
             return "".join(f", {one}={one}" for one in names)
-        # Of those that are changed, each is held against the ones before it, and against all that are read.
+        # An array that is changed is held against the changed ones before it, and against all that are read.
         behind = self._line.inputs[self._line.inputs.index(item) + 1 :]
         names += [other.name for other in behind if other.name not in self._line.updated]
         return "".join(f", {one}={one}" for one in names)
@@ -223,7 +223,7 @@ def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
     """Write the steps that refuse values which annotations do not allow: flags, and those of a ``Literal``.
 
     Args:
-        kinds: By parameter how it is annotated.
+        kinds: The annotation of each parameter.
         names: Gets the objects that the steps refer to by name.
     """
     steps: list[str] = []

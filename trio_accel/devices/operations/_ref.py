@@ -279,7 +279,7 @@ class AccelRef(NoOperators):
     async def assign(self, value: AccelRef | npt.NDArray[Any] | complex | np.generic) -> AccelRef:
         """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
 
-        Of a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
+        On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
         of this shape and dtype is copied straight there. One of another shape or dtype is copied to the
         device first. A `value` that shares memory with this array is read as it was before.
 
@@ -358,12 +358,12 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def options(self) -> DeviceOptions:
-        """How it was opened."""
+        """The options with which it was opened."""
 
     @property
     @abc.abstractmethod
     def generation(self) -> int:
-        """Which context this is, counting from 1."""
+        """The number of this context, counting from 1."""
 
     @property
     @abc.abstractmethod
@@ -373,12 +373,12 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def recovery(self) -> RecoveryCost:
-        """How long the next recovery takes, as measured by now, and why."""
+        """The time that the next recovery takes, as measured by now, and why."""
 
     @property
     @abc.abstractmethod
     def isolation(self) -> Isolation:
-        """Where its context lives: in a worker process, or in this one."""
+        """The place of its context: a worker process, or this one."""
 
     @property
     @abc.abstractmethod
@@ -412,7 +412,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def outage(self) -> DeviceLostError | None:
-        """Why it refuses requests: it was closed or given up; None while they are served, or wait.
+        """The reason why it refuses requests: it was closed or given up; None while they are served, or wait.
 
         Where the device is opened again, the error's `retry_after` says in how many seconds.
         """

@@ -175,7 +175,7 @@ def _read_copy(data: Data) -> Message:
     return "copy", *head[1:-4], array
 
 
-# What is sent of an error or an event, as what is made of it.
+# The form in which an error or an event is sent, annotated with what makes it again.
 _Error: TypeAlias = Annotated[WireError, _error]
 _Event: TypeAlias = Annotated[Message, _event]
 _Place: TypeAlias = tuple[Count, Count, Count, Count]
@@ -210,13 +210,13 @@ def progress(number: Count, text: Annotated[str, _report]) -> None:
     """The last value that a method has reported; the next once it is heard, or ahead of `done`."""
 
 
-# By hand: where launches are timed, each operation has one.
+# The two are written by hand: where launches are timed, each operation has one.
 @KINDS.declare(_TIMES, write=_write_times, read=_read_times)
 def times(number: Count, begun: Count, completed: Count) -> None:
-    """When a launch began, and when it was complete, in nanoseconds: ahead of `done`."""
+    """The times when a launch began and was complete, in nanoseconds: ahead of `done`."""
 
 
-# By hand: each operation has one, and where all went well its head is all that there is.
+# These are written by hand: each operation has one, and where all went well its head is all that there is.
 @KINDS.declare(_DONE, _RESULTS, write=_write_done, read=_read_done)
 def done(
     number: Count, addresses: tuple[_Place, ...], results: tuple[bytes, ...], trouble: _Trouble | None
@@ -230,13 +230,13 @@ def done(
     """
 
 
-# By hand: a world of devices holds its arrays for each collective.
+# These are written by hand: a world of devices holds its arrays for each collective.
 @KINDS.declare(_GRANTED, write=_write_granted, read=_read_granted)
 def granted(number: Count, address: _Place) -> None:
     """A block is held; without a place where it was borrowed."""
 
 
-# By hand: how many axes an array has is told by the message itself.
+# These are written by hand: the message itself tells how many axes an array has.
 @KINDS.declare(_COPY, write=_write_copy, read=_read_copy)
 def copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Message) -> None:
     """Copy from or to the host array of this index of a request: the stream is there."""
@@ -280,7 +280,7 @@ def closed() -> None:
     """The context has ended in order."""
 
 
-# How messages become bytes, and bytes messages.
+# The functions from here on turn messages into bytes, and bytes into messages.
 
 
 def _encode(message: Message) -> bytes:

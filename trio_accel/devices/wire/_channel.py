@@ -68,13 +68,14 @@ class Channel:
         self.spin_wait: SpinWait | None = None
         self._sock = sock
         self._outbox = outbox = Outbox(sock, sends)
-        # Without a call in between.
+        # The methods are those of the outbox, without a call in between.
         self.send = outbox.send
         self.post = outbox.post
         self.run = outbox.run
         self._inbox = Inbox(receives.decode, limit)
-        # Where there is a `spin_wait`: the task that waits for messages, and the one that listens for them
-        # meanwhile, which pauses from its first notice on until the other sleeps again.
+        # Two tasks take turns where there is a `spin_wait`: the one that waits for messages, and the one that
+        # listens for them meanwhile. The listener pauses from its first notice on until the other sleeps
+        # again.
         self._sleeper = TaskNotifier()
         self._listener = TaskNotifier()
         # Whether an asker's task receives for a while (`spin`).
@@ -197,6 +198,7 @@ class Channel:
         if self._left or self._inbox.is_at_end or self.spin_wait.pause() != inf:
             # Something is left, over or due: the receiver looks after it.
             self._sleeper.notify()
+        # The listener has paused since its first notice: it waits for the socket again.
         self._listener.notify()
 
     def _take(self, seconds: float) -> list[Received]:
@@ -248,6 +250,7 @@ class Channel:
         with suppress(trio.ClosedResourceError):
             while not self._is_closed:
                 await trio.lowlevel.wait_readable(self._sock)
+                # A task that spins reads the socket itself, and the receiver sleeps on.
                 if not self._is_spinning:
                     self._sleeper.notify()
                 await self._listener.wait()
@@ -293,6 +296,7 @@ class Channel:
         # wait.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        # Trio has to hear of the end before the descriptor is closed: its number may soon be another's.
         with suppress(RuntimeError):  # outside of Trio no task waits
             trio.lowlevel.notify_closing(self._sock)
             self._sleeper.notify()
@@ -346,7 +350,7 @@ class SpinWait:
     Args:
         window: The most seconds to stay awake for one message: half of them before it is due.
         asks: First items of the messages that something answers, or follows.
-        answers: Of those that do. Others may come and go in between, and mean nothing.
+        answers: First items of the messages that do. Others may come and go in between, and mean nothing.
     """
 
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:

@@ -52,14 +52,15 @@ RETRY = 0.005
 
 # A frame from this size on is sent alone, which saves a copy.
 _LARGE = 64 * 1024
-# So many messages that were posted go in one frame.
+# The most posted messages in one frame.
 _POSTED = 64
-# So many system calls in a row before the writer lets other tasks run.
+# The most system calls in a row before the writer lets other tasks run.
 _BURST = 8
+# A send to a peer that is gone fails with this flag, and raises no SIGPIPE.
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-# As plain numbers: members of an enumeration are put together by Python code.
-# Other systems have no workers, but import this.
+# The flags are plain numbers: Python code puts members of an enumeration together. Other systems have no
+# workers, but import this.
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
@@ -127,7 +128,7 @@ class Outbox:
         # start.
         self._rest: bytes | memoryview | None = None
         self._attached: tuple[int, ...] = ()
-        # How many frames there were; what the last holds, while it is shown alone.
+        # The number of frames; and the last one's content, while it is shown alone.
         self._frames = 0
         self._held: bytes | None = None
         self._is_refused = False
@@ -160,11 +161,13 @@ class Outbox:
                 f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
                 f"allowed: {MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
             )
+        # A frame is shown only where nothing waits, as it must not overtake others. Descriptors need the
+        # socket.
         if now and not descriptors and self._is_lone and self._show(payload):
             return
         # The caller may close its own before the socket takes them.
         copies = duplicates(descriptors) if descriptors else ()
-        # What was posted came first, and goes first.
+        # Posted messages came first, and go first.
         self._encode_posted()
         is_first = self._rest is None and not self._queue
         self._put(payload, copies)
@@ -205,6 +208,8 @@ class Outbox:
                 if not self.is_broken:
                     await self._work.wait()
             elif self._is_refused:
+                # The kernel had no memory for the send, but the socket stays writable: to wait for that would
+                # spin.
                 await trio.sleep(RETRY)
             else:
                 with suppress(trio.ClosedResourceError):
@@ -389,7 +394,8 @@ class Inbox:
         received: list[Received] = []
         self.is_refused = False
         try:
-            # By the same call: a program that another thread starts meanwhile would keep the chunks (D3).
+            # The same call marks the descriptors: a program that another thread starts meanwhile would keep
+            # the chunks (D3).
             size, ancillary, flags, _ = sock.recvmsg_into(
                 [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
             )

@@ -134,7 +134,7 @@ def _reader_of(hint: Any) -> Reader | None:
     return lambda value: None if value is None else last(value)
 
 
-# What a parameter with a star sets in the flags of a function: descriptors come with the message.
+# The flag of a function whose parameter has a star: descriptors come with the message.
 _VARIADIC = 4
 
 

@@ -112,7 +112,7 @@ def borrow(
 
 @_order
 def unlease(number: int) -> None:
-    """What was held is given back."""
+    """A lease is over: the block is given back."""
 
 
 @_order

@@ -1,4 +1,4 @@
-"""What application and worker share: tags of encoded values, the first message, and the page of memory.
+"""The common ground of application and worker: tags of values, the first message, the page of memory.
 
 Messages go through a socket, or to a receiver that is awake by a frame in memory that both processes see,
 `SharedFrame`.
@@ -55,7 +55,7 @@ class NonsenseError(ValueError):
 
 @attrs.frozen
 class Codec:
-    """How messages become bytes, and bytes messages.
+    """The two ways between messages and bytes.
 
     Attributes:
         encode: Writes one message.
@@ -102,7 +102,7 @@ class WorkerConfig:
         is_observed: Whether somebody observes messages.
         is_timed: Whether times of launches are wanted.
         window: The most seconds to stay awake for a request that is due; 0 to sleep.
-        fast_paths: Those that are taken.
+        fast_paths: The fast paths that are taken.
     """
 
     device: str
@@ -137,15 +137,17 @@ WORDS = _FRAMES // 8
 
 
 class SharedFrame:
-    """Where one process shows a frame to another that looks for it, instead of sending it.
+    """Memory where one process shows a frame to another that looks for it, instead of sending it.
 
-    Neither then calls the system (D44). Two things can go wrong with memory alone. A receiver could read half
-    of a
-    frame: so it is written and read as with a sequence lock, and its number, 0 while it is being written,
-    is the same before and after it was read. And a receiver could fall asleep over a frame that was just
-    shown: so it first says that it sleeps and then looks once more, and a sender first shows and then looks
-    whether it sleeps, each with a barrier in between, as in Dekker's algorithm. Whichever comes second
-    notices; if both do, the frame comes twice, and has the same number.
+    Neither then calls the system (D44). Two things can go wrong with memory alone.
+
+    A receiver could read half of a frame. So a frame is written and read as with a sequence lock: its number
+    is 0 while it is being written, and is the same before and after it was read.
+
+    A receiver could fall asleep over a frame that was just shown. So it first says that it sleeps, and then
+    looks once more. A sender first shows, and then looks whether the receiver sleeps. Each has a barrier in
+    between, as in Dekker's algorithm. The one that comes second notices. If both do, the frame comes twice,
+    and has the same number.
 
     Args:
         memory: `SIZE` bytes, all zero in the beginning.
@@ -179,6 +181,7 @@ class SharedFrame:
         words[_LENGTH] = length
         self._data[:length] = payload
         words[_NUMBER] = number
+        # The frame has to be out before this end looks whether the other one sleeps (D44).
         _barrier()
         return bool(words[_IS_AWAKE])
 
@@ -195,6 +198,7 @@ class SharedFrame:
     def sleep(self) -> None:
         """Announce that this end sees only what is sent; what was shown by now is to be taken after that."""
         self._words[_IS_AWAKE] = 0
+        # The flag has to be down before this end looks for a frame the last time (D44).
         _barrier()
 
     def take(self, number: int) -> bytes | None:
@@ -237,7 +241,7 @@ class SharedPage:
 
     Attributes:
         descriptor: To be given to the worker.
-        frames: Those that the application shows, and those that the worker does.
+        frames: The frames that the application shows, and the worker's.
     """
 
     __slots__ = ("_map", "_words", "descriptor", "frames")
@@ -267,7 +271,7 @@ class SharedPage:
 
     @property
     def heartbeat(self) -> int:
-        """How often the worker's heart has beaten."""
+        """The number of beats of the worker's heart."""
         return self._words[0]
 
     def beat(self) -> None:
@@ -276,7 +280,7 @@ class SharedPage:
 
     @property
     def looks(self) -> int:
-        """How often the worker's engine has looked after what is in flight; 0 while nothing is."""
+        """The number of the engine's looks after what is in flight; 0 while nothing is."""
         return self._words[1]
 
     def look(self, number: int) -> None:
@@ -296,5 +300,6 @@ class SharedPage:
         self._words.release()
         for frame in self.frames:
             frame.close()
+        # Python refuses to close a map while there are views of it.
         self._map.close()
         os.close(self.descriptor)

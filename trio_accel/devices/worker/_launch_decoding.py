@@ -30,7 +30,7 @@ HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
 
 T = TypeVar("T")
 
-# Of one template: a program that drops its results has the same blocks again and again.
+# The most bindings of one template: a program that drops its results has the same blocks again and again.
 _MOST_BINDINGS = 256
 
 
@@ -162,7 +162,7 @@ def decode_array(data: Message) -> npt.NDArray[Any]:
 
 
 def no_host(array: Any) -> NoReturn:
-    """For specifications without host arrays."""
+    """Refuse a host array, for specifications without any."""
     raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
 
 

@@ -86,7 +86,7 @@ class WorkerBlocks(dict[int, Block]):
                 continue
             self.changes += 1
             if not block.is_released:
-                # Not by `release`, which may wake the loop: it is awake.
+                # `release` would wake the loop, which is awake.
                 block.is_released = True
                 dropped.append((number, block.nbytes, None))
 
@@ -111,7 +111,7 @@ class WorkerSlabs(Registrations):
     def __init__(self) -> None:
         super().__init__()
         self._slabs: dict[int, _Slab] = {}
-        # By the application's number of the copy, as long as an operation still needs it.
+        # The copies, by the application's numbers, as long as an operation still needs them.
         self._copies: WeakValueDictionary[int, Arrival] = WeakValueDictionary()
 
     def add(self, device: AccelDevice, number: int, nbytes: int, descriptor: int) -> None:
@@ -197,7 +197,8 @@ class WorkerMemory:
         self._channel = channel
         # Size and descriptor of chunks that the application has not acknowledged.
         self._told: dict[int, tuple[int, int]] = {}
-        # How many blocks in chunks of other devices are read; and chunks that stay mapped without any.
+        # The number of blocks that are read in each chunk of other devices; and chunks that stay mapped
+        # without any.
         self._borrowed: Counter[int] = Counter()
         self._staying: set[int] = set()
 
@@ -247,7 +248,7 @@ class WorkerMemory:
         Args:
             place: The block. Ids of chunks of other devices are negative.
             nbytes: Size of its chunk.
-            descriptor: That of the chunk, where it may not be mapped. It can only be read.
+            descriptor: The descriptor of the chunk, where it may not be mapped. It can only be read.
             stays: Whether the chunk stays mapped until `remove_chunk`.
 
         Raises:
@@ -373,7 +374,7 @@ class _Memory:
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         host = cast("object", spec.host) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) else None
-        # Of the array types a specification knows only NumPy's.
+        # A specification knows only NumPy's of the array types.
         if type(host) is RemoteArray:
             self._copies.enqueue(cast("_Copy", spec), self._device, stream)
         else:

@@ -26,7 +26,7 @@ from ._server import WorkerServer
 __all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
-# What may follow an answer soon; D43.
+# The messages that may soon follow an answer (D43).
 _REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))
 # Seconds between two beats, and the most characters of a record of the logs.
 _INTERVAL, _LONGEST = 0.1, 1 << 16

@@ -41,7 +41,7 @@ class WorkerRequests:
         memory: Chunks, and host memory of the application.
 
     Attributes:
-        serving: Those that are not answered, by number.
+        serving: The requests that are not answered, by number.
         session: The context that serves them, while there is one.
         context: The actor of that context.
         is_closing: Whether the application wants the context to end.
@@ -177,7 +177,7 @@ class WorkerRequests:
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
         if launch.spec.asker is not None:
-            # Ahead of the answer, which is the last that is said of a request.
+            # Reports of progress go ahead of the answer, which is the last that is said of a request.
             serving.is_heard = True
             self._tell_progress(serving)
         del self.serving[number]
@@ -306,7 +306,7 @@ class WorkerRequests:
             self._channel.send(_answers.granted(number, (place.block, place.nbytes, 0, 0)), now=True)
 
     async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
-        # Behind all operations that read it: then its owner may change it.
+        # The memory goes back behind all operations that read it: then its owner may change it.
         async with engine.leases.hold(place.block, write=True):
             pass
         self._give_back(number, place, engine)
@@ -324,7 +324,7 @@ class WorkerRequests:
             if number in self._leases:
                 self._leases[number].set()
         elif borrowed[1].leases.is_idle(borrowed[0].block):
-            # At once: what the application asks for next is not to find it mapped.
+            # The chunk goes at once: what the application asks for next is not to find it mapped.
             self._give_back(number, *borrowed)
         else:
             nursery.start_soon(self._give_back_later, number, *borrowed)
@@ -373,7 +373,7 @@ class _Serving(DirectReply):
         engine = self.session.engine
         self.addresses = _new_addresses(self.launch, engine) if engine.fresh else ()
         if not self.results:
-            # As `WorkerRequests.done` makes it.
+            # `WorkerRequests.done` makes the same answer.
             self.payload = _answers.ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
         return False
 

@@ -35,7 +35,7 @@ from ._requests import WorkerRequests
 
 __all__ = ["PreparedLibraries", "WorkerServer"]
 
-# So many messages are taken before other tasks have their turn.
+# The most messages that are taken before other tasks have their turn.
 _IN_A_ROW = 16
 _FOREVER = 1e9
 
@@ -77,7 +77,7 @@ class WorkerServer:
         # Set once the context has opened ahead what it was told of at its start.
         self._has_opened_ahead = trio.Event()
         self._is_lost = False
-        # How many messages came together, of which one is being handled.
+        # The number of messages that came together, of which one is being handled.
         self._received = 0
         self._nursery: trio.Nursery
         self._handlers = _HANDLERS(
@@ -387,7 +387,7 @@ class LaunchClock:
 
     Args:
         channel: Where the application is told.
-        hooks: Those of the worker's engine.
+        hooks: The hooks of the worker's engine.
     """
 
     def __init__(self, channel: Channel, hooks: list[EngineHook]) -> None:
@@ -445,7 +445,7 @@ class PreparedLibraries:
         self._context: Ref[ContextActor]
         self._nursery: trio.Nursery
         self._prepared: dict[str, _Prepared] = {}
-        # What is being opened.
+        # The libraries that are being opened.
         self._running: set[_Prepared] = set()
         # Chunks that are gone, and stay mapped while a library that is opened ahead has blocks in them.
         self._leaving: set[int] = set()

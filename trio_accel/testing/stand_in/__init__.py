@@ -39,10 +39,10 @@ __all__ = ["BuildError", "StandIn", "build", "is_available"]
 _SOURCES = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".c", ".cpp", ".h")]
 # gcc takes each source as the language of its name.
 _COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
-# How it compiles kernels, and the header that is read before each of them.
+# The options with which it compiles kernels, and the header that is read before each of them.
 _KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "-ffp-contract=off")
 _HEADER = "kernels.h"
-# By the beginnings of the names of their sources. All others may call the driver.
+# The library of each source, by the beginning of its name. All others may call the driver.
 _LIBRARIES = {
     "driver": "libcuda.so.1",
     "nvrtc": "libnvrtc.so.13",

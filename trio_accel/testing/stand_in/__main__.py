@@ -21,7 +21,7 @@ def main() -> None:
         sys.exit(str(error))
     if not version("cuda-bindings").startswith("13."):
         sys.exit("the stand-in driver is for CUDA 13: pip install 'cuda-bindings>=13,<14'")
-    # As the user gave them, before `-m` and the name of this module.
+    # The flags that the user gave, before `-m` and the name of this module.
     flags = sys.orig_argv[1 : -len(sys.argv) - 1]
     os.execve(sys.executable, [sys.executable, *flags, *sys.argv[1:]], {**os.environ, **variables})  # noqa: S606
 

@@ -1,1 +1,1 @@
-"""What a backend implements: protocols, specifications of operations, dtypes, values and errors."""
+"""The contract of a backend: protocols, specifications of operations, dtypes, values and errors."""

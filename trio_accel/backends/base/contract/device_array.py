@@ -12,13 +12,13 @@ from .ops import ArraySpec, contiguous_strides
 __all__ = ["DeviceArray", "broadcast", "diagonals", "first_rows", "merged", "stacked", "transposed"]
 
 
-# Not frozen: three are made for each product, and that would take most of the time.
+# The class is not frozen: three are made for each product, and that would take most of the time.
 @attrs.define(eq=False)
 class DeviceArray:
     """An array as kernels and libraries want it; not to be changed.
 
     Attributes:
-        address: Of the first element.
+        address: The address of the first element.
         dtype: Element type.
         shape: Elements along each axis.
         strides: Bytes from one element to the next along each axis.

@@ -1,4 +1,4 @@
-"""What is told of devices, of backends and of what they compute with; and how devices reach one another."""
+"""Descriptions of devices, of backends and of what they compute with; and the links between devices."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Topology:
     """The devices of a machine, and the ways between them. ``str()`` is a table of the ways.
 
     Attributes:
-        devices: Those that can be opened, the best first.
+        devices: The devices that can be opened, the best first.
         links: One for each pair, in the order of the devices.
     """
 
@@ -138,7 +138,7 @@ def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> tuple[s
         if len(group) > len(best):
             best = group
         for place, name in enumerate(others):
-            # What is left could not make it larger than the best one.
+            # The devices that are left could not make it larger than the best one.
             if len(group) + len(others) - place <= len(best):
                 return
             extend((*group, name), [other for other in others[place + 1 :] if reach(name, other)])
@@ -165,7 +165,7 @@ class DeviceInfo:
             ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
         uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
-            Of a part of a GPU (MIG), it is that of the GPU.
+            A part of a GPU (MIG) has that of the GPU.
     """
 
     backend: str
@@ -228,7 +228,7 @@ class BackendReport:
 
     Attributes:
         name: Name of the backend.
-        devices: By their number.
+        devices: The devices by number.
         software: Software that it computes with and that does not come with it.
         problem: Why it has no device that can be used, and what to do about it; None if it has one.
     """
@@ -245,7 +245,7 @@ def choose(
     """Find the device to open, and the most bytes that its blocks may take.
 
     Args:
-        devices: Those that can be opened.
+        devices: The devices that can be opened.
         backend: Name of the backend.
         index: Number of the device.
         memory_limit: The limit that was asked for; None for all memory.

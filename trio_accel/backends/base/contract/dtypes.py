@@ -58,7 +58,7 @@ class DType(enum.Enum):
         """
         if isinstance(like, DType):
             return like
-        # Those of host arrays come again and again.
+        # The dtypes of host arrays come again and again, so they are remembered.
         key: Any = like
         found = _known.get(key) if isinstance(like, np.dtype) else None
         if found is not None:

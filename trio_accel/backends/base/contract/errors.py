@@ -150,7 +150,7 @@ class CompilationError(LibraryError):
 class LinAlgError(LibraryError, np.linalg.LinAlgError):
     """A matrix has no such factorization or solution, or it was not found; a `numpy.linalg.LinAlgError` too.
 
-    It is singular, or not positive definite, or an iteration did not converge. Of several such matrices of a
+    It is singular, or not positive definite, or an iteration did not converge. Among such matrices of a
     stack, the error names the first. The `code` is the word of LAPACK's ``info``: for a singular matrix the
     number, from 1, of the pivot that is zero; for an indefinite one the order of the leading minor.
 

@@ -22,7 +22,7 @@ class SharesCudaMemory(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Where the array is, and how it is laid out."""
+        """The place of the array, and its layout."""
         ...
 
 
@@ -32,7 +32,7 @@ class ForeignArray:
 
     Attributes:
         owner: Whose it is; keeps the memory.
-        address: Of the first element.
+        address: The address of the first element.
         dtype: Element type, as NumPy has it.
         shape: Elements along each axis.
         strides: Bytes from one element to the next along each axis.

@@ -18,7 +18,7 @@ _INSTEAD: dict[str, str] = {
     "open_device": 'async with ta.open_system("name") as system, system.open_device("cpu") as device',
     **dict.fromkeys(("array", "asarray", "tensor"), "await device.put(array)"),
     "zeros": "await device.zeros(shape, dtype)",
-    # Of arrays x.
+    # Methods of an array x.
     "astype": "await x.cast(dtype)",
     **dict.fromkeys(("cpu", "get", "numpy", "tolist"), "await x.to_host()"),
     **dict.fromkeys(("dot", "matmul"), "await ta.linalg.matmul(x, y)"),
@@ -68,7 +68,7 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def instead_of(name: str) -> str:
-    """What to write in place of a name, as the end of a message; empty where that is not known."""
+    """Say what to write in place of a name, as the end of a message; empty where that is not known."""
     return f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
 
 

@@ -32,7 +32,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 _MOST_DEPTH = 32
 _ARRAY, _LIST, _TUPLE, _DICT, _COMPLEX, _BYTES, _PACKED = "altdcbp"
 _SEQUENCES = {list: _LIST, tuple: _TUPLE}
-# What `marshal` writes and reads as it is: of exactly these types.
+# The exact types that `marshal` writes and reads as they are.
 _VALUES = _PLAIN | {complex, bytes}
 _NESTED = frozenset({list, tuple, dict})
 # To walk over so few values takes no longer than to look at all of them.

@@ -102,7 +102,7 @@ class CollectiveLibrary:
         title: Its name.
         package: Python package of its bindings.
         missing: Tells that they are not installed.
-        reductions: By the names of reductions, the dtypes that it has.
+        reductions: The dtypes that it has for each reduction.
         actor: Import path of the actor that serves collectives.
         control: Import path of the actor that gives communicators up.
         is_apart: Whether each rank must have a device of its own.
@@ -211,7 +211,7 @@ class AccelStream(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """Why the context cannot be used any more; None while it can. Rings may not come then."""
+        """The reason why the context cannot be used any more; None while it can. Rings may not come then."""
         ...
 
     @property

@@ -217,7 +217,7 @@ def _find(
         return _costs(terms, output, sizes, itemsize, _in_pairs(optimize, len(terms)))
     if len(terms) < 3:
         return _costs(terms, output, sizes, itemsize, ((0, 1),) * (len(terms) - 1))
-    # Not with the package: most programs multiply two arrays, or none.
+    # The import waits for the first use: most programs multiply two arrays, or none.
     searches: Any = importlib.import_module("opt_einsum")
     shapes = [tuple(sizes[letter] for letter in term) for term in terms]
     limit = None if memory_limit is None else max(memory_limit // itemsize, 1)
@@ -243,7 +243,7 @@ def _in_pairs(path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, int
     for step in path:
         places = sorted(step)
         if len(places) == 1:
-            # Of one operand there is nothing to multiply.
+            # One operand alone leaves nothing to multiply.
             continue
         *others, low, high = places
         pairs.append((low, high))
@@ -273,7 +273,7 @@ def _costs(
     for low, high in steps:
         (two, made_two), (one, made_one) = left.pop(high), left.pop(low)
         rest = result.union(*(letters for letters, _ in left))
-        # What only one of them has is added along first.
+        # Each operand is summed first along labels that only it has.
         summed = [mine & (rest | other) for mine, other in ((one, two), (two, one))]
         sums = [bytes_of(less) for less, mine in zip(summed, (one, two), strict=True) if less != mine]
         union = summed[0] | summed[1]

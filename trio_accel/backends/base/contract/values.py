@@ -32,7 +32,7 @@ def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) ->
     """Make a NumPy array of what a program gives; what is more than its elements is refused.
 
     Raises:
-        TypeError: As for `check_plain`.
+        TypeError: See `check_plain`.
     """
     check_plain(argument, value)
     return np.asarray(value, dtype)

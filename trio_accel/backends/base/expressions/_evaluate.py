@@ -41,7 +41,7 @@ def check_words(expression: TypedExpression, shapes: Sequence[tuple[int, ...]], 
 
     Args:
         expression: The expression.
-        shapes: Of the arrays that it loads from, in order.
+        shapes: Shapes of the arrays that it loads from, in order.
         words: What the kernel has written.
 
     Raises:
@@ -63,7 +63,7 @@ def check_places(
         expression: The expression.
         load: Number of the step that loads.
         indices: An array of indices for each axis.
-        shape: Of the array that is loaded from.
+        shape: The shape of the array that is loaded from.
 
     Raises:
         OutOfRangeError: One is not; it tells of the first one.
@@ -213,7 +213,7 @@ class Places:
             place: int(np.argmax(index.shape))
             for place, (index, step) in enumerate(zip(indices, steps, strict=True))
             if step.function == "index" and index.size > 1
-            # Those that are not one after the other were outside.
+            # Places that are not one after the other were outside.
             if index.flat[-1] - index.flat[0] == index.size - 1
         }
         kept, others = list(lines.values()), [place for place in range(len(indices)) if place not in lines]
@@ -254,8 +254,8 @@ def evaluate(
         expression: The typed expression.
         arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
             Arguments that are only loaded from are not looked at.
-        indices: By their axes, indices of the elements of the result.
-        loaded: By their numbers, the arguments that elements are loaded from.
+        indices: Indices of the elements of the result, by their axes.
+        loaded: The arguments that elements are loaded from, by their numbers.
         out: Where the only result is made, if the function that makes it can write there.
         overflow: Whether a step that over- or underflows raises `FloatingPointError`.
 
@@ -285,7 +285,7 @@ def evaluate(
 
 
 def _last_uses(expression: TypedExpression) -> list[list[int]]:
-    """By step, what no later step needs."""
+    """List, for each step, the values that no later step needs."""
     last = dict[int, int]()
     for number, step in enumerate(expression.steps):
         last.update(dict.fromkeys(step.steps, number))

@@ -142,7 +142,7 @@ _MOST_CHARACTERS = 10_000
 _MOST_NODES = 2_000
 _MOST_DEPTH = 200
 _MOST_INTEGER = 1 << 64
-# Of a bare expression.
+# The name of a bare expression's result.
 _DEFAULT_OUTPUT = "out"
 # The function that gives an index; a name like any other where it is not called.
 _INDEX = "i"
@@ -226,7 +226,7 @@ def _told(text: str, message: str, place: Place) -> str:
     lines = text.splitlines() or [""]
     line, column = place
     shown = lines[min(line, len(lines)) - 1]
-    # Of a long line, what is around the place.
+    # A long line is shown around the place only.
     start = max(0, column - 60)
     return f"{message}, in line {line}, column {column + 1}\n    {shown[start : start + 100]}\n    " + (
         " " * (column - start) + "^"
@@ -431,7 +431,7 @@ class _Parser:
         found: list[Node] = []
         for operator, left, right in zip(node.ops, items, items[1:], strict=False):
             found.append(Apply(self._operator(operator, node), (left, right), self._place(node)))
-        # As in Python, a < b < c means a < b and b < c.
+        # Python reads a < b < c as a < b and b < c, and so does this.
         return self._chain(ast.And(), found, self._place(node))
 
     def _function(self, node: ast.Call, depth: int) -> Node:

@@ -60,8 +60,8 @@ class Reduction:
     Attributes:
         map: The values to reduce: an expression with one result.
         name: One of `REDUCTIONS`, or ``"expression"``.
-        combine: Of ``"expression"``: an expression of ``a`` and ``b``.
-        identity: Of ``"expression"``: the result of no elements; None if there is none.
+        combine: For ``"expression"``, an expression of ``a`` and ``b``.
+        identity: For ``"expression"``, the result of no elements; None if there is none.
         post: Last step of the result: an expression of ``a``, and ``n``, how many elements were reduced.
     """
 

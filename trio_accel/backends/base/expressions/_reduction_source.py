@@ -149,7 +149,7 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
 }}""")
     elif reduction.reduction.is_index:
         less = "<" if reduction.reduction.name == "argmin" else ">"
-        # Not a number comes first; of equal ones the first.
+        # A value that is not a number comes first, and the first of equal ones.
         lines.append(f"""FUNCTION Partial nothing() {{ return {{{_identity(reduction)}, {_NO_INDEX}}}; }}
 FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
 FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}

@@ -36,7 +36,7 @@ _ARRAY, _SCALAR, _WEAK = "[]", "", "python "
 
 @attrs.frozen
 class Argument:
-    """How an expression gets one argument.
+    """The form in which an expression gets one argument.
 
     Attributes:
         kind: Its type.
@@ -214,7 +214,7 @@ COUNT = "n"
 
 _WHOLE = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
 
-# By their names, because to hash a dtype of low precision imports ml_dtypes.
+# The keys are names, because the hash of a low-precision dtype imports ml_dtypes.
 WIDE: Mapping[str, Mapping[str, DType]] = {
     "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
     "float64": {**_WHOLE, **WIDER},

@@ -45,10 +45,10 @@ _REGISTERS = {
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
-# Of these, the next number is another one than that of the float that a value is computed in.
+# The next number of these dtypes is another one than that of the float that a value is computed in.
 _OF_CODES = ("nextafter",)
 
-# Of rounded operands, these make results that need no rounding.
+# These functions make results that need no rounding if their operands are rounded.
 _EXACT = frozenset(
     {
         *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
@@ -171,7 +171,7 @@ def cast_of(value: str, source: DType, dtype: DType) -> str:
     if source is dtype:
         return value
     if dtype in _LOW:
-        # As NumPy: float64 to float16 is rounded once, everything else passes through float32.
+        # NumPy rounds float64 to float16 once, and everything else passes through float32.
         is_double = dtype is DType.float16 and source is DType.float64
         return f"to_{_LOW[dtype]}({value if is_double else f'Cast<float>::of({value})'})"
     return f"Cast<{register_of(dtype)}>::of({value})"

@@ -39,7 +39,7 @@ _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DTy
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
 _EXAMPLES: dict[Weak, Any] = {Weak.int: 0, Weak.float: 0.0, Weak.complex: 0j}
-# Between Python numbers; other functions take them as arrays of their own types.
+# These functions take Python numbers alone; others take them as arrays of their own types.
 WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
                     "positive")  # fmt: skip
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
@@ -51,7 +51,7 @@ def _power(base: int, exponent: int) -> int:
     return base**exponent if exponent < 64 or abs(base) < 2 else 1 << 64
 
 
-# What Python computes of whole numbers.
+# Python's own functions for whole numbers.
 _BY_PYTHON: Mapping[str, Callable[..., int]] = {
     "add": int.__add__,
     "subtract": int.__sub__,
@@ -197,7 +197,7 @@ class _Typist:
         self._expression = expression
         self._steps: list[Step] = []
         self._found: dict[tuple[object, ...], int] = {}
-        # Of weak steps, by their numbers.
+        # The weak steps, by their numbers.
         self._weak: dict[int, Weak] = {}
         self._names: dict[str, int] = {}
         self._bounds: dict[tuple[int, DType], None] = {}

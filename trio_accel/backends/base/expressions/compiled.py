@@ -69,9 +69,9 @@ class KernelSource:
         text: The source.
         names: Names of its kernels.
         arguments: The structure that each of them takes.
-        partial: Of a reduction: bytes of what one thread hands on.
+        partial: Bytes of what one thread of a reduction hands on.
         each: How many elements a thread takes at a time.
-        axes: Of an expression for each element: the axes that it has indices along.
+        axes: The axes that an expression of each element has indices along.
         is_checked: Whether the last argument is the address of status words, see `check_words`.
     """
 
@@ -86,7 +86,7 @@ class KernelSource:
 
 @attrs.frozen(eq=False)
 class ReductionLaunch:
-    """How a reduction is launched.
+    """The launch of a reduction.
 
     Attributes:
         threads: Threads of the first kernel, in blocks of `block`.
@@ -284,7 +284,7 @@ def _rows(spec: RowsSpec) -> _Reduced:
     """Find the layouts; the result is behind the arrays."""
     shape, arrays, last = spec.arrays[0].shape, spec.arrays, spec.out.strides
     if not SpecializedRows.decode(spec.rows).is_whole:
-        # Those of the axes that stay, whether or not the others are there with one element.
+        # The extents of axes that stay, whether or not the others are there with one element.
         given = iter(last)
         is_kept = len(last) == len(shape)
         steps = [next(given) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))]
@@ -307,7 +307,7 @@ def _row_layouts(found: _Reduced) -> RowLayouts:
 
 
 def _parts(found: _Reduced, most_blocks: int) -> int:
-    """In how many parts each result is made, so that the device is full."""
+    """Count the parts in which each result is made, so that the device is full."""
     is_block = found.layouts.is_block
     units = most_blocks if is_block else most_blocks * REDUCTION_THREADS
     each = _LEAST_ELEMENTS * (REDUCTION_THREADS if is_block else 1)
@@ -335,7 +335,7 @@ def _scalar_bytes(scalars: Sequence[DType]) -> int:
 
 
 def _extents(spec: ElementwiseSpec | ScatterSpec, axes: Sequence[int]) -> Iterator[int]:
-    """For each index the elements behind its axis and along it, for each load the extents and strides."""
+    """Yield each index's elements behind its axis and along it, and each load's extents and strides."""
     shape = spec.shape
     for axis in axes:
         yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])

@@ -1,1 +1,1 @@
-"""What backends of GPUs share: no vendor is named here. `driver` says what a vendor's part has to have."""
+"""The common part of GPU backends names no vendor. `driver` says what a vendor's part has to have."""

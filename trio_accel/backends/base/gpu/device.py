@@ -32,13 +32,13 @@ __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
-# As in the source `arrays`.
+# The layouts are those of the structures in the source `arrays`.
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
 # Threads for each square, its side in elements where it goes by lines, and the least for which squares pay.
 _SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
-# By the size of elements, how many of them a thread reads and writes at once, where they lie so that it can.
+# The number of aligned elements that a thread reads and writes at once, for each size of an element.
 _RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
-# By the size of elements, a type of them that is copied as it is.
+# The type that stands for elements of each size where they are copied as they are.
 _PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
@@ -114,7 +114,7 @@ class ArrayKernels:
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
-        # By the axes, not by the steps: windows that overlap have the same step along two of them.
+        # The axes decide, not the steps: windows that overlap have the same step along two axes.
         steps = (
             step
             for row, along in ((ins, along_source), (outs, along_out))
@@ -503,8 +503,8 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
     def span(self, array: ArraySpec) -> tuple[int, int]:
         """Return the bytes that an array takes before its first element, and from there on.
 
-        It follows from shape, strides and dtype; what it is for a layout is found out once. Of an empty array
-        there are none.
+        It follows from shape, strides and dtype; what it is for a layout is found out once. An empty array
+        has none.
         """
         layout = array.shape, array.strides, array.dtype.itemsize
         span = self._spans.get(layout)

@@ -1,4 +1,4 @@
-"""What the code of this folder wants of a vendor's driver: a context, streams, and code that is loaded.
+"""The vendor's driver as this folder wants it: a context, streams, and code that is loaded.
 
 The protocols, and the methods of `Kernels` that raise here, are what a backend has to write.
 """
@@ -198,7 +198,7 @@ def with_axes(fields: str, rows: int, axes: int) -> Struct:
 
 
 class LastUses(dict[GpuStream, int]):
-    """By stream, the number of its event after the last use of something that is to make way."""
+    """The last uses of something that is to make way: the number of each stream's event after them."""
 
     __slots__ = ()
 
@@ -292,7 +292,7 @@ class Kernels:
             nbytes: Size of the structure that each takes.
 
         Returns:
-            What unloads them, and the kernels by their names.
+            The call that unloads them, and the kernels by their names.
         """
         module = self.compile(text)
         try:

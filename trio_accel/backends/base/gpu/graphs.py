@@ -36,7 +36,7 @@ Works: TypeAlias = Sequence[tuple[str, Callable[[], object]]]
 CHAINS = (GraphSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
-# Of all chains of a library, each at the addresses of one replay.
+# The most graphs of all chains of a library, each at the addresses of one replay.
 _MOST = 64
 _MOST_DUE = 1024
 
@@ -94,7 +94,7 @@ class Chain:
 
     Attributes:
         recipe: Its operations.
-        call: By which its captured graphs are known.
+        call: The call by which its captured graphs are known.
         is_captured: Whether all of it can be captured.
         is_blocking: Whether one of them blocks when it is enqueued: a condition is read by the host then.
         has_conditions: Whether parts of it run on conditions.
@@ -130,7 +130,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
         self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
         self._cache.most = _MOST
-        # How many operations were enqueued.
+        # The number of operations that were enqueued.
         self._enqueued = 0
         # The last question for a key, and the key.
         self._found: tuple[ChainSpec | None, int, Any, Key | None] = (None, 0, None, None)
@@ -355,7 +355,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             enqueue = partial(self._enqueue_chain, spec)
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
-            # Also of a vendor's library: its refusal of a call that it would not capture is no crash of it.
+            # The context is asked even after an error of a vendor's library: its refusal of a call that it
+            # would not capture is no crash.
             failure = self._failure()
             if failure is not None:
                 raise failure from error

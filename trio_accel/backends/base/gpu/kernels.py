@@ -348,7 +348,7 @@ class TransferLibrary:
             call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides))
 
 
-# As in the source `philox`, with what fills the structure up; the kinds are in the same order there.
+# The source `philox` has the same structure, with its padding, and the same order of kinds.
 _ARGUMENTS = struct.Struct("<QQQqddiii4x")
 _KINDS = [(distribution, dtype) for distribution, dtypes in ops.RANDOM_DTYPES.items() for dtype in dtypes]
 # Four numbers come from a counter, or from one in each of two rows; they are stored 16 bytes at a time.

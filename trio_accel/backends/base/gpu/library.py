@@ -242,7 +242,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
 
     Args:
         device: The device.
-        kernels: By the names of their operations; those of the class are added.
+        kernels: The kernels by the names of their operations; those of the class are added.
 
     Attributes:
         streams: The class of the backend's streams.
@@ -288,7 +288,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         context = self._device.context
         if on.is_closed or context.is_lost:
             on.check()
-        # Like `with context`, which takes longer as it remembers what a whole thread has to restore.
+        # `with context` does the same, but takes longer: it remembers what a whole thread has to restore.
         is_foreign = context.make_current()
         try:
             if kernel.is_blocking:

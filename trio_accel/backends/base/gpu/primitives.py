@@ -35,7 +35,8 @@ SORTED_DTYPES = tuple(dtype for dtype in PRIMITIVE_DTYPES if dtype.kind != "comp
 """Dtypes of the elements that are sorted."""
 
 _SOURCE = Path(__file__).with_name("primitives.cu")
-# As in the source: what a block of threads scans at a time, and the bins that a block counts by itself.
+# The source has the same numbers: what a block of threads scans at a time, and the bins that it counts by
+# itself.
 _THREADS = 256
 _TILE = 7 * _THREADS
 # Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
@@ -195,7 +196,7 @@ class CountScan:
     """Adds counts of uint32 up, for kernels that have to know where the values of each item go.
 
     Args:
-        kernels: Of the device. Compiles one, which blocks; the context is current.
+        kernels: The device's kernels. Compiles one, which blocks; the context is current.
     """
 
     def __init__(self, kernels: Kernels) -> None:

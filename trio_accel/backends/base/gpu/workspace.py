@@ -17,7 +17,7 @@ from .driver import GpuContext, GpuStream
 
 __all__ = ["Arena", "Region", "Workspace"]
 
-# As drivers align what they give.
+# Drivers align the memory that they give to as many bytes.
 _ALIGNMENT = 256
 
 
@@ -35,9 +35,9 @@ class Arena:
     def __init__(self, context: GpuContext, memory: BlockMemory[Any, Any]) -> None:
         self._context = context
         self._memory = memory
-        # By stream: where its area begins, and its size.
+        # The beginning of each stream's area, and its size.
         self._areas: dict[GpuStream, tuple[int, int]] = {}
-        # By stream: the library that used its area last.
+        # The library that used each stream's area last.
         self._users: dict[GpuStream, str] = {}
         memory.relieve = self.give_back_idle
 
@@ -215,6 +215,6 @@ class Workspace:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(self._library, -size)
-            # Also of a closed stream: abandoned work may still run on it.
+            # The area of a closed stream is freed on that stream, too: abandoned work may still run there.
             stream.free_memory(address)
         self._areas.clear()

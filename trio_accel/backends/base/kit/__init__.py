@@ -1,1 +1,1 @@
-"""What backends are made of: libraries, kernels, memory, programs, and the choice of routines."""
+"""The parts that backends are made of: libraries, kernels, memory, programs, and the choice of routines."""

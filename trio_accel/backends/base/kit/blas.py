@@ -1,4 +1,4 @@
-"""How operations on matrices are put to a BLAS: the same on all backends.
+"""The translation of operations on matrices for a BLAS: the same on all backends.
 
 A BLAS knows matrices by columns. An operation whose result is stored by rows is computed as its transpose:
 sides and triangles change, letters do not. A matrix that is stored the other way than the result is read by
@@ -109,7 +109,7 @@ class Routine:
 
 @attrs.define(eq=False)
 class Plan:
-    """How the operations of one plan key are run.
+    """The way in which operations of one plan key are run.
 
     Attributes:
         is_complex: Whether elements have an imaginary part.
@@ -117,7 +117,7 @@ class Plan:
         routine: Name of the routine for each matrix of the stack; None where the result is empty.
         plain: Name of the routine where alpha is 1, if that is another one.
         copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
-        steps: By field, bytes from one matrix to the next along each axis of the stack.
+        steps: Bytes of each field from one matrix to the next along each axis of the stack.
     """
 
     is_complex: bool

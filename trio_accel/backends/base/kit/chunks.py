@@ -69,7 +69,7 @@ class ChunkAllocator:
 
     @property
     def blocks(self) -> int:
-        """How many blocks are placed."""
+        """The number of blocks that are placed."""
         return len(self._placements)
 
     def placement(self, block: int) -> Placement:

@@ -63,7 +63,7 @@ def header_parts(
     """
     named = named or {}
     parts: list[str | bytes] = []
-    # By the file, or the name of a text, so that a circle of headers ends.
+    # Files and names of texts that were read, so that a circle of headers ends.
     seen: set[Path | str] = set()
     waiting: list[tuple[str, Path | None, bool]] = []
     if not _follow(source, folder, waiting):
@@ -145,7 +145,7 @@ class CompiledCode:
 
     Attributes:
         code: The code: a cubin, for example.
-        names: By the name expressions that the compiler was asked for, the symbols in the code.
+        names: The symbols in the code, by the name expressions that the compiler was asked for.
     """
 
     code: bytes
@@ -211,7 +211,7 @@ class CodeCache:
         """Find code, or compile it and keep it; blocks.
 
         Args:
-            key: Of `code_key`; None for what is not to be kept.
+            key: A key that `code_key` made; None for what is not to be kept.
             compiler: Compiles it; an error of it is raised, and nothing is kept.
         """
         found = None if key is None else self.find(key)

@@ -26,9 +26,9 @@ _EAGER = 200
 _PAUSE = 50e-6
 # The most looks in an event loop, where nothing can be given up meanwhile.
 _SHORT = 1200
-# For a call into the vendor's library to return, before the communicator is given up all the same.
+# Seconds for a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
-# For the vendor's library to give a communicator up, before that counts as stuck.
+# Seconds for the vendor's library to give a communicator up, before that counts as stuck.
 _CLOSING = 10.0
 
 
@@ -60,7 +60,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._handle: Any = None
         self._is_aborted = False
-        # What the last kernel tells the watchdog.
+        # The last kernel's words to the watchdog.
         self._waiting: Waiting | None = None
 
     def begin(self, make: Callable[[], Handle]) -> None:
@@ -142,14 +142,14 @@ class Communicator:
             if has_lock:
                 self._lock.release()
         if self._waiting is not None:
-            # What does not end now is stuck.
+            # A kernel that does not end now is stuck.
             self._waiting.is_over = True
         if handle is not None:
             handle.abort()
 
 
 class Communicators:
-    """Those of a process, by the application's numbers. A worker has one device, and so one rank of each.
+    """The communicators of a process, by the application's numbers. Its one device has one rank of each.
 
     Args:
         library: Name of the library, for errors.
@@ -163,7 +163,7 @@ class Communicators:
     def __init__(self, library: str) -> None:
         self._library = library
         self._open: dict[int, Communicator] = {}
-        # Also those that were given up before they were to be opened.
+        # The numbers that were given up, some of them before they were to be opened.
         self._closed: dict[int, None] = {}
         self._lock = threading.Lock()
 

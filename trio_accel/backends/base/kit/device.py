@@ -38,7 +38,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     Attributes:
         info: Description of the device.
         blocks: Its memory.
-        streams: Those that have not ended.
+        streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
         believed: See `AccelDevice.believed`: none.
         allocate: See `AccelDevice.allocate`; without a call in between.

@@ -13,7 +13,7 @@ __all__ = ["FastPaths", "current_fast_paths", "use_fast_paths"]
 
 @attrs.frozen(kw_only=True)
 class FastPaths:
-    """Which fast paths are taken.
+    """The fast paths that are taken.
 
     Attributes:
         direct_launch: An operation is launched in its asker's task, past the mailbox of an idle library.
@@ -31,7 +31,7 @@ class FastPaths:
 
     @classmethod
     def none(cls) -> FastPaths:
-        """Without any of them."""
+        """Return the choice of none."""
         return cls(**dict.fromkeys((field.name for field in attrs.fields(cls)), False))
 
 

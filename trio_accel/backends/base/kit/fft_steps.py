@@ -1,4 +1,4 @@
-"""How a transform is made of what a GPU's library has: plans of up to three axes and a batch, and copies.
+"""The steps of a transform from a GPU library's parts: plans of up to three axes and a batch, and copies.
 
 The libraries of the vendors have the same plans, cuFFT's: of up to three axes and one batch, with a stride, a
 distance and storage dimensions on either side.
@@ -76,7 +76,7 @@ class PlanKey:
 
 @attrs.frozen
 class Fit:
-    """How a plan does it.
+    """The plan of a transform, and the places where it is executed.
 
     Attributes:
         key: The plan.
@@ -156,7 +156,7 @@ def _runs(
             merged.append((extent, source, out))
     if not merged:
         return (1, 1, 1), [(0, 0)]
-    # Of two as long as each other, the one with the smaller stride.
+    # The smaller stride wins where two axes are of one length.
     batch = max(merged, key=lambda axis: (axis[0], -axis[2]))
     merged.remove(batch)
     if math.prod(extent for extent, _, _ in merged) > _MOST_EXECUTIONS:
@@ -234,7 +234,7 @@ class TransformPlan:
         self._halved = spec.axes[-1]
         self._source = _view(SOURCE, spec.source)
         self._out = _view(OUT, spec.out)
-        # Where the numbers are now.
+        # The place of the numbers now.
         self._at = self._source
         self._scale = scale_of(spec)
         self._conjugate = _conjugates(spec)

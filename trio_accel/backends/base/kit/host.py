@@ -138,7 +138,8 @@ def check_shared(descriptor: int, nbytes: int, *, write: bool = True) -> None:
         raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")
 
 
-# Those that take something away from who has the memory: all but F_SEAL_EXEC, which a kernel may set itself.
+# All seals that take something away from the holder of the memory. F_SEAL_EXEC is left out: a kernel may set
+# it itself.
 _SEALS = 0x1F
 
 

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _KERNELS = "_trio_accel_kernels"
-# In the namespace of a module or a class: the kernels that were declared there.
+# The name, in a module or a class, of the table of kernels that were declared there.
 _TABLE = "__trio_accel_kernels__"
 
 ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
@@ -241,7 +241,7 @@ def kernel(
 
     def declare(function: FunctionT) -> FunctionT:
         where = _where(function, place)
-        # In the body of a class.
+        # The body of a class has a qualified name.
         is_method = frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
         _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
         if plan is not None:
@@ -341,7 +341,8 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]
     for declared in _declared(names):
         if declared.backend != backend:
             continue
-        # Again: backends import no capability, so an operation may have been declared behind its kernel.
+        # Backends import no capability, so an operation may have been declared behind its kernel: it is
+        # checked again.
         _check_declared(declared)
         other = found.setdefault(declared.operation, declared)
         if other.function is not declared.function:

@@ -1,4 +1,4 @@
-"""Which of the repeated launches are cached, and which of those makes way for another."""
+"""The choice of repeated launches that are cached, and of those that make way for others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LaunchCache(Generic[_VALUE]):
 
     Attributes:
         most: How many there may be.
-        entries: By their keys; the user of one writes its `last`.
+        entries: The entries by their keys; the user of one writes its `last`.
     """
 
     _is_free: Callable[[Key, int], bool]

@@ -34,8 +34,8 @@ class Keepers:
 
         Args:
             where: The function's name.
-            read: What it was lent for reading.
-            written: What it was lent for writing.
+            read: Arrays that it was lent for reading.
+            written: Arrays that it was lent for writing.
             named: Returns the names of arguments, given the ids of theirs among these.
 
         Raises:

@@ -63,7 +63,7 @@ class LibraryEntry:
         """Import the module; blocks.
 
         Args:
-            package: Of the backend.
+            package: The backend's package.
 
         Raises:
             ImportError: It, or what it needs, cannot be imported.
@@ -81,7 +81,7 @@ class TableLibrary:
 
     Args:
         device: The device.
-        kernels: By the names of their operations; those of the class are added.
+        kernels: The kernels by the names of their operations; those of the class are added.
         counts: Counts the plans.
 
     Attributes:

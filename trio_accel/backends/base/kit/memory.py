@@ -98,7 +98,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         keeper: Gets the chunks.
 
     Attributes:
-        blocks: By id: the backend's handle of the block, its size and its place. Not to be changed from
+        blocks: For each id, the backend's handle of the block, its size and its place. Not to be changed from
             outside.
         fixed_workspace: Workspace by library that the limit does not concern, in bytes.
         freed: How often anything was freed: while this is the same, every block is where it was.
@@ -126,7 +126,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
-        # By chunk, its number of blocks.
+        # The number of blocks of each chunk.
         self._counts: dict[int, int] = {}
         # Chunks of another process or device that are mapped and not adopted yet.
         self._mapped: set[int] = set()

@@ -1,4 +1,4 @@
-"""How modules are imported: of packages that are not always there, ahead of their use, in other processes."""
+"""Imports of modules: of packages that are not always there, ahead of their use, in other processes."""
 
 from __future__ import annotations
 

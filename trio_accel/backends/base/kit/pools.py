@@ -47,7 +47,7 @@ class PagePool(Generic[ItemT]):
             with self._lock:
                 if self._free:
                     return self._free.pop()
-            # Without the lock: a fault that shows here has what others hold given back.
+            # The lock must be free here: a fault that shows now makes others give back what they hold.
             self.add_page()
 
     def give_back(self, item: ItemT) -> None:

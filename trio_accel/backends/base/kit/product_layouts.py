@@ -1,4 +1,4 @@
-"""How arrays of any strides are put to a library that knows leading dimensions and increments."""
+"""Layouts of arrays of any strides for a library that knows leading dimensions and increments."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Packing: TypeAlias = Literal["plain", "conjugate"]
 
 _Strides: TypeAlias = tuple[int, ...]
 _LETTERS = {"N": 0, "T": 1, "C": 2}
-# So many calls for one product cost less than to lay its operands out in full.
+# The most calls for one product: more would cost as much as to lay its operands out in full.
 _MOST_GROUPS = 1024
 
 
 class Group(NamedTuple):
-    """Where one strided batch begins, in bytes from each operand's address."""
+    """The beginning of one strided batch, in bytes from each operand's address."""
 
     a: int
     b: int
@@ -92,7 +92,7 @@ class Contraction(NamedTuple):
     """A contraction as a batch of products of matrices.
 
     Attributes:
-        axes: Of a, b and the result: its axes in the order in which they make a stack of matrices.
+        axes: The axes of a, b and the result, in the order in which they make a stack of matrices.
         product: The product of these. What is packed is packed in that order.
     """
 
@@ -169,8 +169,8 @@ def plan_matmul(
     """Find the calls for ``a @ b`` by NumPy's rules; nothing is empty, and the result is in C order.
 
     Args:
-        shapes: Of a and b.
-        strides: Of a and b.
+        shapes: The shapes of a and b.
+        strides: The strides of a and b.
         itemsize: Bytes of an element.
         is_fused: Whether there is to be one call, which makes the transpose.
         keeps_stack: Whether a stack of products with one right side stays a stack.
@@ -202,7 +202,7 @@ def plan_contraction(
     """Find the calls for a contraction of arrays with any strides; nothing is empty.
 
     Axes that are all rows, or all columns, or all added along, become one in an order that both arrays which
-    have them share. Of the orders that one of the two is in, those are taken that need the fewest bytes to be
+    have them share. The order is one that either of the two is in, and that needs the fewest bytes to be
     copied. A library of transposes and products goes this way for any contraction (TTGT: Springer and
     Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018).
 

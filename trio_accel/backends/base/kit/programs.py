@@ -72,7 +72,7 @@ def is_cancelled() -> bool:
 def report_progress(value: object) -> None:
     """Report from a method of a program, or a function, to the callback of `on_progress` at its asker.
 
-    It never waits. Of reports that come faster than the asker's loop takes them, the last one stays.
+    It never waits. The last report stays where they come faster than the asker's loop takes them.
     Without such a callback, or outside of a call, the value is checked and dropped.
 
     Args:
@@ -136,7 +136,7 @@ class ProgramArrays(Protocol):
         """End the call for which these arrays were made: from now on they are read-only.
 
         Returns:
-            By what is told whether the call has kept them.
+            References that tell whether the call has kept the arrays.
         """
         ...
 
@@ -289,7 +289,8 @@ class ProgramHost:
                     if refused is None or (spec.updated and not refused.is_unchanged):
                         raise
             if refused is not None:
-                # Here, as an error of the engine's own class does not get past `_Named`.
+                # The refusal is raised here, as an error of the engine's own class does not get past
+                # `_Named`.
                 raise refused
         finally:
             _ASKER.reset(token)
@@ -519,7 +520,7 @@ class _Named:
     def __exit__(
         self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        # Of memory the backend says how much there is.
+        # The backend tells how much memory there is.
         if error is None or isinstance(error, MemoryError):
             return
         if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):

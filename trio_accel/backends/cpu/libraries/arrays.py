@@ -49,7 +49,7 @@ __all__ = [
 
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
-# By `reduce`; "set" is none.
+# The function for each `reduce`; "set" has none.
 _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -319,7 +319,8 @@ def combine_segments(spec: SegmentSpec, call: HostCall) -> None:
     elif len(out):
         values = x.astype(out.dtype).astype(accumulator_of(spec.out.dtype).dtype)
         values = np.append(values, np.zeros(1, values.dtype))
-        # Of each pair of places the elements from the first one on, and what is from the second one on.
+        # NumPy's `reduceat` takes pairs of places: the elements from the first one on, and the rest from the
+        # second one on.
         pairs = np.stack([offsets[:-1], offsets[1:]], axis=1).reshape(-1)
         found = _UFUNCS[spec.combine].reduceat(values, pairs, dtype=values.dtype)[::2]
         with np.errstate(all="ignore"):

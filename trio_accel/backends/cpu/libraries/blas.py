@@ -26,7 +26,7 @@ def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
     """Multiply by `numpy.matmul`; integers wrap around as they do there."""
     a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
     if spec.out.dtype.is_half:
-        # Also float16, which NumPy multiplies itself, but without BLAS: 180 times slower at 512.
+        # NumPy would multiply float16 itself, but without BLAS: 180 times slower at 512.
         convert(np.matmul(to_float32(a), to_float32(b)), out)
     else:
         np.matmul(a, b, out=out)

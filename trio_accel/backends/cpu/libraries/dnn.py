@@ -610,7 +610,7 @@ def attention(spec: AttentionSpec, call: HostCall) -> None:
         if not scores.size:
             continue
         most = scores.max(-1, keepdims=True)
-        # Of a row without a score that counts, nothing is left: its exponentials are zeros.
+        # A row without a score that counts is left with nothing: its exponentials are zeros.
         most[np.isneginf(most)] = 0
         np.exp(np.subtract(scores, most, out=scores), out=scores)
         total = scores.sum(-1, keepdims=True)

@@ -22,7 +22,7 @@ from .arrays import elementwise, reduce
 __all__ = ["elementwise", "launch", "reduce"]
 
 _Function: TypeAlias = Callable[..., object]
-# With the names of the parameters.
+# The arrays of each role, with the names of their parameters.
 _LentByRole: TypeAlias = dict[str, list[tuple[str, Lent]]]
 
 _keepers = Keepers()
@@ -114,9 +114,9 @@ def _told(what: str) -> Generator[None, None, None]:
     try:
         yield
     except MemoryError:
-        # Of memory the backend says how much there is.
+        # The backend tells how much memory there is.
         raise
-    # Nor may what ends a task or an interpreter get further.
+    # Errors that end a task or an interpreter must get no further, either.
     except BaseException as error:  # noqa: ASYNC103
         code = type(error).__name__
         raise LibraryError(f"{what} {describe(error)}", library="jit", code=code) from error  # noqa: ASYNC104

@@ -31,7 +31,7 @@ class MemoryLibrary(CpuLibrary):
     def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
         """Make a launch; see `ComputingLibrary.call_of`."""
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
-            # Not in the kernel: the engine may want to withdraw the copy before that begins.
+            # The use is noted before the kernel runs: the engine may want to withdraw the copy before that.
             spec.note_use(HostUse(as_bits(spec.host)))
         return super().call_of(spec, stream)
 

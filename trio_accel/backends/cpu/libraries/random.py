@@ -471,7 +471,7 @@ def _lognormal(normal: _Transform) -> _Transform:
 
 
 def _normal32(spec: PhiloxSpec, words: HostArray) -> HostArray:
-    # As cuRAND: the angle is rounded to single precision before the factor of the circle.
+    # cuRAND rounds the angle to single precision before it multiplies by the factor of the circle.
     circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
     angle = words[1::2].astype(np.float32) * circle + circle / np.float32(2)
     return _scaled(spec, _box_muller(_unit32(words[0::2]), angle))
@@ -489,7 +489,7 @@ def _integers(spec: PhiloxSpec, words: HostArray) -> HostArray:
     return numbers
 
 
-# For numbers of 4 bytes, and of 8.
+# The transforms for numbers of 4 bytes, and of 8.
 _TRANSFORMS: dict[str, tuple[_Transform, _Transform]] = {
     "bits": (_bits, _bits),
     "uniform": (_uniform(_unit32), _uniform(_unit64)),

@@ -269,7 +269,7 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
         columns = vectors.swapaxes(-1, -2)
         np.copyto(v, columns)
         if not lapack.is_complex:
-            # Of a pair, the first column is the real part of both, and the second the imaginary part.
+            # The first column of a pair is the real part of both, and the second the imaginary part.
             stack = np.nonzero(values[1] > 0)
             first, second = stack, (*stack[:-1], stack[-1] + 1)
             pair = vectors[first] + 1j * vectors[second]

@@ -36,9 +36,9 @@ class CpuStream:
     def __init__(self, name: str, fault: CpuFault | None = None) -> None:
         self._name = name
         self._fault = fault or CpuFault("cpu")
-        # Of what the standard library has to hand over work (measured: Queue, Condition, Semaphore,
-        # a lock beside a deque) a SimpleQueue is the steadiest to wake an idle thread, and alone
-        # costs next to nothing (20 ns) while the thread is busy.
+        # A SimpleQueue is the steadiest way of the standard library to wake an idle thread (measured: Queue,
+        # Condition, Semaphore, a lock beside a deque). It costs next to nothing (20 ns) while the thread is
+        # busy.
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -52,7 +52,7 @@ class CpuStream:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the context cannot be used any more; None while it can."""
+        """The reason why the context cannot be used any more; None while it can."""
         return self._fault.error()
 
     @property
@@ -223,7 +223,7 @@ class CpuHold:
         for byte in itertools.cycle(range(256)):
             if self._memory is not None:
                 self._memory[...] = byte
-            # In between others get the interpreter's lock.
+            # Others get the interpreter's lock in between.
             if self._released.wait(None if self._memory is None else _WRITING):
                 return
 

@@ -43,7 +43,7 @@ _PIECE = 1 << 24
 _TABLE = 3
 _ADDED = 2
 
-# As in dnn.cu.
+# The layout is that of the structure in dnn.cu.
 _LENGTHS = Struct("<3Q2q2i")
 _BLOCKS = Struct("<4Q4q2i")
 _GATHER = Struct("<4Q11q")
@@ -114,12 +114,12 @@ class Sizes:
 
     @property
     def sequences(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return math.prod(self.stack)
 
     @property
     def batches(self) -> int:
-        """How many products there are of a kind: one for each head of the keys."""
+        """The number of products of a kind: one for each head of the keys."""
         return self.sequences * self.served
 
     @property
@@ -473,7 +473,7 @@ _EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
 
-# As in dnn.cu.
+# The order is that of the arrays in dnn.cu.
 _ARRAYS = "query", "key", "value", "grad", "out", "mask", "grad_query", "grad_key", "grad_value"
 
 _Spec: TypeAlias = AttentionSpec | AttentionGradSpec
@@ -481,7 +481,7 @@ _Spec: TypeAlias = AttentionSpec | AttentionGradSpec
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """How an attention is computed.
+    """The way in which an attention is computed.
 
     Attributes:
         graph: cuDNN's graph; None for products of matrices.
@@ -553,7 +553,7 @@ class AttentionLibrary(AttentionKernels):
         keys = n, sizes.served, sizes.columns
         made: dict[str, Layout] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
         for name, array, width in (("key", spec.key, sizes.e), ("value", spec.value, sizes.f)):
-            # Those that have lengths are copied.
+            # Keys that have lengths are copied.
             is_copied = spec.key_lengths is not None
             made[name] = (
                 Layout.packed(array.dtype, (*keys, width)) if is_copied else _layout(array, (*keys, width))
@@ -738,7 +738,7 @@ def _layout(array: ArraySpec, shape: tuple[int, ...]) -> Layout:
         return Layout.packed(array.dtype, shape)
     packed = Layout.packed(array.dtype, shape).strides
     steps = [step // array.dtype.itemsize for step in _strides(array)]
-    # Of an axis of one element, the step may be anything.
+    # An axis of one element may have any step.
     found = [own if extent > 1 else other for own, other, extent in zip(steps, packed, shape, strict=True)]
     return Layout(array.dtype, shape, tuple(found))
 

@@ -31,7 +31,7 @@ _MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISI
 _SINGLE, _DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
 _FOUR_SINGLES, _FOUR_DOUBLES = struct.Struct("=ff8xff"), struct.Struct("=4d")
 
-# Of sides, triangles, transposes and diagonals: no letter means two things.
+# The letters of sides, triangles, transposes and diagonals: none means two things.
 _CODES = {"L": 0, "R": 1, "U": 1, "N": 0, "T": 1, "C": 2}
 
 
@@ -41,7 +41,7 @@ class Kind:
 
     Attributes:
         code: Its `cudaDataType`.
-        factor: That of its factors, in which the vectors' routines compute.
+        factor: The type of its factors, in which the vectors' routines compute.
         compute: Type that products are summed in; float32 is not computed in a shorter type.
         real: The type of its absolute values.
         is_double: Whether factors are doubles.
@@ -185,7 +185,7 @@ class Cublas:
     def _warm_up(self) -> None:
         """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
 
-        The vectors' routines of all types are loaded with those of one. Of products, each type has its own,
+        The vectors' routines of all types are loaded with those of one. Products of each type have their own,
         which take ten to eighty milliseconds: others than the most usual type have to be asked for.
         """
         self._try(KINDS[DType.float32], has_vectors=True)

@@ -31,7 +31,7 @@ _STAND_IN = "TRIO_ACCEL_STAND_IN"
 _MODULE = "cudnn._compiled_module"
 # Graphs that need more are left to others of cuDNN's choices.
 _MOST_WORKSPACE = 1 << 30
-# Where nothing is read: a call that is captured does not run.
+# An address that nothing reads: a call that is captured does not run.
 _NOWHERE = 1 << 40
 _KINDS = {
     DType.float16: "HALF",
@@ -215,7 +215,7 @@ class Cudnn:
             graph.try_out(self._building)
 
         try:
-            # What fails here is loaded by the first launch.
+            # A module that fails to load here is loaded by the first launch.
             with suppress(RuntimeError):
                 capture_once(self._context, enqueue)
         finally:

@@ -20,19 +20,20 @@ from ._sparse_makers import TYPES, VALUE_TYPES
 
 __all__ = ["SIZES", "Cudss", "System", "is_solved"]
 
-# What the bindings were made for: numbers of parameters change between versions.
+# The version of the bindings: numbers of parameters change between versions.
 _VERSION = (0, 8)
 _INSTALL = "pip install '.[cuda13]' in a checkout, or '.[cuda12]'"
 _INDEX_TYPES = {DType.int32: cudss.DataType.R_32I, DType.int64: cudss.DataType.R_64I}
 _NAME_LENGTH = 64
 # It comes with cuDSS: several threads of the host find an order in less time.
 _THREADS = "libcudss_mtlayer_gomp.so.0"
-# As in residuals.cu.
+# The layout is that of the structure in residuals.cu.
 _ARGUMENTS = struct.Struct("<6Q2qii")
 SIZES = 4
 """Numbers by which the solution of one side is judged."""
 
-# How many roundings a solution may be off, relative to the largest number that comes to its residual.
+# The number of roundings that a solution may be off, relative to the largest number that comes to its
+# residual.
 _ROUNDINGS = 1 << 10
 
 _Allocate = ctypes.CFUNCTYPE(

@@ -79,7 +79,7 @@ class Routine:
 
     @property
     def arrays(self) -> list[str]:
-        """Those that are arrays, the matrices first, or lists of arrays."""
+        """The words that are arrays, the matrices first, or lists of arrays."""
         return [word for word in self.words if word.rstrip("*") in _ARRAYS]
 
     @property
@@ -179,7 +179,7 @@ class Vendor:
 POINTER = 8
 """Bytes of a device address, and of a pivot of the 64-bit API."""
 
-# As in solver.cu.
+# The layout is that of the structure in solver.cu.
 _ARGUMENTS = struct.Struct("<QQQQqqqqii")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}

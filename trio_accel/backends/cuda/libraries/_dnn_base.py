@@ -1,4 +1,4 @@
-"""What convolutions, pooling and attention have in common: kernels of `dnn.cu`, and wide arrays for them."""
+"""The base of convolutions, pooling and attention: kernels of `dnn.cu`, and wide arrays for them."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: tuple[int
 
     Args:
         spec: Has stride and padding, and perhaps a dilation.
-        images: Of shape (..., *spatial).
-        windows: Of shape (..., *windows).
+        images: Images of shape (..., *spatial).
+        windows: Windows of shape (..., *windows).
         extents: Elements of a window.
     """
     axes = len(spec.stride)

@@ -84,7 +84,7 @@ class RadixSort:
                 "pip install '.[cuda13]' in a checkout, or '.[cuda12]'",
                 backend="cuda",
             ) from error
-        # Not those that it keeps itself: they are for one thread, and outlive the context.
+        # The package keeps sorts itself, which will not do: they are for one thread, and outlive the context.
         self._sort: Any = compute.deserialize(code.code)
         # It is loaded at its first call, which asks for nothing but the room that it needs.
         self._sort(

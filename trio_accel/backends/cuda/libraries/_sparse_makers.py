@@ -86,7 +86,7 @@ def vector(undo: ExitStack, size: int, address: int, dtype: DType) -> int:
     return made
 
 
-# As in structures.cu.
+# The order is that of the fields in structures.cu.
 _FIELDS = (
     "indptr", "indices", "data", "other_data", "out_indptr", "out_indices",
     "out_data", "keys", "kept", "order", "flags", "places", "list", "words", "count", "rows", "columns",
@@ -115,10 +115,10 @@ _Right: TypeAlias = Callable[[tuple[int, int], ArraySpec, ArraySpec], tuple[int,
 
 @attrs.frozen(eq=False)
 class Job:
-    """What is made, as in `MadeSpec`; results are addresses.
+    """A matrix to be made, as in `MadeSpec`; results are addresses.
 
     Attributes:
-        function: By the name of the function.
+        function: The function's name.
         numbers: Rows and columns of what is read, and what else the function is told.
         arrays: The arrays that are read.
         out: Addresses of row pointers, columns and values; zeros where they are only counted.
@@ -140,10 +140,10 @@ class Job:
 
 
 class MakerKernels:
-    """What is compiled when the first matrix is made; blocks. The context is current.
+    """The kernels that are compiled when the first matrix is made; blocks. The context is current.
 
     Attributes:
-        handle: Of cuSPARSE: another one than that of operations that do not block.
+        handle: A handle of cuSPARSE: another one than that of operations that do not block.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -157,7 +157,7 @@ class MakerKernels:
 
     @property
     def sort(self) -> RadixSort:
-        """What sorts keys with numbers beside them; compiled when that is used first.
+        """The sort of keys with numbers beside them; compiled when that is used first.
 
         Raises:
             NotSupportedError: The package cuda-cccl is not there.
@@ -172,8 +172,8 @@ class Maker:
     """Makes one matrix, or counts what it will have.
 
     Args:
-        kernels: What it launches.
-        job: What it makes.
+        kernels: The kernels that it launches.
+        job: The matrix that it makes.
         call: The operation.
         right: Returns the addresses of row pointers and columns, once they are found right; see
             `SparseLibrary._right`.

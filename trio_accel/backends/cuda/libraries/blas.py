@@ -28,7 +28,7 @@ from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 
 __all__ = ["BlasLibrary"]
 
-# As in norms.cu, with what fills the structure up.
+# The layout is that of the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
 # In float32, which float16 is computed in, its denormal numbers are none.
 _NORM_TYPES = {
@@ -40,7 +40,7 @@ _NORM_TYPES = {
 }
 _NORM_THREADS = 1024
 _INDEX = struct.Struct("<QQq")
-# Of each array as a vector: bytes to its first element, and elements from one to the next.
+# Each array as a vector: bytes to its first element, and elements from one to the next.
 _Vectors: TypeAlias = list[tuple[int, int]]
 
 _MATRICES = ("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm")
@@ -294,7 +294,7 @@ def _small_array(array: ArraySpec, stack: tuple[int, ...]) -> ArraySpec:
     return ArraySpec(0, 0, array.dtype, (*stack, rows, columns), (*(0,) * len(stack), *strides))
 
 
-# As in integers.cu.
+# The layout is that of the structure in integers.cu.
 _INTEGER_PRODUCT = "QQQqqqqqqqqii"
 
 _Span: TypeAlias = tuple[int, int]
@@ -307,7 +307,7 @@ class _Multiply:
 
     Attributes:
         run: Enqueues it.
-        graph: By which its graphs are known; None where it is no single call of the library.
+        graph: The key of its graphs; None where it is no single call of the library.
         spans: How far a, b and the result reach around their first elements.
     """
 
@@ -326,7 +326,7 @@ class BlasLibrary(RoutineLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._integers: Function | None = None
-        # By identity: a member's hash takes longer than all the rest.
+        # The set holds identities: a member's hash takes longer than all the rest.
         self._prepared: set[int] = {id(DType.float32)}
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
@@ -458,7 +458,7 @@ class BlasLibrary(RoutineLibrary):
         alpha, beta = _factors_of(spec)
         factors.put(kind, alpha, beta)
         a, b, c = call.at(spec.a), call.at(spec.b), call.array(spec.c)
-        # By zero it is no product, and cuBLAS enqueues something else than one or two kernels.
+        # A factor of zero makes no product: cuBLAS then enqueues something else than one or two kernels.
         if graph is not None and alpha:
             key = graph, stream, a, b, c.address, factors.packed()
             if not self._device.graphs.replay(key, stream):

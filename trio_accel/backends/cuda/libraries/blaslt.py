@@ -77,7 +77,7 @@ _Orders: TypeAlias = tuple[Order | None, Order | None]
 
 @attrs.frozen(eq=False)
 class Problem:
-    """How a product that is not empty lies, for cuBLASLt: its first operand is b, and its second one a.
+    """A product that is not empty, as it lies for cuBLASLt: its first operand is b, and its second one a.
 
     Attributes:
         spec: The product; one that adds nothing, with zeros to multiply in place of a and b.
@@ -123,7 +123,7 @@ class Routine:
         NotSupportedError: There is no way.
 
     Attributes:
-        problem: As given.
+        problem: The argument.
         fields: Of the specification: arrays whose addresses are told besides those of a, b, c and the result.
         scale_strides: Strides in bytes that scales of blocks have to have, by their fields.
         ways: How many ways there are.
@@ -195,7 +195,7 @@ class Routine:
         """Enqueue it.
 
         Args:
-            factors: Of the product, and of c.
+            factors: Factors of the product, and of c.
             places: Addresses of b, a, c and the result.
             pointers: Addresses of the arrays that `fields` names.
             workspace: Address of `workspace` bytes.
@@ -407,7 +407,7 @@ def _lies(array: ArraySpec, order: Order) -> bool:
         return array.offset % nbytes == 0
     (*leads, down, across), (rows, columns) = array.strides, array.shape[-2:]
     step, within, length = (down, across, columns) if order == "C" else (across, down, rows)
-    # What is a row or a column may have any strides.
+    # A row or a column may have any strides.
     is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
     is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
     return is_matrix and is_aligned and min(leads, default=0) >= 0
@@ -436,9 +436,9 @@ def _alignment(problem: Problem) -> int:
 
 # NVIDIA's advice for Hopper, as for cuBLAS.
 _WORKSPACE = 32 << 20
-# What needs more memory is not tried out ahead of its first use.
+# A way that needs more memory is not tried out ahead of its first use.
 _MOST_TRIED = 256 << 20
-# How many ways are measured, and how often.
+# The number of ways that are measured, and of runs of each.
 _WAYS, _TIMES = 8, 10
 
 
@@ -490,7 +490,7 @@ class BlasLtLibrary(CudaLibrary):
         """Run it in each of its ways on zeros, and choose the fastest one; waits for a stream of its own."""
         nbytes, check = routine.problem.nbytes, self._context.check
         with scratch(self._context, nbytes, nbytes, _WORKSPACE) as (stream, (source, out, workspace)):
-            # Of what is written, nothing may be where another array is written.
+            # An array that is written must not be where another one is written.
             pointers = [out if field in ("saved", "sums") else source for field in routine.fields]
 
             def run(way: int, times: int) -> float:

@@ -44,7 +44,7 @@ from ._dnn_base import (
 
 __all__ = ["DnnLibrary"]
 
-# As in dnn.cu.
+# The layout is that of the structure in dnn.cu.
 _CONVOLUTION = Struct(f"<4Q5q{GRID}q")
 _BIAS = Struct("<2Q3qi4x")
 
@@ -96,7 +96,7 @@ class _Roles:
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """How a convolution is computed.
+    """The way in which a convolution is computed.
 
     Attributes:
         graph: cuDNN's graph; None for a kernel by definition.
@@ -135,7 +135,8 @@ class ConvolutionLibrary(DnnKernels):
         cudnn = self._find_cudnn()
         if cudnn is None:
             return None
-        # Of the zeros behind that make the same windows, those as before the first element, or the fewest.
+        # Several counts of zeros behind make the same windows: the count of zeros in front is taken, or else
+        # the fewest.
         after = [
             before if zeros <= before < zeros + step else max(zeros, 0)
             for before, zeros, step in zip(spec.padding, behind, spec.stride, strict=True)
@@ -195,7 +196,7 @@ class ConvolutionLibrary(DnnKernels):
         roles = _Roles.of(spec)
         arrays, weight = roles.arrays(), roles.weight
         target = arrays.pop(roles.target)
-        # As the kernels take them.
+        # The kernels take the arrays in this order.
         read = [arrays[name] for name in roles.arguments.values()]
         numbers = (
             *(target.size, images_of(roles.images, len(spec.stride)), spec.groups, weight.shape[1]),
@@ -230,7 +231,7 @@ def _layout(array: ArraySpec, axes: int) -> Layout:
     return Layout.packed(array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial))
 
 
-# As in dnn.cu.
+# The layout is that of the structure in dnn.cu.
 _POOL = Struct(f"<3Qq{GRID}3qq4i")
 _SPREAD = Struct("<4Q3q2i")
 _POOLS: dict[type[OperationSpec], tuple[str, Struct]] = {
@@ -262,7 +263,7 @@ class PoolingLibrary(DnnKernels):
         out = spec.out
         if not out.size:
             return
-        # What is read; and the images, and their windows, one of which it is.
+        # The array that is read; and the images, and their windows, one of which it is.
         source, images, windows = (
             (spec.grad, out, spec.grad) if isinstance(spec, AvgPoolGradSpec) else (spec.x, spec.x, out)
         )

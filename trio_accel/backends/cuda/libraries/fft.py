@@ -42,9 +42,10 @@ from ..runtime._stream import CudaStream
 
 __all__ = ["FftLibrary"]
 
-# Of structures of arguments.
+# The alignment of structures of arguments.
 _ALIGNED = 16
-# By dtype: what names of functions end in, the type of an element, and what types of callbacks end in.
+# The names of each dtype: the end of names of functions, the type of an element, and the end of types of
+# callbacks.
 _NAMES = {
     DType.float32: ("Real", "float", "REAL"),
     DType.float64: ("DoubleReal", "double", "REAL_DOUBLE"),
@@ -163,13 +164,13 @@ _WRONG = range(12300, 12400)
 # Longer transforms take several kernels. These are slower with callbacks than launches beside them, and so
 # are epilogs of real transforms (D173).
 _LONGEST = 1 << 13
-# Of temporary buffers, as of device memory.
+# The alignment of temporary buffers, which is that of device memory.
 _ALIGNMENT = 256
 
 
 _Execute: TypeAlias = Callable[..., None]
 
-# By kind, and whether it is of double precision: the type and what executes it.
+# The type and the function that executes it, for each kind in single and in double precision.
 _TYPES: dict[tuple[str, bool], tuple[cufft.Type, _Execute]] = {
     ("c2c", False): (cufft.Type.C2C, cufft.exec_c2c),
     ("c2c", True): (cufft.Type.Z2Z, cufft.exec_z2z),
@@ -190,8 +191,8 @@ class _VendorPlan(LoadedCode):
         callbacks: Called for its elements.
 
     Attributes:
-        key: As given.
-        callbacks: As given.
+        key: The argument.
+        callbacks: The argument.
         size: Bytes of the work area that it needs.
         users: How many plans of ours execute it.
     """
@@ -225,7 +226,7 @@ class _VendorPlan(LoadedCode):
                 kind,
                 key.batch,
             )
-            # Else the tables are still on their way when they are used.
+            # The wait lets the tables arrive before they are used.
             context.settle()
         except BaseException:
             with suppress(cufft.cuFFTError):
@@ -278,7 +279,7 @@ class _FusedPlan:
     """The plan of a transform with expressions.
 
     Attributes:
-        transform: That of the transform.
+        transform: The plan of the transform alone.
         sides: The prolog and the epilog: compiled where it is a launch of its own, its source where cuFFT
             calls it, and None where there is none.
     """

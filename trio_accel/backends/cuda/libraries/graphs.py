@@ -23,7 +23,7 @@ from ..runtime._stream import CudaStream
 
 __all__ = ["Conditions", "GraphLibrary"]
 
-# As in conditions.cu: the handle of the condition, and a structure behind it.
+# The structure in conditions.cu: the handle of the condition, and a structure behind it.
 _BRANCH = struct.Struct("<QQiiii")
 _LOOP = struct.Struct("<QQQqQii")
 _OFFSETS = (0, 8)
@@ -97,7 +97,7 @@ class _Captured:
         executable: The graph to launch.
         stream: The stream that captured it.
         area: Address of the workspace that it uses.
-        epoch: That of its libraries; None where no event ends its use.
+        epoch: The epoch of its libraries; None where no event ends its use.
     """
 
     executable: Executable

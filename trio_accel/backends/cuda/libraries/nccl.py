@@ -47,7 +47,7 @@ _TYPES: dict[DType, tuple[int, int]] = {
     DType.complex128: (8, 2),
 }
 _BYTES = 1
-# ncclRedOp_t. Of truth values, the sum is the larger one and the product the smaller one.
+# ncclRedOp_t. The sum of truth values is the larger one, and the product the smaller one.
 _REDUCTIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 _OF_BOOLS = {"sum": 2, "prod": 3, "max": 2, "min": 3}
 
@@ -109,7 +109,8 @@ class NcclLibrary(CudaLibrary):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
-        # Here, as the libraries of a spare worker are opened ahead: it takes half a second.
+        # The bindings are loaded here, as the libraries of a spare worker are opened ahead: it takes half a
+        # second.
         self._nccl = _bindings()
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:

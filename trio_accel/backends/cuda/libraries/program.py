@@ -58,7 +58,7 @@ class ProgramLibrary(CudaLibrary):
         super().__init__(device)
         self._streams = CurrentStreams(device.info.index)
         self._arrays = _Arrays(device, self._streams)
-        # By method: whether the last call was short. Written by the thread, and read by the loop.
+        # Whether the last call of a method was short. The thread writes it, and the loop reads it.
         self._is_short: dict[str, bool] = {}
         check = self._context.check
         # Kept: PyTorch has memory for it as long as the program lives.
@@ -204,7 +204,7 @@ class _Arrays:
         given = cast("Sequence[ProgramArray]", views)
         for view in given:
             view.end()
-        # What libraries make of an array has the object.
+        # Other libraries keep this object as the owner of what they make of an array.
         return [ref(view) for view in given]
 
     def when_done(self, look: Callable[[], None]) -> None:

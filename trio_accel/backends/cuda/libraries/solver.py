@@ -140,7 +140,8 @@ class SolverLibrary(CudaLibrary):
     @kernel("linalg.det", "linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _det(self, spec: Any, call: KernelCall) -> None:
         stack, is_complex = spec.a.shape[:-2], spec.a.dtype.kind == "complex"
-        # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
+        # Three numbers for each matrix, in double precision: the determinant, its sign, and the logarithm of
+        # its size.
         made = call.workspace_array(DType.complex128, (*stack, 3))
         if call.plan:
             status = call.workspace_array(DType.int32, (stacked(spec.a),))
@@ -207,7 +208,7 @@ class SolverLibrary(CudaLibrary):
     def _check_diagonal(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if spec.a.size:
-            # As if LU had named the first pivot of each.
+            # Each status begins as if LU had named the first pivot.
             call.fill(DeviceArray.packed(status, DType.int32, spec.info.shape), 1)
             matrices = DeviceArray.packed(call.packed(spec.a), spec.a.dtype, spec.a.shape)
             self._own.apply(call.handle, "confirm_pivots", matrices, status)

@@ -40,12 +40,12 @@ from ._sparse_makers import (
 
 __all__ = ["SparseLibrary"]
 
-# As in sparse.cu.
+# The layout is that of the structure in sparse.cu.
 _GUARD = struct.Struct("<5Q3qii")
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
-# As in residuals.cu.
+# The layout is that of the structure in residuals.cu.
 _LEAST = struct.Struct("<7Qdqi4x")
 _MOST_STRUCTURES = 256
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
@@ -57,7 +57,7 @@ _WORDS = 6
 
 @attrs.frozen(eq=False)
 class Structure:
-    """Where the values of a matrix of compressed rows are.
+    """The places of a compressed matrix's values.
 
     Attributes:
         shape: Rows and columns.
@@ -71,7 +71,7 @@ class Structure:
 
     @property
     def stored(self) -> int:
-        """How many values are stored."""
+        """The number of stored values."""
         return int(self.indices.size)
 
     @property
@@ -81,7 +81,7 @@ class Structure:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What distinguishes it from others: the places of its arrays."""
+        """The key that distinguishes it from others: the places of its arrays."""
         indptr, indices = self.indptr, self.indices
         return self.shape, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
 
@@ -117,9 +117,9 @@ class _Product:
     """cuSPARSE's descriptors of one product. They are in host memory, and running work does not need them.
 
     Attributes:
-        matrix: Of the matrix.
-        x: Of the argument.
-        out: Of the result.
+        matrix: Descriptor of the matrix.
+        x: Descriptor of the argument.
+        out: Descriptor of the result.
         nbytes: Bytes of workspace of the product.
         terms: Type of the values, and addresses of one and zero.
         destroy: Gives the descriptors back.
@@ -138,7 +138,7 @@ class _Looked:
     """A square matrix that was looked at.
 
     Attributes:
-        addresses: Of its row pointers, columns and values.
+        addresses: Addresses of its row pointers, columns and values.
         stored: How many values it has.
         words: What `inspect` has found; see structures.cu.
     """
@@ -311,7 +311,7 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.check_structure", backend="cuda", dtypes=_DTYPES)
     def _check(self, spec: Any, call: KernelCall) -> None:
-        # What the guard copies is not used here.
+        # The copies that the guard makes are not used here.
         self._harmless(_structure(spec), call)
 
     def _launch_unchecked(
@@ -393,7 +393,8 @@ class SparseLibrary(CudaLibrary):
                 self._forget(key)
 
     def _forget_oldest(self) -> None:
-        # Not where one is added: a thread of the device must not destroy what is in use.
+        # The structures go here, and not where one is added: a thread of the device must not destroy one in
+        # use.
         while len(self._seen) > _MOST_STRUCTURES:
             self._forget(min(tuple(self._seen.items()), key=lambda item: item[1].used)[0])
 
@@ -448,7 +449,7 @@ class SparseLibrary(CudaLibrary):
                 return
             if self._direct is None:
                 self._direct = Cudss(self._device)
-        # What makes matrices goes on meanwhile: this takes seconds.
+        # The lock is one of its own, because this takes seconds: makers of matrices go on meanwhile.
         with self._solving:
             b, sides = call.packed(spec.b, "F"), spec.out.size // rows
             if not sides:

@@ -31,7 +31,7 @@ _ROOM = int(cutensor.WorksizePreference.WORKSPACE_DEFAULT)
 _WORKSPACE = int(cutensor.PlanAttribute.REQUIRED_WORKSPACE)
 # Bytes: as far as a plan's key tells of addresses, and as much as a thread reads at once.
 _ALIGNMENT = 16
-# Where nothing is read: what is captured there does not run.
+# An address that nothing reads: a call that is captured there does not run.
 _NOWHERE = 1 << 40
 
 
@@ -46,7 +46,7 @@ def find(context: CudaContext) -> int:
 
 
 class TensorPlan:
-    """How cuTENSOR computes contractions of one layout; nothing of it is on the device.
+    """A plan of cuTENSOR's contractions of one layout; nothing of it is on the device.
 
     Attributes:
         workspace: Bytes of workspace.
@@ -125,7 +125,7 @@ class TensorPlan:
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """What contractions of one layout have in common.
+    """The plan that contractions of one layout share.
 
     Attributes:
         kind: The type of the elements.

@@ -95,14 +95,15 @@ def check(result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-# By its own handle: the meaning of 0 depends on how the bindings were told to read it.
+# The legacy stream has a handle of its own: the meaning of 0 depends on how the bindings were told to read
+# it.
 _DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
 _UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class _Pushed(threading.local):
-    """For each thread: whether its nested `with` blocks have pushed the context."""
+    """The state of each thread: whether its nested `with` blocks have pushed the context."""
 
     def __init__(self) -> None:
         self.depth: list[bool] = []
@@ -153,7 +154,7 @@ class CudaContext:
                 raise
         except ContextPoisonedError as error:
             if is_alone:
-                # In a worker: the next worker is the new process that it takes (D1).
+                # A worker's error needs no advice: the next worker is the new process that is wanted (D1).
                 raise
             raise DeviceLostError(
                 "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
@@ -257,7 +258,7 @@ class CudaContext:
         """Return the function of a loaded kernel, ready to be launched. The context is current."""
         function = self.check(driver.cuKernelGetFunction(kernel))
         with suppress(RuntimeError):
-            # Else its first launch may load it; drivers before CUDA 12.4 have no such function.
+            # The first launch loads the function if this fails: drivers before CUDA 12.4 have no such call.
             self.check(driver.cuFuncLoad(function))
         return function
 

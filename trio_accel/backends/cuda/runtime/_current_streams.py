@@ -23,7 +23,7 @@ class CurrentStreams:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        # By handle. CuPy's objects must be kept while they are current.
+        # The keys are handles. CuPy's objects must be kept while they are current.
         self._torch: dict[int, Any] = {}
         self._cupy: dict[int, Any] = {}
         self._loop: int | None = None
@@ -89,7 +89,7 @@ class CurrentStreams:
         """Return a stream of CuPy that does not end ours."""
         if hasattr(cupy.Stream, "from_external"):
             return cupy.Stream.from_external(StreamHandle(handle))
-        # Before CuPy 14.
+        # This is the class before CuPy 14.
         return cupy.ExternalStream(handle, self._index)
 
 

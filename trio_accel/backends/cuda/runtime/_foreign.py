@@ -30,7 +30,7 @@ __all__ = [
 
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 _NO_ORDER = -1
-# As in dlpack.h.
+# The number is that of dlpack.h.
 _CUDA = 2
 _VERSIONED = (1, 0)
 _CODES = {DType.bfloat16: 4, DType.float8_e4m3fn: 10, DType.float8_e5m2: 12}
@@ -271,8 +271,8 @@ class Lending:
         open_stream: Makes a stream of the device.
 
     Attributes:
-        info: As given.
-        context: As given.
+        info: The argument.
+        context: The argument.
     """
 
     info: DeviceInfo

@@ -22,7 +22,7 @@ __all__ = ["CaptureStream", "Executable", "Graphs"]
 MOST = 128
 """So many are cached for a device. One takes 114 KiB of its memory."""
 
-# Of one graph: for more there may be no memory yet.
+# The most nodes of one graph: for more there may be no memory yet.
 _MOST_NODES = 2
 # Capture mode: calls that must not be captured fail the capture if this thread makes them; other threads are
 # free.
@@ -56,12 +56,12 @@ class Graphs:
         self._entries = self._cache.entries
         self._stream: int | None = None
         self._is_warm = False
-        # Over the cache, except where a graph is launched: a launch does not wait for it.
+        # The lock guards the cache, except where a graph is launched: a launch does not wait for it.
         self._lock = threading.Lock()
 
     @property
     def room(self) -> int:
-        """How many there may be."""
+        """The most that there may be."""
         return self._cache.most
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class Graphs:
                 enqueue(stream)
                 is_whole = True
         finally:
-            # Also where an interrupt ends it: what follows would be captured too.
+            # The capture ends also where an interrupt ends the block: what follows would be captured, too.
             graph = self._take(driver.cuStreamEndCapture(stream))
             if graph is not None and not (is_whole and 0 < _count_nodes(graph) <= _MOST_NODES):
                 driver.cuGraphDestroy(graph)
@@ -253,7 +253,7 @@ def _has_ended(key: Key, last: int) -> bool:
 # It may also take memory and load kernels: a part that runs on a condition may never have run before.
 # D129: stricter modes refuse to take memory in a capture.
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-# With edges, in the bindings for CUDA 12 too.
+# This version takes edges; the bindings for CUDA 12 call it `_v2`.
 _add_node = getattr(driver, "cuGraphAddNode_v2", None) or driver.cuGraphAddNode
 _IF = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
 _WHILE = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
@@ -301,7 +301,7 @@ class CaptureStream(CudaStream):
 
     @property
     def orders_memory(self) -> CudaStream:
-        """Where its graphs are launched."""
+        """The stream on which its graphs are launched."""
         return self._launches_on
 
     def capture(self, enqueue: Callable[[CudaStream], None], *, has_conditions: bool = False) -> Executable:
@@ -321,7 +321,7 @@ class CaptureStream(CudaStream):
             enqueue(self)
             is_whole = True
         finally:
-            # Also where an interrupt ends it: what follows would be captured, too.
+            # The capture ends also where an interrupt ends the block: what follows would be captured, too.
             ended: tuple[Any, Any] = (0, None)
             if self._is_begun:
                 ended = driver.cuStreamEndCapture(self.native)

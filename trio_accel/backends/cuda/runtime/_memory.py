@@ -143,7 +143,7 @@ class _Source:
     def give_back(self) -> None:
         """Unmap what was dropped after the context was lost: all streams have ended."""
         postponed, self._postponed = self._postponed, []
-        # After a fault nothing is given back through the driver: the end of the process does that.
+        # The end of the process gives the memory back after a fault, not the driver.
         if not self._context.is_dead:
             for chunk in postponed:
                 self._reclaimer.give_back(partial(self._unmap, chunk))

@@ -125,7 +125,7 @@ class CudaStream:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the context cannot be used any more; asks the driver, which is how a fault is learned of."""
+        """The reason why the context is unusable; asks the driver, which is how a fault is learned of."""
         if not self._context.is_lost and not self.is_destroyed:
             self._query(self.handle)
         return self._context.failure()
@@ -203,7 +203,7 @@ class CudaStream:
                     return event
             else:
                 result = None
-        # Without the lock: a loss calls `forget` of every stream, which takes their locks.
+        # The lock is not held here: a loss calls `forget` of every stream, which takes their locks.
         if result is not None:
             with suppress(ContextPoisonedError):
                 self._context.check(result)

@@ -96,11 +96,11 @@ class Role:
     Attributes:
         kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``; ``"other"`` for a field
             without a role.
-        access: Of arrays: what is done with them.
-        count: Of arrays: how many there are.
-        number: Of a scalar: its relation to an array, where that was declared.
-        of: Of such a scalar: the name of that field.
-        is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
+        access: The use that is made of an array.
+        count: The number of arrays.
+        number: The relation of a scalar to an array, where that was declared.
+        of: The name of the field with such a scalar's array.
+        is_packed: Whether a scalar is bytes that cross to a worker beside a launch template.
     """
 
     kind: Literal["array", "exact", "scalar", "status", "other"]

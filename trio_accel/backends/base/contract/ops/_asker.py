@@ -1,4 +1,4 @@
-"""Who waits for an operation that runs code of a program's."""
+"""The asker of an operation that runs a program's code."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Shapes:
     Attributes:
         line: The line.
         inputs: The arrays on the left.
-        outputs: Those on the right, but for the bare ones.
+        outputs: The arrays on the right, but for the bare ones.
         updated: Names of the bare ones.
     """
 
@@ -140,7 +140,7 @@ class Shapes:
 
         Args:
             name: Name of the operation, for the errors.
-            shapes: Of the inputs; None for one that is not given.
+            shapes: Shapes of the inputs; None for one that is not given.
             letters: Of the inputs with an ``^op``, the BLAS's letters in their order.
 
         Returns:

@@ -300,7 +300,7 @@ def _describe(cls: type[Any]) -> Descriptor:
 def _getter(names: list[str]) -> Callable[[Any], Iterable[Any]]:
     if len(names) > 1:
         return attrgetter(*names)
-    # Of one name, `attrgetter` makes no tuple.
+    # `attrgetter` makes no tuple of one name.
     return lambda spec: [getattr(spec, name) for name in names]
 
 
@@ -387,7 +387,7 @@ def _is_of(count: str, value: Any) -> bool:
     if count == "many":
         if type(value) is not tuple:
             return False
-        # Without a generator, which takes longer than the few items.
+        # No generator is made: it takes longer than the few items.
         for item in cast("tuple[object, ...]", value):
             if type(item) is not ArraySpec and not isinstance(item, ArraySpec):
                 return False

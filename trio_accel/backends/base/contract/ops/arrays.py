@@ -40,7 +40,7 @@ def identity_of(combine: str, dtype: DType) -> complex:
     return int(limits.min if is_least else limits.max)
 
 
-# By their names: to hash a type of low precision imports it.
+# The keys are names: the hash of a type of low precision imports ml_dtypes.
 _WIDE = {**dict.fromkeys(("float16", "bfloat16", "float32"), DType.float64), "complex64": DType.complex128}
 
 
@@ -97,7 +97,7 @@ class GroupSpec(OperationSpec):
 
 @specification
 class SelectSpec(OperationSpec):
-    """What is not zero: the items there, or the indices.
+    """The items that are not zero, or their indices.
 
     Attributes:
         is_whole: Whether the items that are not selected follow behind, in their order.
@@ -117,7 +117,7 @@ class SelectSpec(OperationSpec):
 
 @specification
 class SearchSpec(OperationSpec):
-    """Where to insert values into a vector in ascending order, so that it stays in order.
+    """The places where values go into a vector in ascending order, so that it stays in order.
 
     Attributes:
         side: Whether before (``"left"``) or behind (``"right"``) those that are equal.
@@ -143,7 +143,7 @@ class SearchSpec(OperationSpec):
 
 @specification
 class CountSpec(OperationSpec):
-    """How many elements there are in each bin, or the sum of their weights.
+    """The number of elements in each bin, or the sum of their weights.
 
     Attributes:
         x: Elements: whole numbers that are bins themselves, or numbers where there are edges.

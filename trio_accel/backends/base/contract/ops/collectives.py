@@ -33,7 +33,7 @@ _Pieces: TypeAlias = "tuple[tuple[int, int, int], ...]"
 
 @attrs.define(eq=False)
 class Waiting:
-    """What a kernel that meets others tells the watchdog: whether it waits for these, and not for its device.
+    """The words of a kernel to the watchdog: whether it waits for other ranks, and not for its device.
 
     Attributes:
         is_calling: Whether the vendor's library is in a call that returns when others have come.
@@ -83,7 +83,7 @@ class OpenCommunicatorSpec(OperationSpec):
         number: The application's number of the communicator.
         rank: Number of this rank.
         size: How many there are.
-        name: As `CommunicatorIdSpec` has made it.
+        name: The name that `CommunicatorIdSpec` has made.
     """
 
     runs_once: ClassVar[bool] = True

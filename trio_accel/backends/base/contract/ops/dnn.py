@@ -124,7 +124,7 @@ class MaxPoolGradSpec(OperationSpec):
 
     Attributes:
         grad: ``(n, c, *windows)``.
-        indices: Of `MaxPoolSpec`, of the shape of `grad`: int32 or int64.
+        indices: Indices of `MaxPoolSpec`, of the shape of `grad`: int32 or int64.
         out: ``(n, c, *spatial)``.
     """
 
@@ -231,10 +231,10 @@ class AttentionGradSpec(_Scores):
     """The gradients of `AttentionSpec` without blocks, whose fields say the same.
 
     Attributes:
-        grad: Of the shape of `out`.
+        grad: An array of the shape of `out`.
         out: The result of `AttentionSpec`.
         lse: Its logarithms of sums.
-        grad_query: Of the shape of `query`, and so on.
+        grad_query: An array of the shape of `query`, and so on.
     """
 
     grad: ArraySpec = reads()

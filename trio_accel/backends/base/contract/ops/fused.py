@@ -38,10 +38,10 @@ class FusedDtypes(NamedTuple):
     """The dtypes that go with those of the operands and of the result.
 
     Attributes:
-        out: Of the result.
-        c: Of the array that is added, and of the values that `gelu` is applied to.
-        bias: Of the vector that is added, and of sums of gradients.
-        factor: Of the factors.
+        out: The dtype of the result.
+        c: The dtype of the array that is added, and of the values that `gelu` is applied to.
+        bias: The dtype of the vector that is added, and of sums of gradients.
+        factor: The dtype of the factors.
         compute: In which all is computed on a host, and rounded once.
     """
 
@@ -52,10 +52,10 @@ class FusedDtypes(NamedTuple):
     compute: DType
 
 
-# Not at the import: to hash dtypes of low precision imports ml_dtypes.
+# The table is made at first use: the hashes of low-precision dtypes import ml_dtypes.
 @functools.cache
 def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
-    """By the dtypes of a and b those of results, of which the first one is the usual one."""
+    """Make the table of results' dtypes by those of a and b; the first one is the usual one."""
     f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
     e4, e5 = _FLOAT8
     return {
@@ -89,7 +89,7 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
     Raises:
         TypeError: There are no such products.
     """
-    # By identity: a member's hash takes longer than all the rest.
+    # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)
     known = _KNOWN.get(key)
     if known is None:
@@ -131,7 +131,7 @@ def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> tuple[int, ...]:
 def aux_columns(epilogue: FusedEpilogue, columns: int) -> int:
     """Tell how long the rows are of what an activation leaves for its gradient.
 
-    Of relu they are bits in bytes, 128 at a time; of gelu values, 8 at a time.
+    They are bits in bytes for relu, 128 at a time; for gelu values, 8 at a time.
     """
     return -(-columns // 128) * 16 if epilogue.startswith("relu") else -(-columns // 8) * 8
 
@@ -165,7 +165,7 @@ class FusedMatmulSpec(OperationSpec):
         beta: Factor of `c`.
         a: ``(..., m, k)``.
         b: ``(..., k, n)``; the stacks broadcast.
-        c: Of the shape of `out`, which may be `out`.
+        c: An array of the shape of `out`, which may be `out`.
         bias: ``(n,)`` or ``(..., n)``.
         aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
         scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or
@@ -174,7 +174,7 @@ class FusedMatmulSpec(OperationSpec):
             numbers along k as `scale_a`.
         scale_out: ``()``, float32, where the result is float8.
         out: ``(..., m, n)``.
-        saved: Of the shape and dtype of `aux`.
+        saved: An array of the shape and dtype of `aux`.
         sums: ``(..., n)``, or ``(..., m)`` for ``"sum_a"``.
         key: The key of its plan, once its shapes were checked.
     """
@@ -265,7 +265,7 @@ class FusedMatmulSpec(OperationSpec):
 
     def _check_scales(self, name: str) -> None:
         given = (self.scale_a, -1), (self.scale_b, -2)
-        # How many numbers there are along k.
+        # The number of elements along k.
         along = [one.shape[axis] if one.ndim else None for one, axis in given if one is not None]
         if along and self.a.dtype not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {self.a.dtype}; use alpha")

@@ -14,7 +14,7 @@ from ._spec import OperationSpec, map_arrays, specification
 
 __all__ = ["BranchSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
 
-# Of one recipe, on other arrays each.
+# The most bindings of one recipe, each to other arrays.
 _MOST_BOUND = 32
 
 

@@ -226,7 +226,7 @@ class ProgramCall(OperationSpec):
         method: Name of the method; empty for a function, and with `arguments` empty for no call at all.
         arguments: Text of the tree of its arguments, a tuple and a dict. Its arrays are numbered through
             `read`, then `updated`. Empty for no call: the program is there, and its arrays are complete.
-        packed: Those of them that are long lists and the like, as `packed_of` writes them.
+        packed: The ones that are long lists and the like, as `packed_of` writes them.
         results: Text of the tree of `written`; empty where nothing was declared.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.

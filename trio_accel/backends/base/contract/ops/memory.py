@@ -86,7 +86,7 @@ class _HostCopySpec(OperationSpec):
 
     @property
     def use(self) -> HostUse | None:
-        """How the backend uses the host array; None if the device itself does, until the copy is done."""
+        """The backend's use of the host array; None if the device itself uses it, until the copy is done."""
         return getattr(self, "_use", None)
 
     def note_use(self, use: HostUse | None) -> None:
@@ -167,7 +167,7 @@ class JoinSpec(OperationSpec):
 
     @property
     def places(self) -> Iterator[tuple[int, ArraySpec]]:
-        """Where each source begins along the axis, with the source."""
+        """The place where each source begins along the axis, with the source."""
         start = 0
         for source in self.sources:
             yield start, source

@@ -134,7 +134,7 @@ class PhiloxSpec(OperationSpec):
     """Numbers of a Philox-4x32-10 sequence (Salmon et al., SC 2011), in the order of cuRAND.
 
     Four 32-bit words come from one counter. Counter ``c`` of the sequence has its first half at
-    ``row + c // 65536`` and its second half at ``c % 65536``; the key is the seed. Of every four
+    ``row + c // 65536`` and its second half at ``c % 65536``; the key is the seed. In every four
     float64 or int64 values, the first two come from one counter and the others from that of the next row.
 
     Attributes:
@@ -197,7 +197,7 @@ class FusedFftSpec(_Transform):
     """A transform of what an expression makes, and an expression of its result.
 
     Attributes:
-        kind: As of `FftSpec`, and so are `direction`, `lengths`, `axes` and `norm`.
+        kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.
         dtype: Name of the dtype of what is transformed.
         shape: Shape of that.
         prolog: The expression and its types, as of `ElementwiseSpec`.
