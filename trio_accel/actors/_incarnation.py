@@ -18,8 +18,6 @@ from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
 from ._tree import ActorSnapshot, Reading
 
-__all__ = ["Host", "Incarnation"]
-
 _NEVER = float("inf")
 
 

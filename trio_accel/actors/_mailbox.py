@@ -16,8 +16,6 @@ from ._messages import WOKEN, Envelope, EnvelopeState
 from ._options import MailboxOptions, Overflow
 from ._outcomes import Outcomes
 
-__all__ = ["Mailbox"]
-
 # Messages in a row without a checkpoint, which costs as much as a small operation; other tasks wait for so
 # many at most.
 _IN_A_ROW = 8

@@ -13,8 +13,6 @@ import trio
 from ._messages import AwaitedStart
 from ._options import Backoff, Intensity, Policy
 
-__all__ = ["Restarts", "StartGate"]
-
 
 @attrs.define(eq=False)
 class _Series:

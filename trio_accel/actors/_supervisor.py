@@ -23,8 +23,6 @@ from ._restarts import Restarts
 from ._system_state import SystemState
 from ._tree import ActorSnapshot
 
-__all__ = ["Spawner", "Supervisor", "check_name", "check_options"]
-
 ActorT = TypeVar("ActorT", bound=ActorBase)
 Ts = TypeVarTuple("Ts")
 

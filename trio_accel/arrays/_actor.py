@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..devices import LibraryActor
 
-__all__ = ["ArraysActor"]
-
 
 class ArraysActor(LibraryActor):
     """Serves functions of arrays, on a stream of its own.

@@ -35,8 +35,6 @@ from trio_accel.cli._run import (
 from trio_accel.cli._solve import SolveStep
 from trio_accel.cli._spectrum import SpectrumStep
 
-__all__ = ["Backend", "Flag", "IsolationOption", "Json", "run", "run_app"]
-
 # `open_device` with the choices of the command line.
 _Opening: TypeAlias = Callable[..., Awaitable[ta.Device]]
 

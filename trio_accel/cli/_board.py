@@ -27,23 +27,6 @@ from rich.text import Text
 import trio_accel as ta
 from trio_accel.cli._run import printable
 
-__all__ = [
-    "Bench",
-    "Check",
-    "Screen",
-    "Step",
-    "StepResult",
-    "as_json",
-    "count_of",
-    "facts",
-    "grid",
-    "make_console",
-    "open_screen",
-    "print_line",
-    "relative_error",
-    "worst_of",
-]
-
 _REFRESH_SECONDS = 0.08
 
 

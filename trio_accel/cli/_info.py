@@ -21,8 +21,6 @@ from trio_accel.cli._board import as_json, facts, make_console, print_line
 from trio_accel.cli._run import in_thread, printable, run_async
 from trio_accel.devices import describe_workers
 
-__all__ = ["show_info"]
-
 _DISTRIBUTIONS = (
     "trio",
     "numpy",

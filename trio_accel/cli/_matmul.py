@@ -19,8 +19,6 @@ import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, grid, relative_error, worst_of
 from trio_accel.cli._run import InputError, in_thread
 
-__all__ = ["MatmulData", "MatmulRow", "MatmulStep"]
-
 # Relative error of one product and sum in the dtype; it grows with the root of the number of terms.
 _TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 _ROUND_SECONDS = 0.05

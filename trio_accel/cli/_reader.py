@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read_matrix", "read_recording"]
-
 MOST_MEMORY = 4 << 30
 """Bytes of address space that reading may take."""
 

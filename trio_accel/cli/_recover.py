@@ -25,18 +25,6 @@ import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, grid, relative_error, worst_of
 from trio_accel.cli._run import Isolation, in_thread, isolation_of
 
-__all__ = [
-    "ArrayReport",
-    "Fate",
-    "FaultReport",
-    "Load",
-    "Products",
-    "RecoverData",
-    "RecoverStep",
-    "Witnesses",
-    "worst_error",
-]
-
 # The tolerance of one float32 product and sum; it grows with the root of the number of terms.
 TOLERANCE = 1e-5
 # Arrays of 16 MiB each.

@@ -19,24 +19,6 @@ from numpy.typing import NDArray
 
 import trio_accel as ta
 
-__all__ = [
-    "FAILURES",
-    "InputError",
-    "InterruptError",
-    "Isolation",
-    "at_a_second_signal",
-    "check_output",
-    "describe_os_error",
-    "exit_code_of",
-    "in_thread",
-    "isolation_of",
-    "open_device",
-    "printable",
-    "read_apart",
-    "run_async",
-    "run_for_json",
-]
-
 Isolation: TypeAlias = Literal["inline", "process"]
 
 MOST_BYTES = 256 << 20

@@ -23,8 +23,6 @@ from trio_accel.cli._run import InputError, in_thread, read_apart
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["Matrix", "ResidualChart", "SolveData", "SolveStep"]
-
 _SYMMETRY_TOLERANCE = 1e-12
 # The recursive residual of CG drifts from b - Ax by rounding; more than this much is a wrong answer.
 _DRIFT = 1.1

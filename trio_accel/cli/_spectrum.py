@@ -24,8 +24,6 @@ import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
 from trio_accel.cli._run import InputError, check_output, describe_os_error, in_thread, read_apart
 
-__all__ = ["Recording", "SpectrumData", "SpectrumStep", "Stft"]
-
 _WINDOW_SECONDS = 0.032
 _LARGEST_COLUMNS = 2000
 # The largest bounds the picture: 2000 columns of 4097 levels.

@@ -33,8 +33,6 @@ from trio_accel.telemetry import (
     open_observation,
 )
 
-__all__ = ["KeyParser", "find_program", "keys_at_once", "read_keys", "show_top"]
-
 # Seconds for which a program may hold its loop before it is called silent; and given up, for a single
 # snapshot.
 _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0

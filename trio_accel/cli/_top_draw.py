@@ -19,8 +19,6 @@ from trio_accel.cli._run import printable
 from trio_accel.cli._top_view import Line, View
 from trio_accel.telemetry import ActorRow, DeviceRow, FailureRow, MemoryRow, SystemSnapshot
 
-__all__ = ["Status", "draw_all", "draw_screen"]
-
 _MOST_FAILURES = 3
 # Rows of the tree that stay visible when devices and failures are many.
 _LEAST_ROWS = 4

@@ -9,8 +9,6 @@ import attrs
 
 from trio_accel.telemetry import ActorRow, SystemSnapshot
 
-__all__ = ["SORTS", "Line", "Page", "Sort", "View", "lines_of"]
-
 Page: TypeAlias = Literal["failures", "operations", "libraries", "readings", "help"]
 
 

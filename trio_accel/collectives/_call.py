@@ -19,8 +19,6 @@ from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join
 
-__all__ = ["Arrays", "Call", "PartCall", "Turns"]
-
 _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]

@@ -6,8 +6,6 @@ import attrs
 
 from ..backends.base import AccelError
 
-__all__ = ["CollectiveMismatchError", "RankFailedError", "WorldBrokenError"]
-
 
 @attrs.define(eq=False, slots=False)
 class RankFailedError(AccelError):

@@ -11,8 +11,6 @@ import trio
 
 from ..devices.dispatch._request import NoEdgeError
 
-__all__ = ["CommunicatorLife", "Stage", "Step"]
-
 # Seconds between two looks whether a rank was lost whose part is over, or has not begun.
 _LOOKED = 0.05
 

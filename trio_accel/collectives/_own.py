@@ -12,8 +12,6 @@ from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, PartCall, Turns
 
-__all__ = ["MakesMessage", "OwnCall"]
-
 MakesMessage: TypeAlias = "Callable[..., Operation[Any, Any]]"
 
 

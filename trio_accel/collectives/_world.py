@@ -20,8 +20,6 @@ from ._operations import Reduction, check_reduction, expression_of
 from ._own import OwnCall
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
-__all__ = ["Transport", "World", "open_world"]
-
 _logger = logging.getLogger("trio_accel.collectives")
 
 ReplyT = TypeVar("ReplyT")

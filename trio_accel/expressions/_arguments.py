@@ -28,12 +28,6 @@ from ..backends.base.expressions import (
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import shown, what_to_do, whole
 
-__all__ = [
-    "ARRAYS", "Axis", "ExpressionArgument", "Out", "Taken", "argument_of", "axes_of", "axis_of", "bind",
-    "broadcast", "check_out", "check_promotion", "check_reduced", "check_truths", "common", "extents_of",
-    "promoted_dtype", "reduced", "refusal", "result_dtype", "served_by", "take",
-]  # fmt: skip
-
 ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Import path of the actor that serves expressions unless another one is named, as only its library has such
 kernels on all backends. It is a text, because capabilities do not import one another."""

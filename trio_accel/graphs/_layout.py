@@ -20,8 +20,6 @@ from ..backends.base.contract.ops import (
 )
 from ..devices import AccelRef, Recorded, overlaps
 
-__all__ = ["Constant", "Input", "Layout", "Use", "dot_of", "lay_out", "map_reply"]
-
 Use: TypeAlias = Literal["read", "update", "write", "none"]
 """Access of a graph to an array: an update reads and changes it, a write overwrites all of it."""
 

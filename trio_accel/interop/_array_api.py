@@ -24,8 +24,6 @@ from ..devices import AccelRef, Device
 from ._array_api_array import Array
 from ._blocking import Blocking
 
-__all__ = ["ArrayApi", "array_api"]
-
 
 class HasDType(Protocol):
     """An array."""

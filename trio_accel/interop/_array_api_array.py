@@ -15,8 +15,6 @@ from .. import arrays
 from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Device
 
-__all__ = ["Array", "Space", "get_part", "set_part"]
-
 _HOST = (1, 0)
 """DLPack's name for host memory."""
 _NUMBER = (bool, int, float, complex, np.generic)

@@ -11,8 +11,6 @@ import trio
 from ..backends.base import DeviceLostError
 from ..devices import Device
 
-__all__ = ["Blocking"]
-
 ResultT = TypeVar("ResultT")
 
 

@@ -18,8 +18,6 @@ from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._blocking import Blocking
 
-__all__ = ["ScipyFftBackend", "scipy_fft"]
-
 _Transform: TypeAlias = Callable[[Device], Awaitable[AccelRef]]
 """A transform with its arguments, to be asked of a device."""
 

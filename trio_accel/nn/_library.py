@@ -11,8 +11,6 @@ from ..devices.base._refusals import shown
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
-__all__ = ["check_choice", "check_range", "check_real", "naming", "summing"]
-
 
 def check_real(name: str, **given: ExpressionArgument) -> None:
     """Refuse complex arrays and numbers: the formulas are those of real ones.

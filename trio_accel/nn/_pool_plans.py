@@ -13,8 +13,6 @@ from ..backends.base.contract.ops import ArraySpec, AvgPoolSpec, MaxPoolSpec
 from ..devices import AccelRef, Planned, Planner
 from ._windows import Windows, at_least, check_axes, check_dtypes, is_several, sizes
 
-__all__ = ["MaxPoolResult", "avg_pools", "check_images", "max_pools", "means"]
-
 _Sizes: TypeAlias = tuple[int, ...]
 _Means: TypeAlias = tuple[_Sizes, _Sizes, _Sizes, _Sizes, int, bool]
 

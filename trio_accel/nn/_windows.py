@@ -13,11 +13,6 @@ from ..backends.base.contract.ops import ArraySpec
 from ..devices import Planner
 from ..devices.base._refusals import whole
 
-__all__ = [
-    "FLOATS", "MOST", "Windows", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of",
-    "sizes",
-]  # fmt: skip
-
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Those of the arrays; the first two are computed in float32 and rounded once."""
 

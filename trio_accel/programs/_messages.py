@@ -37,21 +37,6 @@ from ..devices import AccelRef, LibraryActor, Operand, Operation, OwnSupervision
 from ._method import Method
 from ._progress import listen
 
-__all__ = [
-    "PATH",
-    "Expectations",
-    "Fetch",
-    "MethodCall",
-    "ProgramActor",
-    "Ready",
-    "Result",
-    "Returned",
-    "StateArray",
-    "TellResult",
-    "call_tree",
-    "message_class",
-]
-
 PATH = "trio_accel.programs:ProgramActor"
 """Its import path; a program's definition is the argument."""
 

@@ -13,8 +13,6 @@ from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.kit.programs import ENQUEUES, REFUSES, UPDATES
 
-__all__ = ["Array", "Method", "PlainT", "describe_function", "find_method", "method", "state_of"]
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 P = ParamSpec("P")
 

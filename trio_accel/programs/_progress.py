@@ -15,8 +15,6 @@ from ..backends.base.contract.ops import Asker
 from ..backends.base.contract.program_definition import build, tree_of
 from ..devices.base._bridge import LoopNotifier
 
-__all__ = ["Progress", "chosen_callback", "listen", "on_progress"]
-
 T = TypeVar("T")
 
 _Callback: TypeAlias = Callable[[Any], object]

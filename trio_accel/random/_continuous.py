@@ -17,9 +17,6 @@ from ._messages import Exponential, Lognormal, Normal, Uniform
 from ._stream import Shape
 from ._words import WordStream, checked_dtype, real
 
-__all__ = ["Continuous", "after"]
-
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _TRIANGULAR = (

@@ -17,8 +17,6 @@ from ._messages import Rejected
 from ._stream import Shape
 from ._words import checked_dtype, real
 
-__all__ = ["Rejections"]
-
 # Means and counts up to here are whole numbers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Rowwise(

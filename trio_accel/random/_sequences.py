@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from ..backends.base.contract.ops import JUMP_WORDS, LinearSequence
 
-__all__ = ["PERIOD_BITS", "State", "moved", "powers", "seeded"]
-
 State: TypeAlias = tuple[int, ...]
 """Six words; see `SequenceSpec`."""
 

@@ -18,8 +18,6 @@ from ..expressions import Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
 
-__all__ = ["Kind", "Shape", "Stream"]
-
 Kind: TypeAlias = Literal["philox4x32_10", "mrg32k3a", "xorwow"]
 """A generator of words."""
 

@@ -14,8 +14,6 @@ from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Out
 from ._stream import Stream
 
-__all__ = ["WordStream", "checked_dtype", "real"]
-
 # A uniform number between 0 and 1, neither of which it is, of two words: 52 bits, and a half. The words of
 # MRG32k3a are below 2**32 - 209: two make a digit each.
 _UNIT: Mapping[str, str] = {

@@ -17,8 +17,6 @@ from ..actors import ActorRestarted, ActorTerminated, Event, SupervisorFailed, d
 from ..backends.base import AccelError
 from ._snapshot import FailureRow, Histogram
 
-__all__ = ["BOUNDS", "LONGEST_LINE", "OTHER_ACTORS", "Failures", "MessageTally", "Tallies", "rate_of"]
-
 Seconds: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
 OnFailure: TypeAlias = Callable[[str, str, BaseException], None]

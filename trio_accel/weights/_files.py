@@ -25,18 +25,6 @@ from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import DType, NotSupportedError
 
-__all__ = [
-    "Contents",
-    "OpenFile",
-    "OpenFiles",
-    "StrPath",
-    "TensorInfo",
-    "WeightsError",
-    "encode_header",
-    "inspect",
-    "paths_of",
-]
-
 StrPath: TypeAlias = str | os.PathLike[str]
 
 LENGTH = 8

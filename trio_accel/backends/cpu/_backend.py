@@ -34,8 +34,6 @@ from .manifest import LIBRARIES, open_library
 from .runtime._memory import CpuMemory, HostArray, HostLease
 from .runtime._stream import CpuFault, CpuHold, CpuStream
 
-__all__ = ["CpuBackend", "CpuDevice"]
-
 
 class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
     """The machine's processor and a share of its memory."""

@@ -9,8 +9,6 @@ from ..base.kit.kernels import KernelEntry, kernels_of, load_module_kernels
 from ..base.kit.library import ComputingDevice, LibraryEntry
 from .kit._library import CpuLibrary
 
-__all__ = ["LIBRARIES", "load_library", "open_library"]
-
 BACKEND = "cpu"
 
 # Imported with the library, because SciPy is slow to import.

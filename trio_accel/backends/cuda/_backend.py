@@ -28,8 +28,6 @@ from .manifest import LIBRARIES, NCCL
 if TYPE_CHECKING:
     from ._device import CudaDevice
 
-__all__ = ["CudaBackend"]
-
 
 class CudaBackend(AccelBackend):
     """Computes with NVIDIA's libraries. Nothing of CUDA is imported before a device is opened."""

@@ -24,8 +24,6 @@ from .runtime._kernels import CudaFaults
 from .runtime._signals import EventNotifier, StatusWords
 from .runtime._stream import CudaHold, CudaStream
 
-__all__ = ["CudaDevice"]
-
 # The packages that have the bindings of libraries.
 _PACKAGES = ("cuda", "nvmath")
 

@@ -16,8 +16,6 @@ from . import _probe_process
 from ._probe import ChildError, ask
 from .manifest import LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
 
-__all__ = ["Installed", "extra_for", "installed"]
-
 _PROGRAM = Path(_probe_process.__file__)
 _PATIENCE = 60.0
 _SOURCES = {

@@ -12,8 +12,6 @@ from ..base.kit.modules import search_path
 from . import _links_process
 from ._probe import ChildError, ask
 
-__all__ = ["find_links"]
-
 _logger = logging.getLogger("trio_accel.backends")
 
 _PROGRAM = Path(_links_process.__file__)

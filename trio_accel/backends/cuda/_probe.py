@@ -20,8 +20,6 @@ import attrs
 from ..base import DeviceInfo
 from . import _probe_process
 
-__all__ = ["ChildError", "DeviceFacts", "Probe", "ask", "probe"]
-
 _PROGRAM = Path(_probe_process.__file__)
 _MODULE = Path("/sys/module/nvidia/version")
 _PATIENCE = 60.0

@@ -10,8 +10,6 @@ import attrs
 from ..base import CollectiveLibrary, DType
 from ..base.kit.library import LibraryEntry
 
-__all__ = ["LIBRARIES", "NCCL", "STAND_IN", "VENDOR", "VERSIONS", "Vendor"]
-
 STAND_IN = "TRIO_ACCEL_STAND_IN"
 """Environment variable with the folder of the stand-in driver, in a program that runs on it."""
 

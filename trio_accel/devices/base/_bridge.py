@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 import trio
 
-__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier", "failure_of"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 

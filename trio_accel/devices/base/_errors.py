@@ -20,22 +20,6 @@ from ...backends.base import (
     StaleRefError,
 )
 
-__all__ = [
-    "IN_FLIGHT",
-    "OPENING",
-    "FailureClass",
-    "WithdrawnError",
-    "classify",
-    "damage_to_memory",
-    "is_out_of_files",
-    "is_shortage",
-    "leaves_unchanged",
-    "locate",
-    "lost",
-    "lost_descriptors",
-    "out_of_descriptors",
-]
-
 
 class WithdrawnError(Exception):
     """An operation was taken back before its launch; the code that took it back expects this."""

@@ -30,17 +30,6 @@ from ._bridge import LoopNotifier
 from ._errors import is_out_of_files, out_of_descriptors
 from ._waits import Arrival
 
-__all__ = [
-    "COPIES_AT_ONCE",
-    "SMALL",
-    "Copying",
-    "HostPool",
-    "HostRegistrar",
-    "Region",
-    "Registrations",
-    "Slab",
-]
-
 # The unit in which memory is given out: whole pages, so that no two arrays share one.
 _PAGE = 4096
 _FIRST = 64 << 20

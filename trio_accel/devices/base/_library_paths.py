@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
-__all__ = ["LibrariesInUse", "argument_of", "by_title", "is_actor_of", "title_of"]
-
 T = TypeVar("T")
 
 

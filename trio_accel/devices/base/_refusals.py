@@ -17,8 +17,6 @@ import numpy as np
 from ...backends.base import DType
 from ...backends.base.contract.foreign_names import instead_of
 
-__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "said", "shown", "what_to_do", "whole"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]

@@ -9,18 +9,6 @@ import attrs
 
 from ...backends.base import CacheCounts, MemoryStatistics
 
-__all__ = [
-    "Ahead",
-    "CacheStatistics",
-    "DeviceStatistics",
-    "LaunchTimes",
-    "LibraryStatistics",
-    "ProgramCost",
-    "QueueStatistics",
-    "Recoveries",
-    "RecoveryCost",
-]
-
 
 @attrs.frozen(kw_only=True)
 class QueueStatistics:

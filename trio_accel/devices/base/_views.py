@@ -15,11 +15,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base.contract.ops import ArraySpec, contiguous_strides
 
-__all__ = [
-    "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "permuted",
-    "reach", "reshaped", "seen", "transposed",
-]  # fmt: skip
-
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
 

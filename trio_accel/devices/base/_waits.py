@@ -9,8 +9,6 @@ from trio.lowlevel import enable_ki_protection
 
 from ...actors import WOKEN
 
-__all__ = ["Alarms", "Arrival", "Availability", "SubmissionOrder", "TaskNotifier", "Turn", "run_together"]
-
 
 class Availability:
     """The generations of a device, from the first to its end.

@@ -31,8 +31,6 @@ from ._pool import WorkerPool
 from ._request import BorrowRequest, LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
-__all__ = ["AnswerHandler", "record_of"]
-
 # Seconds between two attempts to get a descriptor for which there was no room.
 _ASKED_AGAIN = 0.1
 

@@ -38,8 +38,6 @@ from ._launch_encoding import TemplateTable
 from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest, Place
 from ._requests import RequestSender
 
-__all__ = ["Borrowed", "Leases", "MeasuredRequest", "Measures", "Questions", "WorkerActors", "WorkerLoan"]
-
 
 @attrs.define(eq=False)
 class _Question:

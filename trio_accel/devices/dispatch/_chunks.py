@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ...actors import System
     from ..launcher._launcher import Launcher
 
-__all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "Stay", "free_left_memory"]
-
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
 # The allocator of a worker makes fewer.

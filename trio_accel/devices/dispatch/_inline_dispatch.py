@@ -54,9 +54,6 @@ from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, LibraryT
 from ._loans import InlineBorrowed, InlineLoan
 
-__all__ = ["InlineDispatch"]
-
-
 _SpecT = TypeVar("_SpecT", bound=OperationSpec)
 _OnDone: TypeAlias = Callable[["BaseException | None"], None]
 

@@ -35,8 +35,6 @@ from ..wire._messages import SHORT
 from ..wire._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message
 from ..wire._wire_values import encode_fault
 
-__all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
-
 HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
 """Called with each host array; returns the plain values to send instead."""
 

@@ -20,8 +20,6 @@ from ..wire._protocol import FIRST_WORD, WORDS, NonsenseError, SharedPage
 from ._chunks import Chunk
 from ._launch_encoding import TemplateTable
 
-__all__ = ["MessageHandler", "WorkerLink", "died"]
-
 MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 
 _logger = logging.getLogger("trio_accel.devices")

@@ -13,8 +13,6 @@ from ..engine._leases import Held
 from ..operations._loans import Loan, next_abroad
 from ..operations._ref import AccelRef
 
-__all__ = ["InlineBorrowed", "InlineLoan", "Reader"]
-
 
 @attrs.define(eq=False)
 class InlineLoan(Loan):

@@ -28,8 +28,6 @@ from ..wire._protocol import Address
 from ._link import WorkerLink
 from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, Suspicion
 
-__all__ = ["CopyService", "OutcomePolicy"]
-
 
 class CopyService:
     """Copies between host arrays of requests and memory that is shared with the worker, in threads.

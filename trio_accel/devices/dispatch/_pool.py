@@ -35,8 +35,6 @@ from ._link import MessageHandler, WorkerLink
 if TYPE_CHECKING:
     from ..launcher._launcher import Launcher
 
-__all__ = ["SlabTable", "WorkerPool", "check_options"]
-
 # The most bytes of a worker's message; with host arrays by value.
 _LARGEST_ANSWER = 32 << 20
 _MOST_BY_VALUE = 2**32 - 1

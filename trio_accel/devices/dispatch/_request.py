@@ -26,17 +26,6 @@ from ..wire._protocol import Address, Message
 from ._chunks import Borrower, Chunk, Stay
 from ._launch_encoding import TemplateTable, encode_array, encode_launch
 
-__all__ = [
-    "BorrowRequest",
-    "HostArrays",
-    "HostCopy",
-    "LeaseRequest",
-    "NoEdgeError",
-    "OperationRequest",
-    "RemoteRequest",
-    "Staging",
-]
-
 # D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
 # taken yet, and the machine's free memory does not tell.
 _STAGED = 2 << 30

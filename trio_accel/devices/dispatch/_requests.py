@@ -21,8 +21,6 @@ from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
 from ._request import BorrowRequest, HostCopy, LeaseRequest, OperationRequest, RemoteRequest
 
-__all__ = ["RequestSender", "RequestTable"]
-
 # Released blocks travel with the next operation, unless they are so many bytes or blocks.
 _LARGE = 64 << 20
 _MANY = 64

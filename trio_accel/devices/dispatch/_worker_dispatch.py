@@ -41,8 +41,6 @@ from ._pool import WorkerPool, check_options
 from ._request import HostArrays, LeaseRequest, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender, RequestTable
 
-__all__ = ["Generations", "WorkerContextActor", "WorkerDispatch"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 _CLOSING = 1.0

@@ -29,9 +29,6 @@ from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
 
-__all__ = ["CancelGrace", "Completer", "cancel_grace", "grace_in"]
-
-
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
 

@@ -40,8 +40,6 @@ from ._library import LibraryActor
 from ._library_opener import LibraryOpener, OpenLibrary
 from ._recovery import recovery_policy
 
-__all__ = ["ContextActor", "ContextOwner", "OnDone", "Session", "Submissions", "context_policy"]
-
 # A library that cannot be opened is the asker's problem, unless the context is lost over it.
 _DIRECTIVES = {
     Exception: Directive.RESUME,

@@ -18,8 +18,6 @@ from ._in_flight import InFlight
 from ._leases import Leases
 from ._stream_queues import StreamQueue
 
-__all__ = ["ContextState", "EngineObserver", "Watchdog"]
-
 
 class EngineObserver(Protocol):
     """Observer of an engine: the owner of the context, a device or a worker process.

@@ -22,8 +22,6 @@ from ..operations._pending import Pending
 from ._context import OnDone
 from ._recovery import Losses
 
-__all__ = ["DeviceState", "SubmitWindow"]
-
 _MAX_PENDING = 1024
 
 

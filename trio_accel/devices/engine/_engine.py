@@ -26,8 +26,6 @@ from ._in_flight import BlockUse, MemoryInUse
 from ._leases import LaunchGate, LaunchOrder, Leases
 from ._stream_queues import StreamQueues
 
-__all__ = ["Engine", "KernelLibraries"]
-
 
 @attrs.define(eq=False)
 class _Opening:

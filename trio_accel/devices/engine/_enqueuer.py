@@ -26,8 +26,6 @@ from ._in_flight import NOT_YET, InFlight, MemoryInUse, Reply
 from ._leases import LaunchGate
 from ._stream_queues import StreamQueue
 
-__all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]
-
 Enqueue: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 
 

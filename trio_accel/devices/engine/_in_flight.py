@@ -21,8 +21,6 @@ from ..base._errors import leaves_unchanged
 from ..operations._blocks import BlockTable
 from ..operations._operation import Launch
 
-__all__ = ["NOT_YET", "BlockUse", "BlockUses", "InFlight", "MemoryInUse", "Reply"]
-
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
 """Reply to the asker of an operation: by way of the library's mailbox, or without it."""
 

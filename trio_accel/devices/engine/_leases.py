@@ -18,8 +18,6 @@ from ..operations._operation import Launch
 from ._in_flight import BlockUse, MemoryInUse
 from ._stream_queues import StreamQueue
 
-__all__ = ["Held", "LaunchGate", "LaunchOrder", "Leases"]
-
 
 class LaunchGate:
     """Operations that wait until they may be launched, and can be taken back meanwhile.

@@ -31,17 +31,6 @@ from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
 
-__all__ = [
-    "CloseLibrary",
-    "LibraryOpener",
-    "OpenLibrary",
-    "PrepareLibrary",
-    "blocks_of",
-    "find_actor",
-    "load_actor",
-    "modules_of",
-]
-
 # Each waits for its own library alone, however many others wait for theirs.
 _GROUP, _LIMIT = "libraries", sys.maxsize
 _logger = logging.getLogger("trio_accel.devices")

@@ -13,8 +13,6 @@ from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, des
 from ..base._options import DeviceOptions
 from ..base._waits import Availability
 
-__all__ = ["STEADY", "Losses", "recovery_policy"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 _INTENSITY = Intensity(3, 60.0, counts_progress=False)

@@ -14,8 +14,6 @@ from ..base._bridge import BackgroundCalls, CallThread
 from ..base._options import StreamSource
 from ._in_flight import NOT_YET, InFlight
 
-__all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
-
 # A driver's queue is finite, and a launch into a full one blocks.
 MOST_ON_A_STREAM = 256
 # Calls that a thread has at once: it goes on to the next one without the loop. They cannot be

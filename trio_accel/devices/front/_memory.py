@@ -28,20 +28,6 @@ from ..operations._operation import Operand, Operation, Planner
 from ..operations._pending import Planned, ReplyT_co
 from ..operations._ref import AccelRef, Device
 
-__all__ = [
-    "Assign",
-    "Copy",
-    "Empty",
-    "Fill",
-    "MemoryActor",
-    "PeerCopy",
-    "PeerCopyActor",
-    "Put",
-    "Stack",
-    "ToHost",
-    "copy_between",
-]
-
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
 """Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""

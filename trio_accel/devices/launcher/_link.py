@@ -26,17 +26,6 @@ from ...backends import driver_checks
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.kit.modules import search_path
 
-__all__ = [
-    "EndOfLink",
-    "ImportsAhead",
-    "Judgement",
-    "LauncherError",
-    "LauncherLink",
-    "Report",
-    "describe_exit",
-    "program_arguments",
-]
-
 _PROGRAM = Path(__file__).with_name("_launcher_process.py")
 # The details of longer orders are sent in files.
 _PACKET = 1 << 16

@@ -24,23 +24,6 @@ from ..base._bridge import LoopNotifier
 from ..base._views import reach
 from ..base._waits import Availability
 
-__all__ = [
-    "Block",
-    "BlockTable",
-    "BorrowedBlock",
-    "Damage",
-    "Hold",
-    "Owner",
-    "Ranges",
-    "bare",
-    "held",
-    "in_turn",
-    "meet",
-    "nothing",
-    "ranges_of",
-    "without",
-]
-
 Ranges: TypeAlias = "list[tuple[int, int]]"
 """Ranges of bytes of a block: sorted, none empty, with gaps between them."""
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol, TypeAlias
 
 from ._operation import Launch, Operation
 
-__all__ = ["Around", "Ask", "EngineHook", "Phase", "enter", "notify"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 

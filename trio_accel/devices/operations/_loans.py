@@ -10,8 +10,6 @@ import attrs
 from ...backends.base import AccelDevice
 from ._ref import AccelRef
 
-__all__ = ["Loan", "next_abroad"]
-
 _abroad = itertools.count(1)
 
 

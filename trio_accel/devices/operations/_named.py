@@ -19,8 +19,6 @@ from ...backends.base import AccelError, NotSupportedError
 from ..base._refusals import shown, what_to_do
 from ._ref import AccelRef
 
-__all__ = ["named", "named_methods", "refuse_as"]
-
 _HEAD = re.compile(r"[a-z]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
 _PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError, OverflowError)
 # An attribute that is not there, of what is right, is a defect of this package.

@@ -12,8 +12,6 @@ from ..base._refusals import shown, whole
 from ._operation import Planned, Planner
 from ._ref import AccelRef
 
-__all__ = ["PlanSource", "Structured", "check_steps", "refuse_value", "written"]
-
 
 class Structured(Protocol):
     """A class of operands that are several arrays each, such as sparse matrices.

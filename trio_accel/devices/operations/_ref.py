@@ -27,8 +27,6 @@ from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
 from ._pending import Pending, ReplyT
 
-__all__ = ["AccelRef", "Device", "DeviceRequest", "check_device", "device_of", "owned"]
-
 LibraryT = TypeVar("LibraryT")
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)

@@ -25,8 +25,6 @@ from ._messages import SHORT, Count, Data, Integer, Messages, counts, expect, re
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import WireError, decode_error, decode_event
 
-__all__ = ["ANSWERS", "KINDS", "MEMORY", "USAGE"]
-
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 """Counts of a worker's memory, in this order."""

@@ -17,8 +17,6 @@ from ..base._waits import TaskNotifier
 from ._frames import MAX_LENGTH, RETRY, Inbox, Outbox, Received, close_all
 from ._protocol import PICKLED, Codec, SharedFrame
 
-__all__ = ["Channel", "EndOfChannel", "SpinWait", "Take", "spin_together"]
-
 Take: TypeAlias = Callable[[list[Received]], bool]
 """Takes messages, and says whether it has."""
 

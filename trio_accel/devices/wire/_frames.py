@@ -19,8 +19,6 @@ from trio.lowlevel import enable_ki_protection
 from ..base._waits import TaskNotifier
 from ._protocol import Codec, Message, NonsenseError, SharedFrame
 
-__all__ = ["LOST", "MAX_LENGTH", "RETRY", "Inbox", "Outbox", "Received", "close_all"]
-
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
 """A message and the descriptors that came with it, which belong to the receiver.
 

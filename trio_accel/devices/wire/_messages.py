@@ -25,8 +25,6 @@ from typing import (
 
 from ._protocol import Message, NonsenseError
 
-__all__ = ["SHORT", "Count", "Data", "Integer", "Kind", "Messages", "counts", "expect", "handlers", "refuse"]
-
 ParametersP = ParamSpec("ParametersP")
 
 Data: TypeAlias = bytes | memoryview

@@ -22,29 +22,6 @@ from ...backends.base import DType
 from ...backends.base.kit.fast_paths import FastPaths
 from ..base._options import DeviceOptions
 
-__all__ = [
-    "ALLOCATIONS",
-    "ARRAY",
-    "COMPLEX",
-    "DTYPES",
-    "ENUM",
-    "FIRST_WORD",
-    "HOST",
-    "NAME",
-    "OUTPUTS",
-    "PICKLED",
-    "SIZE",
-    "TUPLE",
-    "WORDS",
-    "Address",
-    "Codec",
-    "Message",
-    "NonsenseError",
-    "SharedFrame",
-    "SharedPage",
-    "WorkerConfig",
-]
-
 Message: TypeAlias = tuple[object, ...]
 """Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 

@@ -23,8 +23,6 @@ from ...backends.base.contract import errors
 from ..operations._faults import Fault
 from ._protocol import Message
 
-__all__ = ["decode_error", "decode_event", "decode_fault", "encode_error", "encode_event", "encode_fault"]
-
 T = TypeVar("T")
 
 Fields: TypeAlias = tuple[tuple[object, ...], dict[str, object]]

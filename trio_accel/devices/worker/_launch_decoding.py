@@ -23,8 +23,6 @@ from ..wire._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Message
 from ..wire._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
-__all__ = ["LaunchTemplate", "decode_array", "decode_launch", "decode_spec", "no_host"]
-
 HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
 """Called with what was sent for a host array; returns the array."""
 

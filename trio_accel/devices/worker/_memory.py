@@ -24,8 +24,6 @@ from ..operations._blocks import Block, BlockTable
 from ..wire import _answers
 from ..wire._channel import Channel
 
-__all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "WorkerSlabs"]
-
 # At so many arrays of a slab all are forgotten: they are made again in a moment.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec

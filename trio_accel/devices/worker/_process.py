@@ -23,8 +23,6 @@ from ..wire._channel import Channel, EndOfChannel, SpinWait
 from ..wire._protocol import SharedPage, WorkerConfig
 from ._server import WorkerServer
 
-__all__ = ["main"]
-
 _SOCKET, _PAGE = 3, 4
 # The messages that may soon follow an answer (D43).
 _REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))

@@ -26,8 +26,6 @@ from ..wire._wire_values import encode_error
 from ._launch_decoding import LaunchTemplate, decode_launch
 from ._memory import WorkerBlocks, WorkerMemory
 
-__all__ = ["WorkerRequests"]
-
 
 @attrs.define(eq=False, repr=False)
 class WorkerRequests:

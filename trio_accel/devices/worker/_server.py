@@ -33,8 +33,6 @@ from ..wire._wire_values import encode_error, encode_event
 from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory, WorkerSlabs
 from ._requests import WorkerRequests
 
-__all__ = ["PreparedLibraries", "WorkerServer"]
-
 # The most messages that are taken before other tasks have their turn.
 _IN_A_ROW = 16
 _FOREVER = 1e9

@@ -9,8 +9,6 @@ import attrs
 from .dtypes import DType
 from .ops import ArraySpec, contiguous_strides
 
-__all__ = ["DeviceArray", "broadcast", "diagonals", "first_rows", "merged", "stacked", "transposed"]
-
 
 # The class is not frozen: three are made for each product, and that would take most of the time.
 @attrs.define(eq=False)

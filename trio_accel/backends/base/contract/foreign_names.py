@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["OTHER_NAMES", "elsewhere", "instead_of", "tells_of_missing"]
-
 _ROOT = __name__.partition(".")[0]
 
 # Packages with functions of arrays, in the order in which a name is looked for.

@@ -20,11 +20,6 @@ from ....actors import Backoff, Intensity
 from .dtypes import DType
 from .ops import ArraySpec
 
-__all__ = [
-    "MOST_PACKED", "MOST_TEXT", "ProgramDefinition", "Tree", "build", "flatten", "packed_of", "text_of",
-    "tree_of", "values_of",
-]  # fmt: skip
-
 Tree: TypeAlias = Any
 """Plain values stand for themselves; a list begins with a tag that names its kind."""
 

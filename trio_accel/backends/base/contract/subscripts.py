@@ -13,8 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-__all__ = ["OPTIMIZERS", "ContractionPath", "Optimize", "extents_of", "find_path", "parse_subscripts"]
-
 Shape: TypeAlias = tuple[int, ...]
 
 Search: TypeAlias = Literal[

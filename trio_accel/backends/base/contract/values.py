@@ -16,11 +16,6 @@ import numpy.typing as npt
 from .dtypes import DType
 from .errors import LibraryError
 
-__all__ = [
-    "ALWAYS_HELD", "as_bits", "check_conversion", "check_plain", "check_same_kind", "element", "factor",
-    "host_array", "in_range", "is_same_kind", "scalar",
-]  # fmt: skip
-
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
 

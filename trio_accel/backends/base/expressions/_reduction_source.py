@@ -24,15 +24,6 @@ from ._source import (
     structure,
 )
 
-__all__ = [
-    "REDUCTION_THREADS",
-    "ReductionLayouts",
-    "combination",
-    "finished",
-    "partial_bytes",
-    "reduction_source",
-]
-
 REDUCTION_THREADS = 256
 """Threads of a block, which combine what they found in shared memory."""
 

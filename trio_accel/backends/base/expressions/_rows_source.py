@@ -23,8 +23,6 @@ from ._source import (
     structure,
 )
 
-__all__ = ["ROW_THREADS", "RowLayouts", "rows_source"]
-
 ROW_THREADS = 256
 """Threads of a block."""
 

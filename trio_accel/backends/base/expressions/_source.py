@@ -16,12 +16,6 @@ from ..contract.ops import Reduce
 from ._evaluate import places_of, word_of
 from ._typing import Step, TypedExpression
 
-__all__ = [
-    "Access", "Layouts", "body", "call_of", "cast_of", "checks_of", "element_of", "elements_of_thread",
-    "elementwise_source", "extents_of", "indented", "kernel_source", "literal_of", "load", "place_of",
-    "prelude", "register_of", "scatter_source", "structure",
-]  # fmt: skip
-
 Access: TypeAlias = Literal["dense", "same", "strided"]
 """How elements of an array follow each other: without gaps, one for all, or by strides."""
 

@@ -28,8 +28,6 @@ from ..kit.pools import PagePool
 from .driver import GpuContext, GpuStream, Kernels, with_axes
 from .workspace import Arena
 
-__all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"]
-
 HostArray: TypeAlias = npt.NDArray[Any]
 
 # The layouts are those of the structures in the source `arrays`.

@@ -17,8 +17,6 @@ import numpy as np
 
 from ..contract.protocols import AccelStream
 
-__all__ = ["Function", "GpuContext", "GpuStream", "Kernels", "LastUses", "Launch", "LoadedCode", "with_axes"]
-
 _THREADS = 256
 # Blocks for each multiprocessor; a kernel goes on in steps of its grid.
 _BLOCKS = 8

@@ -25,8 +25,6 @@ from ..contract.protocols import AccelStream, InThread
 from ..kit.launch_cache import GraphCall, Key, LaunchCache
 from .library import EnqueuingLibrary
 
-__all__ = ["CHAINS", "Chain", "ChainLibrary", "ChainSpec", "Works", "bound_nodes", "replay", "run_works"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 ChainSpec: TypeAlias = "GraphSpec | BranchSpec | LoopSpec"

@@ -22,8 +22,6 @@ from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
 
-__all__ = ["CompiledExpression", "CompiledLibrary", "PhiloxLibrary", "TransferLibrary", "UserKernel"]
-
 _PARAMETER_ALIGNMENT = 16
 _POINTER = 8
 

@@ -22,8 +22,6 @@ from .device import AddressDevice
 from .driver import GpuStream
 from .workspace import Region
 
-__all__ = ["EnqueuingCall", "EnqueuingLibrary", "Order"]
-
 DeviceT = TypeVar("DeviceT", bound=AddressDevice[Any, Any, Any])
 StreamT = TypeVar("StreamT", bound=GpuStream)
 

@@ -26,8 +26,6 @@ from .driver import Function, Kernels, LoadedCode
 from .kernels import CompiledLibrary
 from .library import EnqueuingCall
 
-__all__ = ["PRIMITIVE_DTYPES", "SORTED_DTYPES", "CountScan", "PrimitivesLibrary", "Sorter"]
-
 PRIMITIVE_DTYPES = tuple(dtype for dtype in DType if not dtype.value.startswith("float8"))
 """Dtypes of the elements that kernels compute with."""
 

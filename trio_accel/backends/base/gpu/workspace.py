@@ -15,8 +15,6 @@ from ..contract.errors import OutOfMemoryError
 from ..kit.memory import BlockMemory
 from .driver import GpuContext, GpuStream
 
-__all__ = ["Arena", "Region", "Workspace"]
-
 # Drivers align the memory that they give to as many bytes.
 _ALIGNMENT = 256
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from ..contract.ops import ArraySpec, OperationSpec, Side, contiguous_strides
 
-__all__ = ["Factor", "Matrix", "Plan", "Routine", "leading", "plan_routine"]
-
 _ACROSS = {"N": "T", "T": "N"}
 _OPPOSITE: Mapping[Side, Side] = {"L": "R", "R": "L"}
 

@@ -9,18 +9,6 @@ from ..contract.dtypes import DType
 from ..contract.errors import LibraryError, NotSupportedError
 from ..contract.ops import ArraySpec, OperationSpec
 
-__all__ = [
-    "INEXACT",
-    "INTEGERS",
-    "LOW_PRECISION",
-    "NATIVE",
-    "check_dtype",
-    "check_dtypes",
-    "check_shapes",
-    "check_structure",
-    "scalar_of",
-]
-
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 NATIVE = (DType.float32, DType.float64, DType.complex64, DType.complex128)

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import attrs
 
-__all__ = ["ALIGNMENT", "ChunkAllocator", "Placement"]
-
 ALIGNMENT = 512
 """Blocks start at multiples of this many bytes, which suits every vendor's library."""
 

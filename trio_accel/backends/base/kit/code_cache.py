@@ -21,8 +21,6 @@ import attrs
 
 from ..contract.errors import AccelError
 
-__all__ = ["CodeCache", "CompiledCode", "code_key", "default_code_cache", "header_parts"]
-
 # Directives that bring a file in: #include, #include_next, #embed and __has_include, with comments and line
 # splices where the language allows them. A name that is a macro cannot be followed.
 _GAP = r"(?:[ \t]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Protocol
 from ..contract.errors import LibraryError
 from ..contract.ops import Waiting
 
-__all__ = ["ABORTED", "MISSING", "NOT_IN_TIME", "Communicator", "Communicators", "Handle"]
-
 MISSING = "NO_COMMUNICATOR"
 """Code of a `LibraryError`: the worker has no communicator of that number, perhaps as it is new."""
 ABORTED = "ABORTED"

@@ -15,8 +15,6 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import AccelStream, LibraryUsage, MemoryStatistics, PlacedBlock
 from .memory import BlockMemory
 
-__all__ = ["BlockDevice"]
-
 _LOOK = 0.0005
 
 

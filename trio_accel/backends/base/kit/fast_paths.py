@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["FastPaths", "current_fast_paths", "use_fast_paths"]
-
 
 @attrs.frozen(kw_only=True)
 class FastPaths:

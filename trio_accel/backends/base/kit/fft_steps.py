@@ -15,11 +15,6 @@ import attrs
 from ..contract.dtypes import DType
 from ..contract.ops import ArraySpec, FftSpec, FusedFftSpec, complex_of, contiguous_strides
 
-__all__ = [
-    "MOST_AXES", "OUT", "SOURCE", "TEMPORARIES", "Convert", "Fit", "PlanKey", "Transform", "TransformPlan",
-    "View", "Zero", "fit", "goes_forward", "scale_of", "single",
-]  # fmt: skip
-
 MOST_AXES = 3
 # To execute one plan more often than that costs the loop more than a copy to where once is enough.
 _MOST_EXECUTIONS = 16

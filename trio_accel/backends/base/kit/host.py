@@ -18,21 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "address_of",
-    "available_bytes",
-    "check_shared",
-    "has_shared_memory",
-    "keep_freed_memory",
-    "make_shared",
-    "map_shared",
-    "model_name",
-    "read_only",
-    "table_entry",
-    "total_bytes",
-    "usable_cores",
-]
-
 _GROUPS = Path("/sys/fs/cgroup")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 # An array is a buffer at run time, whatever NumPy declares for the Python versions before 3.12.

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 else:
     ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
 
-__all__ = [
-    "ALLOWED",
-    "DTypes",
-    "DeviceCall",
-    "HostCall",
-    "KernelCall",
-    "KernelDevice",
-    "KernelEntry",
-    "kernel",
-    "kernels_of",
-    "load_module_kernels",
-]
-
 _KERNELS = "_trio_accel_kernels"
 # The name, in a module or a class, of the table of kernels that were declared there.
 _TABLE = "__trio_accel_kernels__"

@@ -7,8 +7,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 
-__all__ = ["CacheEntry", "GraphCall", "Key", "LaunchCache"]
-
 _VALUE = TypeVar("_VALUE")
 _SOON = 3
 _MOST_COUNTED = 1024

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-__all__ = ["Keepers", "Lent"]
-
 _logger = logging.getLogger("trio_accel.backends")
 
 Lent: TypeAlias = "ref[Any]"

@@ -24,15 +24,6 @@ from .checks import check_dtypes, check_shapes
 from .kernels import KernelDevice, KernelEntry, kernels_of
 from .modules import import_alone
 
-__all__ = [
-    "ComputingCall",
-    "ComputingDevice",
-    "ComputingLibrary",
-    "LibraryEntry",
-    "PlanCache",
-    "TableLibrary",
-]
-
 _PLANNED = InThread()
 
 

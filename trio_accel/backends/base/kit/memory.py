@@ -11,8 +11,6 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
 from .chunks import ALIGNMENT, ChunkAllocator, Placement
 
-__all__ = ["BlockMemory", "ChunkSource", "no_such_block"]
-
 _MOST_SPARES = 64
 
 ChunkT = TypeVar("ChunkT")

@@ -12,8 +12,6 @@ from types import ModuleType
 
 from ..contract.errors import NotSupportedError
 
-__all__ = ["import_ahead", "import_alone", "import_extra", "search_path"]
-
 # Modules of SciPy import one another in circles, which two threads must not enter at different ends.
 _importing = threading.Lock()
 

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 import attrs
 
-__all__ = ["PagePool", "Reclaimer"]
-
 ItemT = TypeVar("ItemT")
 
 

@@ -13,19 +13,6 @@ from ..contract.device_array import merged
 from ..contract.ops import Transpose, contiguous_strides
 from .blas import leading
 
-__all__ = [
-    "Contraction",
-    "Group",
-    "Matrices",
-    "Packing",
-    "Product",
-    "broadcast_operands",
-    "plan_contraction",
-    "plan_gemm",
-    "plan_matmul",
-    "vectors",
-]
-
 Packing: TypeAlias = Literal["plain", "conjugate"]
 """Copy of an operand in C order, before the product."""
 

@@ -32,11 +32,6 @@ from ..contract.program_definition import (
 )
 from .lent import Keepers, Lent
 
-__all__ = [
-    "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "is_cancelled",
-    "load_target", "report_progress",
-]  # fmt: skip
-
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
 

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from ...base.kit.library import ComputingLibrary
 from ..runtime._stream import CpuStream
 
-__all__ = ["CpuLibrary"]
-
 
 class CpuLibrary(ComputingLibrary):
     """One library of an open device; see `ComputingLibrary`."""

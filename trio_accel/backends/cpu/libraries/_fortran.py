@@ -23,8 +23,6 @@ from ...base.kit.blas import Factor, Matrix, Plan, Routine
 from ...base.kit.checks import scalar_of
 from ..runtime._memory import HostArray
 
-__all__ = ["LONGEST", "Blas", "FortranRoutine", "Lapack", "check_size", "each", "find"]
-
 FortranRoutine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""
 

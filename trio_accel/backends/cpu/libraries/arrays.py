@@ -42,11 +42,6 @@ from ...base.expressions import (
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, pieces
 
-__all__ = [
-    "combine_segments", "count", "elementwise", "group", "reduce", "rows", "scan", "scatter", "search",
-    "select", "sort",
-]  # fmt: skip
-
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
 # The function for each `reduce`; "set" has none.

@@ -18,8 +18,6 @@ from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, pieces, to_float32, widened
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 
-__all__ = ["asum", "axpy", "by_blas", "dot", "iamax", "matmul", "nrm2", "rot", "scal", "swap"]
-
 
 @kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS))
 def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:

@@ -11,8 +11,6 @@ from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert
 
-__all__ = ["fused_matmul"]
-
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
 _ROOT, _CUBE = 0.7978845608028654, 0.044715
 

@@ -32,11 +32,6 @@ from ...base.contract.ops import (
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, widened
 
-__all__ = [
-    "attention", "attention_grad", "avg_pool", "avg_pool_grad", "convolution", "convolution_input_grad",
-    "convolution_weight_grad", "max_pool", "max_pool_grad",
-]  # fmt: skip
-
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 # Elements of the columns that are made at a time.
 _COLUMNS = 1 << 21

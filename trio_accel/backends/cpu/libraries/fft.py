@@ -17,8 +17,6 @@ from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from . import arrays
 
-__all__ = ["fft", "fused"]
-
 _TRANSFORMS: dict[tuple[str, str], object] = {
     ("c2c", "forward"): scipy.fft.fftn,
     ("c2c", "inverse"): scipy.fft.ifftn,

@@ -14,8 +14,6 @@ from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
-__all__ = ["GraphLibrary"]
-
 
 class GraphLibrary(CpuLibrary):
     """Runs recipes by the kernels of other libraries, which it opens in the stream's thread.

@@ -22,8 +22,6 @@ from ...base.kit.library import ComputingCall
 from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray, convert
 
-__all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "join"]
-
 
 class MemoryLibrary(CpuLibrary):
     """Copies between device and host can be withdrawn until they begin."""

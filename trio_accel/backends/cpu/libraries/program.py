@@ -18,8 +18,6 @@ from ...base.kit.programs import ProgramHost
 from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray
 
-__all__ = ["ProgramLibrary"]
-
 
 class ProgramLibrary(CpuLibrary):
     """One program of an open device; blocks while its module is imported and its constructor runs.

@@ -18,8 +18,6 @@ from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, Rejection
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 
-__all__ = ["philox", "philox4x32"]
-
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.
 _PIECE = 1 << 14

@@ -20,11 +20,6 @@ from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._fortran import Lapack, check_size, each
 
-__all__ = [
-    "check_diagonal", "cholesky", "det", "eig", "eigh", "hessenberg", "ldl", "lu", "lu_solve", "qr", "schur",
-    "solve", "solve_banded", "solve_toeplitz", "solve_tridiagonal", "solveh_banded", "sqrtm", "svd",
-]  # fmt: skip
-
 _Run: TypeAlias = Callable[..., None]
 
 # Not all of its stubs know the types of what it returns.

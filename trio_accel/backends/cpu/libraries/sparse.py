@@ -21,11 +21,6 @@ from ...base.kit.checks import NATIVE, check_structure, scalar_of
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 
-__all__ = [
-    "check_structure_only", "incomplete", "least_residual", "make", "sddmm", "solve", "solve_triangular",
-    "spmm", "spmv", "to_dense",
-]  # fmt: skip
-
 _tools: Any = _sparsetools
 _linalg: Any = linalg
 _sparse: Any = sparse

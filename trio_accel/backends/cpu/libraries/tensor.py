@@ -12,8 +12,6 @@ from ...base.kit.checks import INEXACT, scalar_of
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, to_float32
 
-__all__ = ["contract"]
-
 
 @kernel(ContractionSpec, backend="cpu", dtypes=INEXACT)
 def contract(spec: ContractionSpec, call: HostCall) -> None:

@@ -15,8 +15,6 @@ from ...base.contract.ops import ArraySpec
 from ...base.kit.chunks import ALIGNMENT
 from ...base.kit.host import available_bytes, make_shared, map_shared
 
-__all__ = ["CpuMemory", "HostArray", "HostLease", "convert", "pieces", "to_float32", "widened"]
-
 HostArray: TypeAlias = npt.NDArray[Any]
 
 

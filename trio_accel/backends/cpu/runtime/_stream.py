@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
 
-__all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work", "check_usable"]
-
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; its result is dropped."""
 

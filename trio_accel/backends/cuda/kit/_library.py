@@ -20,8 +20,6 @@ from ..runtime._kernels import CudaKernels
 from ..runtime._memory import CudaMemory, DeviceChunk
 from ..runtime._stream import CudaStream
 
-__all__ = ["CudaLibrary", "Errors", "KernelCall", "LibraryDevice", "ModuleLibrary", "factor_of", "read_now"]
-
 
 class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
     """The context, the memory and the kernels of one device. Blocks while it is made.

@@ -16,8 +16,6 @@ from ...base.gpu.kernels import UserKernel
 from ..runtime._compiler import CompiledKernel, kernels_in, ptx_log
 from ..runtime._context import CudaContext
 
-__all__ = ["LoadedKernel"]
-
 _OF_FUNCTION = driver.CUfunction_attribute
 _OF_DEVICE = driver.CUdevice_attribute
 _OF_LAUNCH = driver.CUlaunchAttributeID

@@ -36,8 +36,6 @@ from ._dnn_base import (
     wide_result,
 )
 
-__all__ = ["Attention", "AttentionKernels", "AttentionLibrary", "Lengths", "Sizes"]
-
 # Scores that are made at a time.
 _PIECE = 1 << 24
 _TABLE = 3

@@ -16,8 +16,6 @@ from ...base.kit.product_layouts import Product
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, scratch
 
-__all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
-
 HOST, DEVICE = int(cublas.PointerMode.HOST), int(cublas.PointerMode.DEVICE)
 """Places of factors and results."""
 

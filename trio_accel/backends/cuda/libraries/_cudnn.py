@@ -22,8 +22,6 @@ from ...base.gpu.driver import LoadedCode
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, capture_once
 
-__all__ = ["Cudnn", "Graph", "Layout", "front_end"]
-
 _logger = logging.getLogger("trio_accel.backends")
 
 # Set where the stand-in driver is used.

@@ -18,8 +18,6 @@ from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._sparse_makers import TYPES, VALUE_TYPES
 
-__all__ = ["SIZES", "Cudss", "System", "is_solved"]
-
 # The version of the bindings: numbers of parameters change between versions.
 _VERSION = (0, 8)
 _INSTALL = "pip install '.[cuda13]' in a checkout, or '.[cuda12]'"

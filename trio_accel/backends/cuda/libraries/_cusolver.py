@@ -19,8 +19,6 @@ from ..runtime._context import CudaContext
 from ..runtime._stream import scratch
 from ._cublas import KINDS
 
-__all__ = ["LOWER", "POINTER", "UPPER", "Places", "Routine", "SolverKernels", "Trials", "Vendor"]
-
 LOWER, UPPER = 0, 1
 
 _COMPLEX = {"?orgqr": "?ungqr", "?sygvd": "?hegvd"}

@@ -15,11 +15,6 @@ from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from . import _cudnn
 from ._cudnn import Cudnn, Graph
 
-__all__ = [
-    "FLOATS", "GRID", "KINDS", "LANES", "DnnKernels", "aligned", "aligned_result", "first_wrong", "grid_of",
-    "images_of", "is_aligned", "wide", "wide_of", "wide_result",
-]  # fmt: skip
-
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 KINDS = {dtype: number for number, dtype in enumerate(FLOATS)}

@@ -14,8 +14,6 @@ from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
 from ..kit._library import KernelCall
 from ..runtime._current_streams import StreamHandle
 
-__all__ = ["RadixSort"]
-
 
 class _Memory:
     """Memory of the device, as cuda.compute takes arrays, and room for what it computes.

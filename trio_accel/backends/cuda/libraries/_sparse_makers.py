@@ -23,11 +23,6 @@ from ...base.kit.checks import NATIVE
 from ..kit._library import KernelCall, LibraryDevice
 from ._radix_sort import RadixSort
 
-__all__ = [
-    "ANY", "AS_IT_IS", "TYPES", "VALUE_TYPES", "Job", "Maker", "MakerKernels", "csr", "dense", "factors",
-    "operation_of", "vector",
-]  # fmt: skip
-
 AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
 """The matrix, not transposed."""
 

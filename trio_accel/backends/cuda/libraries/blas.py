@@ -26,8 +26,6 @@ from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, facto
 from ..runtime._stream import CudaStream
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 
-__all__ = ["BlasLibrary"]
-
 # The layout is that of the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
 # In float32, which float16 is computed in, its denormal numbers are none.

@@ -24,8 +24,6 @@ from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch
 
-__all__ = ["BlasLtLibrary"]
-
 _Desc, _Layout, _Preference = (
     cublasLt.MatmulDescAttribute,
     cublasLt.MatrixLayoutAttribute,

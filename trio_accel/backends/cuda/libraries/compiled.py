@@ -18,8 +18,6 @@ from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
 from ._radix_sort import RadixSort
 
-__all__ = ["ArraysLibrary", "JitLibrary", "RandomLibrary"]
-
 _compile = CompiledLibrary.compile_expression
 
 

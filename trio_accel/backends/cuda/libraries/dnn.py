@@ -42,8 +42,6 @@ from ._dnn_base import (
     wide_result,
 )
 
-__all__ = ["DnnLibrary"]
-
 # The layout is that of the structure in dnn.cu.
 _CONVOLUTION = Struct(f"<4Q5q{GRID}q")
 _BIAS = Struct("<2Q3qi4x")

@@ -40,8 +40,6 @@ from ..runtime._compiler import compiled as compile_source
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
 
-__all__ = ["FftLibrary"]
-
 # The alignment of structures of arguments.
 _ALIGNED = 16
 # The names of each dtype: the end of names of functions, the type of an element, and the end of types of

@@ -21,8 +21,6 @@ from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 
-__all__ = ["Conditions", "GraphLibrary"]
-
 # The structure in conditions.cu: the handle of the condition, and a structure behind it.
 _BRANCH = struct.Struct("<QQiiii")
 _LOOP = struct.Struct("<QQQqQii")

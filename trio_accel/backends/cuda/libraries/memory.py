@@ -12,8 +12,6 @@ from ...base.gpu.kernels import TransferLibrary
 from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
-__all__ = ["MemoryLibrary"]
-
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 

@@ -22,8 +22,6 @@ from ...base.kit.communicators import Communicators
 from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
-__all__ = ["NcclLibrary"]
-
 _NAME = "nccl"
 _OPEN: Communicators = Communicators(_NAME)
 """The communicators of this process, which has one device."""

@@ -32,8 +32,6 @@ from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._foreign import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
 
-__all__ = ["ProgramLibrary"]
-
 # A call that takes longer holds up the loop: the next one is made in the thread.
 _SHORT = 0.002
 _SHORT_CALL = InThread(is_short=True)

@@ -25,8 +25,6 @@ from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
-__all__ = ["SolverLibrary"]
-
 _WORD = 4
 # Stacks of matrices up to these sizes have routines of their own.
 _MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128

@@ -38,8 +38,6 @@ from ._sparse_makers import (
     vector,
 )
 
-__all__ = ["SparseLibrary"]
-
 # The layout is that of the structure in sparse.cu.
 _GUARD = struct.Struct("<5Q3qii")
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")

@@ -22,8 +22,6 @@ from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream, capture_once
 from ._cublas import HOST, KINDS, Cublas, Factors, Kind
 
-__all__ = ["TensorLibrary"]
-
 _logger = logging.getLogger("trio_accel.backends")
 
 _IDENTITY = int(cutensor.Operator.OP_IDENTITY)

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     # To import it takes 0.3 s, which a device that compiles nothing does without.
     from cuda.core import ProgramOptions
 
-__all__ = [
-    "CompiledKernel",
-    "Target",
-    "architecture_of",
-    "compile_kernel",
-    "compiled",
-    "kernels_in",
-    "ptx_log",
-]
-
 Target: TypeAlias = Literal["cubin", "ptx", "ltoir"]
 
 # Options for which a compilation does more than make code, or reads more than sources and headers. It is

@@ -11,8 +11,6 @@ from cuda.bindings import driver
 
 from ...base import AccelError, ContextPoisonedError, DeviceLostError, DriverError, NotSupportedError
 
-__all__ = ["CudaContext", "CudaMemoryError", "describe", "error_of", "is_damage", "is_sticky"]
-
 _STICKY = frozenset(
     {
         "CUDA_ERROR_DEINITIALIZED",

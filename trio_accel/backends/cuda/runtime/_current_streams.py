@@ -11,8 +11,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["CurrentStreams", "StreamHandle", "loaded"]
-
 
 class CurrentStreams:
     """Makes a stream the current one of PyTorch and CuPy, where this process has imported them.

@@ -22,12 +22,6 @@ from ._stream import CudaEvent, CudaStream
 if TYPE_CHECKING:
     from cuda.core.utils import StridedMemoryView
 
-__all__ = [
-    "CudaLease", "Lending", "ProgramArray", "described", "foreign_array",
-    "reserved_by_others",
-]  # fmt: skip
-
-
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 _NO_ORDER = -1
 # The number is that of dlpack.h.

@@ -17,8 +17,6 @@ from ...base.kit.launch_cache import Key, LaunchCache
 from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
-__all__ = ["CaptureStream", "Executable", "Graphs"]
-
 MOST = 128
 """So many are cached for a device. One takes 114 KiB of its memory."""
 

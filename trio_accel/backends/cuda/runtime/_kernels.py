@@ -19,8 +19,6 @@ from ._context import CudaContext
 from ._signals import StatusWords
 from ._stream import CudaHold, CudaStream
 
-__all__ = ["CudaFaults", "CudaKernels"]
-
 _FOLDER = Path(__file__).parents[1] / "kernels"
 _INCLUDES = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _THREADS = 256

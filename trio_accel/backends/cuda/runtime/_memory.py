@@ -14,8 +14,6 @@ from ...base import AccelError, BlockMemory, ChunkKeeper
 from ...base.kit.pools import Reclaimer
 from ._context import CudaContext, CudaMemoryError
 
-__all__ = ["CudaMemory", "DeviceChunk"]
-
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 # Memory that is being given back waits for streams that this thread may have to release.
 _PATIENCE = 0.5

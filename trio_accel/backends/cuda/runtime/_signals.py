@@ -19,8 +19,6 @@ from ...base import AccelEvent, Waker
 from ...base.kit.pools import PagePool
 from ._context import CudaContext
 
-__all__ = ["EventNotifier", "StatusWord", "StatusWords"]
-
 _BYTES = 64 << 10
 # A cache line each: the host polls one while the device writes the next.
 _APART = 64

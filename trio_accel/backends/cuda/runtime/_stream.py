@@ -14,8 +14,6 @@ from ...base import AccelEvent, ContextPoisonedError, Waker
 from ._context import CudaContext, is_sticky
 from ._signals import EventNotifier, StatusWord, StatusWords
 
-__all__ = ["CudaEvent", "CudaHold", "CudaStream", "capture_once", "scratch"]
-
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 # The least that is taken for what is run once.
