@@ -69,7 +69,7 @@ def check_number(name: str, argument: str, value: object, *, is_real: bool = Fal
     given: Any = value
     number = given.item() if isinstance(value, np.generic) else given
     if not isinstance(number, Real if is_real else Complex):
-        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {shown(value)}")
+        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {shown(given)}")
     return number
 
 

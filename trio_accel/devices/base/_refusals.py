@@ -285,13 +285,14 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
 
 def shown(value: object) -> str:
     """Show a value that was given, in one line."""
-    if isinstance(value, np.ndarray) and value.ndim:
-        return f"an array of {value.dtype} and of shape {value.shape}"
+    given: Any = value
+    if isinstance(value, np.ndarray) and given.ndim:
+        return f"an array of {given.dtype} and of shape {given.shape}"
     if isinstance(value, int) and value.bit_length() > 64:
         # Python writes no number of thousands of digits.
         return f"a number of {value.bit_length()} bits"
-    text = value.__name__ if isinstance(value, type) else repr(value)
-    return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(value).__name__}"
+    text = value.__name__ if isinstance(value, type) else repr(given)
+    return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(given).__name__}"
 
 
 def said(where: str, error: Exception) -> Exception:

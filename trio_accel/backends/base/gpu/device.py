@@ -419,7 +419,6 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         transfers: Copies between host and device.
         pinned: Host memory that status words are copied to.
         arena: Memory that kernels need while they run.
-        believed: See `AccelDevice.believed`; by block, the functions to call when its contents change (D26).
     """
 
     def __init__(
@@ -432,7 +431,9 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self.transfers: Transfers = Transfers(context)
         self.arena: Arena = Arena(context, blocks)
         self.pinned: PinnedMemory = PinnedMemory(context)
-        self.believed: dict[int, set[Callable[[int], None]]] = {}
+        # By block, the functions to call when its contents change (D26).
+        self._believed: dict[int, set[Callable[[int], None]]] = {}
+        self.believed = self._believed
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
 
@@ -461,17 +462,17 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
         super().free(block)
-        if block in self.believed:
+        if block in self._believed:
             self.renew(block)
 
     def renew(self, block: int) -> None:
         """Forget facts about the contents of a block; see `AccelDevice.renew`."""
-        for invalidate in self.believed.pop(block, ()):
+        for invalidate in self._believed.pop(block, ()):
             invalidate(block)
 
     def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
         """Have a function called once, when a block's contents change or may change. From any thread."""
-        self.believed.setdefault(block, set()).add(invalidate)
+        self._believed.setdefault(block, set()).add(invalidate)
 
     def at(self, array: ArraySpec) -> DeviceArray:
         """Return the address and layout of an array.
