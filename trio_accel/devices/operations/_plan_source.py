@@ -228,8 +228,7 @@ def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
     for name, kind in kinds.items():
         if kind == "bool" or isinstance(kind, tuple):
             # Looked up by hashes: an array equals no value, and is none.
-            allowed: Any = (False, True) if kind == "bool" else kind
-            names[f"ALLOWED_{name}"] = dict.fromkeys(allowed)
+            names[f"ALLOWED_{name}"] = dict.fromkeys(cast("Any", (False, True) if kind == "bool" else kind))
             steps.append(
                 f"if self.{name}.__hash__ is None or self.{name} not in ALLOWED_{name}: "
                 f"refuse_value(planner.name, {name!r}, ALLOWED_{name}, self.{name})"
