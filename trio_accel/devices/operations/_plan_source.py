@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, cast
 
 from ...backends.base import DType
 from ...backends.base.contract.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
