@@ -12,7 +12,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel import jit, linalg
-from trio_accel.backends.base import foreign_names
+from trio_accel.backends.base.contract import foreign_names
 from trio_accel.patterns import Batcher, Call
 
 SCALE = jit.Kernel(

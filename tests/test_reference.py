@@ -77,7 +77,7 @@ def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
     [
         "| `RESUME` | It is a reply: the asker gets the exception itself, the actor lives on",
         "| `ONE_FOR_ALL` | All children: the others are ended in reverse start order, then",
-        "| `isolation` | [`Isolation`](#isolation) | Where its context lives: in a worker process, or",
+        "| `isolation` | [`Isolation`](#isolation) | The place of its context: a worker process, or",
     ],
 )
 def test_a_colon_in_a_docstring_is_a_part_of_the_sentence(entry: str) -> None:

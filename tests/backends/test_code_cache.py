@@ -339,7 +339,7 @@ def test_what_is_too_large_is_not_kept(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trio_accel.backends.base import code_cache
+from trio_accel.backends.base.kit import code_cache
 
 cache = code_cache.CodeCache(Path(sys.argv[1]), cap=100_000)
 for number in range(50):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trio_accel.backends.base import launch_cache
+from trio_accel.backends.base.kit import launch_cache
 from trio_accel.backends.base.kit.launch_cache import GraphCall, Key, LaunchCache
 
 ROOM = 3

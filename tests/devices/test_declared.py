@@ -15,8 +15,9 @@ from isolations import inline
 import trio_accel as ta
 from trio_accel import fft, linalg, random, sparse
 from trio_accel.actors import arguments_of
-from trio_accel.backends.base import DType, kernels
+from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import KINDS, Item
+from trio_accel.backends.base.kit import kernels
 from trio_accel.backends.base.kit.checks import NATIVE
 from trio_accel.backends.base.kit.kernels import kernel
 from trio_accel.devices import (

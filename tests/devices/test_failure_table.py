@@ -142,21 +142,21 @@ ELSEWHERE = {
     "Too many submitted": "devices/test_statistics.py::test_senders_wait_for_room_and_are_not_refused",
     "The same more often": "devices/test_recovery.py::test_too_many_crashes_of_a_library_cost_the_context",
     "An operation hangs, without": (
-        "devices/dispatch/test_cancel_isolated.py::test_a_deadline_holds_on_an_operation_that_hangs"
+        "devices/worker/test_cancel_isolated.py::test_a_deadline_holds_on_an_operation_that_hangs"
     ),
-    "The launcher": "devices/dispatch/test_recovery_workers.py::test_the_death_of_the_launcher_is_one_loss",
+    "The launcher": "devices/worker/test_recovery_workers.py::test_the_death_of_the_launcher_is_one_loss",
     "More losses": (
-        "devices/dispatch/test_adoption.py::test_the_next_device_has_the_arrays_by_the_same_references"
+        "devices/worker/test_adoption.py::test_the_next_device_has_the_arrays_by_the_same_references"
     ),
     "The device or the system": (
-        "devices/dispatch/test_cancel_isolated.py::"
+        "devices/worker/test_cancel_isolated.py::"
         "test_a_device_that_closes_lets_what_runs_finish_within_its_grace"
     ),
     "The asker is cancelled": (
-        "devices/dispatch/test_cancel_isolated.py::test_past_the_grace_the_asker_goes_and_the_operation_goes_on"
+        "devices/worker/test_cancel_isolated.py::test_past_the_grace_the_asker_goes_and_the_operation_goes_on"
     ),
     "The program is killed": (
-        "devices/dispatch/test_death_of_the_application.py::test_nothing_is_left_when_the_application_is_killed"
+        "devices/worker/test_death_of_the_application.py::test_nothing_is_left_when_the_application_is_killed"
     ),
 }
 CASES = [

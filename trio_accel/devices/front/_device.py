@@ -454,6 +454,7 @@ async def lend(
         StaleRefError, DeviceLostError: As for a lease.
         OutOfMemoryError: There is not enough memory for a copy.
     """
+    refuse_recording(where, "read arrays of other devices before or after a replay")
     owners = [owned(where, ref) for ref in refs]
     for ref in owners:
         ref.block.check(where, ref.spec)

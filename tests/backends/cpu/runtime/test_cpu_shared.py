@@ -15,8 +15,9 @@ from chunk_files import UNFIT, sealed
 from keepers import Keeper
 
 from trio_accel.backends import resolve
-from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError, host
+from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
+from trio_accel.backends.base.kit import host
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu.runtime import _memory
 
