@@ -28,9 +28,9 @@ FILES = {
     # Trio runs the tasks of the ranks in any order: one more file at times.
     "collective": (42, 31, 40),
 }
-LINES_PER_FUNCTION = 52.8
-LINES_OF_THE_MEDIAN = 64.4
-LINES = 67_950
+LINES_PER_FUNCTION = 52.2
+LINES_OF_THE_MEDIAN = 63.5
+LINES = 66_800
 PRIVATE_NAMES = 150
 
 

@@ -24,8 +24,8 @@ from ..base._refusals import what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
-from ..operations._operation import Operand, Operation, Planner
-from ..operations._pending import Planned, ReplyT_co
+from ..operations._operation import Operand, Operation, Planned, Planner
+from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device
 
 _PIECE = 16 << 20

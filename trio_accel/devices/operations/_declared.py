@@ -51,8 +51,8 @@ from ...backends.base.contract.ops import (
 )
 from ...backends.base.kit.kernels import ALLOWED
 from ._named import refuse_as
-from ._operation import Operand, Operation, Planner
-from ._pending import Planned, ReplyT, ReplyT_co
+from ._operation import Operand, Operation, Planned, Planner
+from ._pending import ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 from ._ref import AccelRef, device_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from numbers import Number
-from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -35,7 +35,7 @@ from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
 from ._blocks import Block, BlockTable, BorrowedBlock, Damage, in_turn
 from ._faults import FaultHit, Faults
-from ._pending import Pending, Planned, ReplyT, ReplyT_co
+from ._pending import Pending, ReplyT, ReplyT_co
 from ._ref import AccelRef, DeviceRequest
 
 __all__ = [
@@ -64,6 +64,30 @@ LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 
 Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
 """Operand of an operation: an array on the device, or a NumPy array that is copied there first."""
+
+
+@attrs.define(on_setattr=None)
+class Planned(Generic[ReplyT_co]):
+    """A validated operation: the backend's specification, and the reply.
+
+    Attributes:
+        spec: Specification for the backend.
+        reply: The reply, if it is known before the operation runs; None otherwise.
+        finish: Makes the reply when the operation is complete and its status words are there. It runs in the
+            task that waits; an error of it is raised there.
+        is_checked: Whether the plan has checked all fields, and `OperationSpec.check_shapes` is not needed.
+    """
+
+    spec: OperationSpec
+    reply: ReplyT_co | None = None
+    finish: Callable[[], ReplyT_co] | None = None
+    is_checked: bool = False
+
+    def result(self) -> ReplyT_co:
+        """Return the reply of an operation that is complete."""
+        if self.finish is not None:
+            return self.finish()
+        return cast("ReplyT_co", self.reply)
 
 
 class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):

@@ -1,45 +1,28 @@
-"""Planned operations, and those that were handed over and may be waited for later."""
+"""Operations that were handed over and may be waited for later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import attrs
 import trio
 
-from ...backends.base.contract.ops import OperationSpec
 from ..base._refusals import NotAwaited
 from ._blocks import bare
 
-__all__ = ["Pending", "Planned"]
+__all__ = ["Pending"]
 
 ReplyT = TypeVar("ReplyT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
-@attrs.define(on_setattr=None)
-class Planned(Generic[ReplyT_co]):
-    """A validated operation: the backend's specification, and the reply.
+class _Planned(Protocol[ReplyT_co]):
+    """A planned operation, which knows its reply."""
 
-    Attributes:
-        spec: Specification for the backend.
-        reply: The reply, if it is known before the operation runs; None otherwise.
-        finish: Makes the reply when the operation is complete and its status words are there. It runs in the
-            task that waits; an error of it is raised there.
-        is_checked: Whether the plan has checked all fields, and `OperationSpec.check_shapes` is not needed.
-    """
+    @property
+    def finish(self) -> Callable[[], ReplyT_co] | None: ...
 
-    spec: OperationSpec
-    reply: ReplyT_co | None = None
-    finish: Callable[[], ReplyT_co] | None = None
-    is_checked: bool = False
-
-    def result(self) -> ReplyT_co:
-        """Return the reply of an operation that is complete."""
-        if self.finish is not None:
-            return self.finish()
-        return cast("ReplyT_co", self.reply)
+    def result(self) -> ReplyT_co: ...
 
 
 class Pending(NotAwaited, Generic[ReplyT]):
@@ -51,7 +34,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
         "await pending.wait() waits until the operation is done"
     )
 
-    def __init__(self, operation: str, planned: Planned[ReplyT]) -> None:
+    def __init__(self, operation: str, planned: _Planned[ReplyT]) -> None:
         self._planned = planned
         self._operation = operation
         self._error: BaseException | None = None
