@@ -165,6 +165,10 @@ class _Kind:
             except NameError:
                 note = object
         origin = get_origin(note)
+        # NumPy's `NDArray` is a name for a type, of the form that Python 3.12 has.
+        while hasattr(origin or note, "__value__"):
+            note = (origin or note).__value__
+            origin = get_origin(note)
         cls = object if getattr(note, "_is_protocol", False) else origin or note
         self._cls: Any = _NUMBERS.get(note, NoneType if note is None else cls)
         self._choices = get_args(note) if origin is Literal else ()
