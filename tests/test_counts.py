@@ -26,7 +26,7 @@ FILES = {
     "sparse product": (21, 21, 20),
     "program call": (24, 24, 21),
     # Trio runs the tasks of the ranks in any order: one more file at times.
-    "collective": (42, 31, 40),
+    "collective": (42, 31, 38),
 }
 LINES_PER_FUNCTION = 52.2
 LINES_OF_THE_MEDIAN = 63.5

@@ -178,17 +178,21 @@ class PartCall:
         try:
             async with lend(self.name, lent, devices, self._turns.stay) as held:
                 await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
-        except BaseException as error:
-            # One that was cancelled may have run. Whether the one that failed has, its device knows.
-            failed = error.rank if isinstance(error, RankFailedError) else None
-            for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
-                block.spoil(self.name, None)
-            if not isinstance(error, (ContextLostError, DeviceLostError)):
-                raise
+        except (ContextLostError, DeviceLostError) as error:
+            self._spoil(None)
             # A device was lost before the parts began.
             gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
             raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
+        except BaseException as error:
+            # One that was cancelled may have run. Whether the one that failed has, its device knows.
+            self._spoil(error.rank if isinstance(error, RankFailedError) else None)
+            raise
         return {rank: made[rank] for rank in chosen}
+
+    def _spoil(self, failed: int | None) -> None:
+        """Refuse the later use of what the ranks change in place, but for the one that failed by itself."""
+        for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
+            block.spoil(self.name, None)
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
         """Wait for the parts of ranks; the first that fails ends all."""

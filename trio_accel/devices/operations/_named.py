@@ -19,7 +19,7 @@ from ...backends.base import AccelError, NotSupportedError
 from ..base._refusals import shown, what_to_do
 from ._ref import AccelRef
 
-_HEAD = re.compile(r"[a-z]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
+_HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
 _PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError, OverflowError)
 # An attribute that is not there, of what is right, is a defect of this package.
 _HEADLESS = (*_PLAIN, AttributeError, NotSupportedError)
