@@ -60,7 +60,8 @@ class _Own:
     kind = "gauge"
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002  # as in metrics
-        self.name, self.help = name, help
+        self.name: str = name
+        self.help: str = help
         self._values: dict[_Labels, float] = {}
 
     def __repr__(self) -> str:

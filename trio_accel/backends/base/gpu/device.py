@@ -7,7 +7,7 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -433,7 +433,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self.pinned: PinnedMemory = PinnedMemory(context)
         # By block, the functions to call when its contents change (D26).
         self._believed: dict[int, set[Callable[[int], None]]] = {}
-        self.believed = self._believed
+        self.believed: Collection[int] = self._believed
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
 
