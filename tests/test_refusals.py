@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import zlib
 from collections.abc import Iterator
@@ -311,3 +312,26 @@ async def test_wrong_arguments_are_refused_plainly_and_by_the_name_of_the_functi
     assert not wrong, "\n".join([f"{len(wrong)} refusals:", *wrong])
     # What no check refuses crashes an actor, or the context.
     assert device.generation == 1
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_function_is_pickled_by_its_name(package: str) -> None:
+    listed = PACKAGES[package].__all__
+    functions = [one for one in map(vars(PACKAGES[package]).get, listed) if inspect.isfunction(one)]
+    assert len(functions) > 5
+    assert [one.__name__ for one in functions if pickle.loads(pickle.dumps(one)) is not one] == []
+
+
+async def test_a_truth_value_is_no_real_number(device: ta.Device) -> None:
+    x, b = await device.put(np.eye(3)), await device.put(np.ones(3))
+    matrix = await sparse.csr(device, scipy.sparse.eye_array(3, format="csr"))
+    generator = ta.random.Generator(device)
+    for argument, call in {
+        "p": lambda: nn.dropout(x, p=True, generator=generator),
+        "label_smoothing": lambda: nn.cross_entropy(x, x, label_smoothing=True),
+        "delta": lambda: nn.huber_loss(x, x, delta=True),
+        "rtol": lambda: sparse.cg(matrix, b, rtol=True),
+        "atol": lambda: sparse.gmres(matrix, b, atol=True),
+    }.items():
+        with pytest.raises(TypeError, match=f"{argument} must be a real number, got True"):
+            await call()

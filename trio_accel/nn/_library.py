@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 
 from ..backends.base import DType, OutOfRangeError
-from ..devices.base._refusals import shown
+from ..devices.base._refusals import real, shown
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
@@ -42,6 +42,7 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
         ValueError: One is outside, or NaN.
     """
     for argument, value in numbers.items():
+        real(name, argument, value)
         if not (least <= value < below or (is_closed and value == below)):
             told = f"up to {below}" if is_closed else f"below {below}"
             raise ValueError(f"{name}: {argument} must be from {least} {told}, got {value!r}")

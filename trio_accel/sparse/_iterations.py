@@ -18,7 +18,7 @@ import numpy as np
 from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
-from ..devices.base._refusals import refuse_dtypes, whole
+from ..devices.base._refusals import real, refuse_dtypes, whole
 from ..expressions import Elementwise, Out, Reduction
 from ..graphs import Graph, capture
 from ..linalg import Nrm2
@@ -239,7 +239,7 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
         if whole(where, argument, value) < 1:
             raise ValueError(f"{where}: {argument} must be at least 1, got {value!r}")
         return value
-    if not 0 <= value < math.inf:
+    if not 0 <= real(where, argument, value) < math.inf:
         raise ValueError(f"{where}: {argument} must be finite and not negative, got {value!r}")
     return float(value)
 

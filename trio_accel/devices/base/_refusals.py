@@ -283,6 +283,17 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
     return value
 
 
+def real(name: str, argument: str, value: Any) -> Any:
+    """Take a real number, of Python or NumPy; a truth value is none.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: {argument} must be a real number, got {shown(value)}")
+    return value
+
+
 def shown(value: object) -> str:
     """Show a value that was given, in one line."""
     given: Any = value

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial, wraps
 from numbers import Complex, Integral, Real
-from types import FunctionType, NoneType, UnionType
+from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
@@ -55,7 +55,11 @@ def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
     for name in names:
         function: object = owner.__dict__[name]
         if isinstance(function, FunctionType) and not hasattr(function, "message"):
-            setattr(owner, name, _naming(f"{prefix}.{name}", function))
+            made = _naming(f"{prefix}.{name}", function)
+            if isinstance(owner, ModuleType):
+                # Where it is found: a function is pickled by its module and name.
+                made.__module__ = owner.__name__
+            setattr(owner, name, made)
 
 
 def _naming(name: str, function: Any) -> Any:
