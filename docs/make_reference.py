@@ -264,7 +264,7 @@ class Writer:
         return "\n".join(rows)
 
     def module(self, name: str) -> Iterator[str]:
-        """What stands before the entries of a module."""
+        """Write the part of a page ahead of the entries of a module."""
         yield from ()
 
     # What entries are made of

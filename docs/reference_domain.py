@@ -28,7 +28,7 @@ def objects() -> Mapping[str, list[str]]:
 
 
 def _other_names(module: str, name: str) -> list[str]:
-    """What programs write: ``ta.linalg.matmul``; for a name of the package, ``ta.Device`` too."""
+    """Return the names that programs write: ``ta.linalg.matmul``, and for the package also ``ta.Device``."""
     names = [f"{module}.{name}"]
     is_ours = name in source.public_names("trio_accel")
     if is_ours and source.find("trio_accel", name) == source.find(module, name):

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-# What is made of the text of an annotation.
+# Replacements in the text of an annotation.
 Types = Callable[[str], str]
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
@@ -33,7 +33,7 @@ class Docstring:
     """A docstring in Google style, taken apart.
 
     Attributes:
-        text: What stands before, between and behind the sections.
+        text: The prose ahead of, between and behind the sections.
         sections: The entries of each section: pairs of name and text. The name is empty where there is none.
     """
 
@@ -204,7 +204,7 @@ def first_sentence(definition: Definition) -> str:
 
 
 def value_of(definition: Definition) -> str:
-    """What is assigned to a name; empty if nothing is."""
+    """Return the text of the value that a name gets; empty if it gets none."""
     node = definition.node
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         return unquoted(node.value)

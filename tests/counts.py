@@ -50,7 +50,7 @@ LIBRARIES = {
     r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_radix_sort)\.",
     "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
     "fft": r"/fft_steps\.|libraries/fft\.",
-    "linalg": r"base/(kit/)?(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
+    "linalg": r"base/kit/(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
     r"|libraries/(blas|blaslt|solver|_cublas|_cusolver|_fortran)\.",
     "nn": r"ops/dnn\.|kernels/(dnn|norms)\."
     r"|libraries/(dnn|_attention|_cudnn|_dnn_base)\.",
@@ -59,7 +59,7 @@ LIBRARIES = {
     "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
-SHARED = re.compile(r"base/(contract/)?ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
+SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
 # What runs the user's own code, moves data, or replays: it counts on neither side.
 OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory)\.|arrays/_fused\.")
 METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",)}

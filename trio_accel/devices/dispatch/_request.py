@@ -16,7 +16,7 @@ import trio
 from ...actors import WOKEN, Waiter
 from ...backends.base import DType
 from ...backends.base.contract.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
-from ..base._errors import out_of_descriptors
+from ..base._errors import NoEdgeError, out_of_descriptors
 from ..base._host_pool import HostPool, Region
 from ..base._waits import Turn
 from ..operations._operation import Launch
@@ -43,10 +43,6 @@ Whether a worker has begun with it is told by a word of memory, and only a dead 
 
 Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave", "complete"]
 """What happens to a request."""
-
-
-class NoEdgeError(RuntimeError):
-    """Something happened that cannot happen in this stage of a life: an error of this package."""
 
 
 @attrs.define(eq=False, repr=False)
