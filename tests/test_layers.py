@@ -351,7 +351,7 @@ def test_only_the_bridge_and_streams_know_threads() -> None:
 
 
 def test_the_package_opens_no_eventfd() -> None:
-    """So that one which a test seems to leave is the driver's: see `_descriptors` in `conftest.py`."""
+    """One that a test leaves on a GPU is the driver's: it has one for itself, and two for each context."""
     assert [module.name for module in modules() if "eventfd" in module.source] == []
 
 
