@@ -1,6 +1,7 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from .contract import device_info, dtypes, errors, foreign, ops, protocols
+from . import ops
+from .contract import device_info, dtypes, errors, foreign, protocols
 from .contract.device_array import DeviceArray
 from .contract.device_info import *
 from .contract.dtypes import *
