@@ -84,7 +84,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar Refused"
     ),
-    "trio_accel.backends.base.ops": _names(
+    "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
         "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "

@@ -79,20 +79,10 @@ def public_names(module: str) -> list[str]:
         elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
             # Either names, or those of a module below: ``_systems.__all__``.
             if isinstance(node.value, ast.Attribute):
-                names += public_names(_below(tree, module, ast.unparse(node.value.value)))
+                names += public_names(f"{module}.{ast.unparse(node.value.value)}")
             else:
                 names += ast.literal_eval(node.value)
     return names
-
-
-def _below(tree: ast.Module, module: str, name: str) -> str:
-    """Return the path of a module that another one has by a name: below it, or from beside it."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if alias.asname == name:
-                    return f"{module.rpartition('.')[0]}.{node.module}.{alias.name}"
-    return f"{module}.{name}"
 
 
 @functools.cache

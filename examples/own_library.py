@@ -15,7 +15,7 @@ import trio
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import Transpose
+from trio_accel.backends.base.contract.ops import Transpose
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 

@@ -1,7 +1,6 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from . import ops
-from .contract import device_info, dtypes, errors, foreign, protocols
+from .contract import device_info, dtypes, errors, foreign, ops, protocols
 from .contract.device_array import DeviceArray
 from .contract.device_info import *
 from .contract.dtypes import *
