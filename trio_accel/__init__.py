@@ -84,6 +84,7 @@ from .backends.base.contract.foreign_names import elsewhere as _elsewhere
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
+    Call,
     Device,
     DeviceGroup,
     DeviceLoad,
@@ -105,6 +106,7 @@ from .devices import (
     open_system,
     stream,
 )
+from .devices.operations._calls import have_operators as _have_operators
 
 if _typing.TYPE_CHECKING:
     from . import (
@@ -175,6 +177,12 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
+def _operator(name: str) -> _typing.Any:
+    return getattr(_import_module(f"{__name__}.linalg") if name == "matmul" else arrays, name)
+
+
+_have_operators(_operator)
+
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
 
@@ -195,6 +203,7 @@ __all__ = [
     "AdaptiveCompletion",
     "AskCycleError",
     "Backoff",
+    "Call",
     "CompilationError",
     "CompletionTimeoutError",
     "ContextLostError",

@@ -48,6 +48,7 @@ from .front._stream import *
 from .front._system import *
 from .launcher._launcher import describe_workers
 from .operations import _declared, _pending
+from .operations._calls import Call
 from .operations._declared import *
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
@@ -70,6 +71,7 @@ __all__: list[str] = [
     "Ask",
     "Assign",
     "CacheStatistics",
+    "Call",
     "CompletionPort",
     "CompletionStrategy",
     "ContextActor",

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..actors import binder, signed_like
 from ..backends.base import DType
-from ..devices import AccelRef, Operation, device_of
+from ..devices import AccelRef, Call, Operation
+from ..devices.operations._calls import Function, called
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
@@ -34,10 +35,8 @@ class DeclaredFunction(Protocol[ParametersP]):
         """Makes its message, for `Device.ask` and `Device.submit`."""
         ...
 
-    def __call__(
-        self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
-    ) -> Coroutine[Any, Any, AccelRef]:
-        """Compute it on the device of its arrays."""
+    def __call__(self, *args: ParametersP.args, **kwargs: ParametersP.kwargs) -> Call[AccelRef]:
+        """Compute it on the device of its arrays, once it is awaited."""
         ...
 
 
@@ -124,22 +123,15 @@ def expression(
                     given[name] = given[name].item()
             return [given.pop(name) for name in names], given
 
-        async def ask(*arguments: Any, **named: Any) -> AccelRef:
-            return await made(*arguments, **named)
-
-        async def ask_completed(*arguments: Any, **named: Any) -> AccelRef:
-            inputs, options = completed(arguments, named)
-            return await made(*inputs, **options)
-
         def message(*arguments: Any, **named: Any) -> Any:
             inputs, options = completed(arguments, named)
             return made.compute(*inputs, **options)
 
         is_plain = not numbers and all(parameters[name].default is inspect.Parameter.empty for name in names)
         bound = binder(made.operation, function)
-        declared: Any = functools.wraps(function)(ask if is_plain else ask_completed)
-        declared.elementwise, declared.message = made, made.compute if is_plain else message
-        declared.again = again
+        make = made.compute if is_plain else message
+        declared: Any = functools.wraps(function)(called(Function(made.operation, make)))
+        declared.elementwise, declared.message, declared.again = made, make, again
         return declared
 
     return declare
@@ -178,11 +170,8 @@ def reduction(
                 raise TypeError(f"{_operation(function)}: {error}") from None
             return made(chosen).compute(given.pop(array), **given)
 
-        async def ask(*arguments: Any, **named: Any) -> AccelRef:
-            sent = message(*arguments, **named)
-            return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
-
         again = functools.partial(reduction, library=library)
+        ask = called(Function(_operation(function), message))
         return _declared(function, ask, message, f"{reduce}({text})", None, None, again)
 
     return declare
@@ -218,9 +207,7 @@ def rows(
                     given[name] = given[name].item()
             return made.compute(*[given.pop(name) for name in names], **given)
 
-        async def ask(*arguments: Any, **named: Any) -> AccelRef:
-            return await made.ask(message(*arguments, **named))
-
+        ask = called(Function(_operation(function), message, ask=made.ask))
         again = functools.partial(rows, precision=precision, library=library)
         return _declared(function, ask, message, text, wide, precision, again)
 

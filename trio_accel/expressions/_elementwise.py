@@ -18,7 +18,8 @@ from ..backends.base.expressions import (
     TypedExpression,
     parse,
 )
-from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Call, Operation, Planned, Planner
+from ..devices.operations._calls import Function
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
@@ -94,7 +95,7 @@ class Elementwise(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told",
+        "_asked", "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told",
         "_truths", "_wide", "operation", "precision",
     )  # fmt: skip
 
@@ -132,6 +133,7 @@ class Elementwise(Generic[ReplyT]):
         self._promoted, self._truths = tuple(promoted), tuple(truths)
         self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self.operation: str = operation
+        self._asked = Function(operation, self.compute)
         self.precision: str | None = precision
         # The expressions that are known, by the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], KnownExpression] = {}
@@ -188,14 +190,14 @@ class Elementwise(Generic[ReplyT]):
         extents = None if shape is None else extents_of(self.operation, shape)
         return self._message(self, given, outs, extents)
 
-    async def __call__(
+    def __call__(
         self,
         *arguments: ExpressionArgument,
         out: AccelRef | Sequence[AccelRef | None] | None = None,
         shape: int | Sequence[int] | None = None,
         **named: ExpressionArgument,
-    ) -> ReplyT:
-        """Compute it on the device of its arrays.
+    ) -> Call[ReplyT]:
+        """Compute it on the device of its arrays, once it is awaited.
 
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
@@ -217,8 +219,9 @@ class Elementwise(Generic[ReplyT]):
                 not, or an array without elements to load.
             NotSupportedError: float8.
         """
-        message = self.compute(*arguments, out=out, shape=shape, **named)
-        return await device_of(self.operation, *message.arguments, *message.out).ask(message)
+        if out is not None or shape is not None:
+            named = {**named, "out": out, "shape": shape}  # type: ignore[dict-item]  # they are named, too
+        return Call(self._asked, arguments, named or None)
 
     def plan(
         self,

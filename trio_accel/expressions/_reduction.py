@@ -12,7 +12,8 @@ from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec
 from ..backends.base.contract.values import element
-from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Call, Operation, Planned, Planner
+from ..devices.operations._calls import Function
 from ._arguments import (
     ARRAYS,
     ExpressionArgument,
@@ -116,7 +117,7 @@ class Reduction(AlongAxes):
         inputs: Names of its arguments, in order.
     """
 
-    __slots__ = ("_dtype", "_known", "_reduction")
+    __slots__ = ("_asked", "_dtype", "_known", "_reduction")
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class Reduction(AlongAxes):
         self._dtype = None if dtype is None else DType.of(dtype)
         self._message = served_by(ComputeReduction, library)
         self.operation: str = operation
+        self._asked = Function(operation, self.compute)
         # The reductions that are known, by the types of the arguments, and of a result that is given.
         self._known: dict[tuple[object, ...], _Known] = {}
 
@@ -147,15 +149,15 @@ class Reduction(AlongAxes):
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
         return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {self._reduction.map.text}>"
 
-    async def __call__(
+    def __call__(
         self,
         *arguments: ExpressionArgument,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
         out: AccelRef | None = None,
         **named: ExpressionArgument,
-    ) -> AccelRef:
-        """Compute it on the device of its arrays.
+    ) -> Call[AccelRef]:
+        """Compute it on the device of its arrays, once it is awaited.
 
         Sums and products of float16, bfloat16 and float32 are made in float64, those of complex64 in
         complex128, and rounded once. The order of the elements differs between devices and from NumPy's.
@@ -176,8 +178,8 @@ class Reduction(AlongAxes):
                 reduction has no identity.
             NotSupportedError: float8.
         """
-        message = self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named)
-        return await device_of(self.operation, *message.arguments, out).ask(message)
+        given: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
+        return Call(self._asked, arguments, given)
 
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""

@@ -11,7 +11,8 @@ import numpy as np
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import Reduce, ScatterSpec
 from ..backends.base.expressions import ArgumentType, SpecializedExpression, TypedExpression, Weak, parse
-from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Call, Operation, Planned, Planner
+from ..devices.operations._calls import Function
 from ..devices.operations._plan_source import refuse_value
 from ._arguments import ARRAYS, ExpressionArgument, Taken, refusal, served_by, take
 
@@ -35,7 +36,7 @@ class Scatter:
         operation: Name of the operation.
     """
 
-    __slots__ = ("_expression", "_known", "_message", "_reduce", "operation")
+    __slots__ = ("_asked", "_expression", "_known", "_message", "_reduce", "operation")
 
     def __init__(
         self, place: str, reduce: Reduce, *, inputs: Sequence[str], operation: str, library: str = ARRAYS
@@ -47,11 +48,12 @@ class Scatter:
         self._reduce: Reduce = reduce
         self._message = served_by(ComputeScatter, library)
         self.operation: str = operation
+        self._asked = Function(operation, self._compute)
         # The expressions that are known, by the types of the arguments.
         self._known: dict[tuple[str, ...], tuple[str, TypedExpression]] = {}
 
-    async def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> AccelRef:
-        """Combine values with elements of an array, on its device.
+    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> Call[AccelRef]:
+        """Combine values with elements of an array, on its device, once it is awaited.
 
         Args:
             x: The array.
@@ -66,8 +68,10 @@ class Scatter:
             ValueError: Shapes that do not broadcast, or memory that the array shares with another argument.
             OutOfRangeError: An index is outside. The array is damaged then.
         """
-        message = self._message(self, (x, *arguments), shape)
-        return await device_of(self.operation, *message.arguments).ask(message)
+        return Call(self._asked, (x, *arguments), {"shape": shape})
+
+    def _compute(self, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> ComputeScatter:
+        return self._message(self, arguments, shape)
 
     def plan(self, planner: Planner, message: ComputeScatter) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""

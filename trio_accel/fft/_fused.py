@@ -9,7 +9,8 @@ import attrs
 
 from ..actors import unknown_option
 from ..backends.base.contract.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
-from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Call, Operation, Planned, Planner
+from ..devices.operations._calls import Function
 from ..expressions import Elementwise, ExpressionArgument, Out, bind
 from ._functions import Transform
 
@@ -59,11 +60,12 @@ class FusedTransform:
         inputs: Names of its arguments, in order: ``x``, those of the prolog, those of the epilog.
     """
 
-    __slots__ = ("epilog", "inputs", "operation", "prolog", "transform")
+    __slots__ = ("_asked", "epilog", "inputs", "operation", "prolog", "transform")
 
     def __init__(self, transform: Transform, prolog: str, epilog: str) -> None:
         self.transform: Transform = transform
         self.operation: str = f"fft.fused_{transform.name}"
+        self._asked = Function(self.operation, self.compute)
         self.prolog: Elementwise[AccelRef] = _expression(self.operation, prolog, "x")
         self.epilog: Elementwise[AccelRef] = _expression(self.operation, epilog, "y")
         if self.epilog.is_loaded("y"):
@@ -94,10 +96,10 @@ class FusedTransform:
         given = bind(self.operation, self.inputs, arguments, named, options=(*places, "norm", "out"))
         return ComputeFused(self, given, norm, out, **options)
 
-    async def __call__(
+    def __call__(
         self, *arguments: ExpressionArgument, norm: FftNorm | None = None, out: Out = None, **named: Any
-    ) -> AccelRef:
-        """Compute it on the device of its arrays.
+    ) -> Call[AccelRef]:
+        """Compute it on the device of its arrays, once it is awaited.
 
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`.
@@ -115,8 +117,7 @@ class FusedTransform:
 
         See `Device.ask` for cancellation and the errors that any operation can end with.
         """
-        message = self.compute(*arguments, norm=norm, out=out, **named)
-        return await device_of(self.operation, *message.arguments, out).ask(message)
+        return Call(self._asked, arguments, {**named, "norm": norm, "out": out})
 
 
 @attrs.frozen(eq=False)

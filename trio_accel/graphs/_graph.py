@@ -11,7 +11,7 @@ import attrs
 from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, GraphSpec
 from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, record
-from ._layout import Input, Layout, dot_of, lay_out, map_reply
+from ..devices.front._layout import Input, Layout, dot_of, lay_out, map_reply
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 

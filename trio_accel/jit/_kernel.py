@@ -22,7 +22,8 @@ from ..backends.base.contract.ops import (
     scalar_offsets,
 )
 from ..backends.base.contract.values import element
-from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Call, Device, LibraryActor, Operand, Operation, Planned, Planner
+from ..devices.operations._calls import Function
 from ..expressions import bind
 from ._declarations import (
     Code,
@@ -157,6 +158,7 @@ class Kernel:
     """
 
     __slots__ = (
+        "_asked",
         "_block", "_definition", "_grid", "_names", "_optional", "_scalars", "_shared", "_skips_empty",
         "_steps", "_text", "operation",
     )  # fmt: skip
@@ -181,6 +183,7 @@ class Kernel:
         if not isinstance(called, str) or not called.strip():
             raise ValueError(f"Kernel: name must be the name of a kernel, got {called!r}")
         self.operation: str = f"jit.{name}"
+        self._asked = Function(self.operation, self.launch)
         """Name of its launches, in errors and events."""
         where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
         named = _named(where, parameters)
@@ -253,10 +256,10 @@ class Kernel:
         """
         return LaunchKernel(self, bind(self.operation, self._names, arguments, named, self._optional))
 
-    async def __call__(
+    def __call__(
         self, *arguments: Operand | complex, **named: Operand | complex
-    ) -> tuple[AccelRef, ...]:
-        """Launch it on the device of its arrays; see `launch`.
+    ) -> Call[tuple[AccelRef, ...]]:
+        """Launch it on the device of its arrays, once it is awaited; see `launch`.
 
         Returns:
             The arrays that it writes or updates, in the order of the parameters.
@@ -269,8 +272,7 @@ class Kernel:
             NotSupportedError: The backend cannot run it.
             ContextLostError: The context was lost while it ran; it may be this kernel's fault.
         """
-        message = self.launch(*arguments, **named)
-        return await device_of(self.operation, *message.arguments).ask(message)
+        return Call(self._asked, arguments, named or None)
 
     async def occupancy(
         self, device: Device, block: int | Sequence[int] | None = None, shared: int = 0

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Map
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -23,42 +23,8 @@ _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
-_TO_HOST = "await ref.to_host() gives a NumPy array"
-_INSTEAD = {
-    "@": "use await linalg.matmul(a, b)",
-    "+": f"await linalg.axpy(1.0, x, y) adds x to y in place, and {_TO_HOST}",
-    "-": f"await linalg.axpy(-1.0, x, y) subtracts x from y in place, and {_TO_HOST}",
-    "*": f"await linalg.scal(alpha, x) multiplies by a number in place, and {_TO_HOST}",
-    "/": f"await linalg.scal(1 / alpha, x) divides by a number in place, and {_TO_HOST}",
-}
-_COMPARED = (
-    "compare what is on the host, np.array_equal(await a.to_host(), await b.to_host()); `a is b` asks "
-    "whether two references are one"
-)
-
-# Names of special methods; those of two operands have one with an `r` in front.
-_OF_TWO = {
-    "matmul": "@",
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "divmod": "divmod",
-    "pow": "**",
-    "lshift": "<<",
-    "rshift": ">>",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-}
-_OF_ONE = {"neg": "-", "pos": "+", "abs": "abs", "invert": "~"}
-_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _NUMBERS = ("float", "int", "complex", "round")
-_ELEMENTS = (np.ndarray, np.generic, numbers.Number, list, tuple)
 _LEAST = -sys.maxsize - 1
-_UFUNCS = {"matmul": "@", "add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
 class NotAwaited:
@@ -154,106 +120,71 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
     raise TypeError(f"{name}: operands must have one dtype, got {got}; write {' and '.join(told)}")
 
 
-class NoOperators:
-    """Base of references to arrays: Python's operators cannot be awaited, so each is refused.
+class OnDevice:
+    """Base of what stands for an array on a device: Python cannot look at its elements.
 
-    Equality, too: it would have to be that of the elements, and an answer that looks at the references alone
-    would be taken for it. It is refused with anything that has elements, or is one; all else is unequal.
-    The hash is that of the object, and containers look for the object itself first. So references may be
-    members of sets and keys of dictionaries; ``ref in [a, b]`` is refused where it is not the first.
+    Attributes:
+        noun: How errors call it.
+        first: What comes ahead of ``.to_host()`` in advice.
     """
 
     __slots__ = ()
+    noun: ClassVar[str]
+    first: ClassVar[str]
 
-    if not TYPE_CHECKING:  # a type checker reports the operators where there is none of these
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self.noun} has no truth value: its elements are on the device; use await {self.first}.item(), "
+            "or ask whether there is one: ref is not None"
+        )
 
-        def __eq__(self, other: object) -> bool:
-            if self is other:
-                return True
-            if isinstance(other, (NoOperators, *_ELEMENTS)):
-                raise _refused("==", self, other, _COMPARED)
-            return NotImplemented
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.noun} is not iterable: its elements are on the device; use await {self.first}.to_host()"
+        )
 
-        def __ne__(self, other: object) -> bool:
-            if isinstance(other, (NoOperators, *_ELEMENTS)) and self is not other:
-                raise _refused("!=", self, other, _COMPARED)
-            return False if self is other else NotImplemented
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(f"{self.noun} is no host array; use await {self.first}.to_host()")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.noun} is bound to its device and can be neither pickled nor copied by the copy module; "
+            f"use await {self.first}.copy(), or await {self.first}.to_host() to take its contents elsewhere"
+        )
+
+    if not TYPE_CHECKING:  # a type checker reports these where there is none
 
         def __format__(self, given: str) -> str:
             if given:
-                raise TypeError(f"format {given!r} of an AccelRef: it is on the device; use await ref.item()")
+                told = f"it is on the device; use await {self.first}.item()"
+                raise TypeError(f"format {given!r} of {self.noun}: {told}")
             return str(self)
-
-        __hash__ = object.__hash__
 
         def __getattr__(self, name: str) -> NoReturn:
             message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
             raise AttributeError(message, name=name, obj=self)
 
-        def __array_ufunc__(
-            self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object
-        ) -> NoReturn:
-            symbol = _UFUNCS.get(ufunc.__name__) if method == "__call__" else None
-            raise TypeError(
-                f"np.{ufunc.__name__}: NumPy does not compute with an AccelRef, whose elements are on the "
-                f"device; {_INSTEAD.get(symbol, _TO_HOST)}"
-            )
-
         def __setitem__(self, index: object, value: object) -> NoReturn:
             raise TypeError(
-                "an AccelRef is not assigned to, because an operation on a device is awaited; "
-                "await ref[index].assign(value) writes an array or a number into a part"
+                f"{self.noun} is not assigned to, because an operation on a device is awaited; "
+                f"await {self.first}[index].assign(value) writes an array or a number into a part"
             )
 
         def __contains__(self, value: object) -> NoReturn:
-            raise TypeError(f"an AccelRef is not searched: its elements are on the device; {_TO_HOST}")
+            told = f"its elements are on the device; use await {self.first}.to_host()"
+            raise TypeError(f"{self.noun} is not searched: {told}")
 
 
-def _refused(symbol: str, left: object, right: object, instead: str) -> TypeError:
-    hint = _AWAITED if inspect.iscoroutine(left) or inspect.iscoroutine(right) else ""
-    return TypeError(
-        f"{type(left).__name__} {symbol} {type(right).__name__}: an AccelRef has no operators, because an "
-        f"operation on a device is awaited; {instead}{hint}"
-    )
+def _refused(kind: str) -> Any:
+    def refuse(self: OnDevice, *digits: object) -> NoReturn:
+        told = f"use {kind}(await {self.first}.item())"
+        raise TypeError(f"{kind}() of {self.noun}: its element is on the device; {told}")
+
+    return refuse
 
 
-def _add_operators() -> None:
-    """Give the class the methods that differ by a name alone."""
-
-    def of_two(symbol: str, *, is_reflected: bool = False) -> Any:
-        def refuse(self: object, other: object, *modulus: object) -> NoReturn:
-            left, right = (other, self) if is_reflected else (self, other)
-            raise _refused(symbol, left, right, _INSTEAD.get(symbol, _TO_HOST))
-
-        return refuse
-
-    def of_one(symbol: str) -> Any:
-        def refuse(self: object) -> NoReturn:
-            instead = "await linalg.scal(-1.0, x) does that in place" if symbol == "-" else _TO_HOST
-            raise TypeError(
-                f"{symbol} AccelRef: an AccelRef has no operators, because an operation on a device is "
-                f"awaited; {instead}"
-            )
-
-        return refuse
-
-    def number(kind: str) -> Any:
-        def refuse(self: object, *digits: object) -> NoReturn:
-            raise TypeError(
-                f"{kind}() of an AccelRef: its element is on the device; use {kind}(await ref.item())"
-            )
-
-        return refuse
-
-    methods: dict[str, Any] = {f"__{name}__": of_two(symbol) for name, symbol in (_OF_TWO | _ORDER).items()}
-    methods |= {f"__r{name}__": of_two(symbol, is_reflected=True) for name, symbol in _OF_TWO.items()}
-    methods |= {f"__{name}__": of_one(symbol) for name, symbol in _OF_ONE.items()}
-    methods |= {f"__{name}__": number(name) for name in _NUMBERS}
-    for name, method in methods.items():
-        setattr(NoOperators, name, method)
-
-
-_add_operators()
+for _kind in _NUMBERS:
+    setattr(OnDevice, f"__{_kind}__", _refused(_kind))
 
 
 def whole(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:

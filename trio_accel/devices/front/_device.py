@@ -29,6 +29,7 @@ from ...backends.base import (
     NotSupportedError,
     SharesCudaMemory,
 )
+from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.contract.values import host_array
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
@@ -41,11 +42,13 @@ from ..dispatch._loans import InlineBorrowed
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
+from ..operations._calls import Chain
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._loans import Loan
 from ..operations._operation import Operand, Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
+from ._chains import Chains
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
@@ -81,6 +84,7 @@ class OpenDevice(Device):
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._set_ask()
+        self.chains: Chains = Chains(self, self.state)
 
     def __repr__(self) -> str:
         availability = self.state.availability
@@ -172,6 +176,15 @@ class OpenDevice(Device):
             *self.dispatch.descriptors,
             *(slab.descriptor for slab in slabs if slab.descriptor is not None),
         )
+
+    def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
+        """See `Device.ask_chain`."""
+        return self.chains.ask(chain)
+
+    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+        """See `Device.look_ahead`."""
+        self.state.check_run("look_ahead")
+        return self.chains.look_ahead(chain)
 
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /, **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""

@@ -24,6 +24,7 @@ from ..base._refusals import what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
+from ..operations._calls import METHODS, Function
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device
@@ -376,3 +377,11 @@ def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
         for index in range(shape[0]):
             for rest in _parts(shape[1:], itemsize):
                 yield (slice(index, index + 1), *rest)
+
+
+TO_HOST = Function("AccelRef.to_host", ToHost)
+METHODS["to_host"] = TO_HOST
+METHODS["to_host_out"] = Function("AccelRef.to_host", ToHost)
+METHODS["copy"] = Function("AccelRef.copy", Copy)
+METHODS["fill"] = Function("AccelRef.fill", Fill)
+METHODS["assign"] = Function("AccelRef.assign", Assign)

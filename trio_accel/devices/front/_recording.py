@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn
-from weakref import WeakSet
+from collections.abc import Awaitable, Callable, Sequence
 
-import attrs
-import numpy as np
-import trio
-
-from ...backends.base import DType, ForeignArray, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec, GraphNode
-from ..base._views import reach
-from ..engine._library import LibraryActor
-from ..engine._library_opener import find_actor, load_actor
-from ..operations._blocks import Block, BlockTable
-from ..operations._faults import Faults
-from ..operations._operation import (
-    RECORDING,
-    Operation,
-    Planned,
-    PlannedFor,
-    Planner,
-    recording_now,
-)
-from ..operations._pending import Pending, ReplyT
+from ..operations._operation import RECORDING, recording_now
+from ..operations._pending import ReplyT
 from ..operations._ref import AccelRef, Device
 from ._device import opened
+from ._recorder import Recorded, Recorder
 
 __all__ = ["Recorded", "record"]
-
-
-_COPIES = "memory"
-
-
-@attrs.frozen(eq=False)
-class Recorded:
-    """The recorded operations of a step.
-
-    Attributes:
-        nodes: The operations, in their order. Their arrays have the ids of blocks.
-        inputs: Blocks that stand for the arguments of the step, in their order.
-        constants: Other arrays that the operations use, by their blocks: as much of the block as they can
-            use, and where it was used first, for errors. They are the device's, or those of a step in which
-            this one was recorded.
-        made: Bytes of blocks that the operations make, by their ids.
-    """
-
-    nodes: Sequence[GraphNode]
-    inputs: Sequence[int]
-    constants: Mapping[int, tuple[AccelRef, str]]
-    made: Mapping[int, int]
 
 
 async def record(
@@ -79,7 +38,7 @@ async def record(
     state = opened(device).state
     state.check_run("capture")
     outer = recording_now()
-    recording = _Recording(device, state, outer if isinstance(outer, _Recording) else None)
+    recording = Recorder(device, state, outer if isinstance(outer, Recorder) else None)
     inputs = [recording.stand_in(array) for array in arrays]
     token = RECORDING.set(recording)
     try:
@@ -90,156 +49,4 @@ async def record(
     finally:
         RECORDING.reset(token)
         recording.end()
-    recorded = Recorded(
-        tuple(recording.nodes), tuple([ref.block.id for ref in inputs]), recording.constants, recording.made
-    )
-    return recorded, reply
-
-
-class _Recording:
-    """A recording: it plans operations for blocks that are never made, and notes their launches.
-
-    Attributes:
-        path: Path of the device, for errors.
-        blocks: The blocks that are never made.
-        faults: None: they are for launches.
-        device: The blocks of the device.
-        outer: Recording of the step in which this one was begun, if any.
-        nodes: The recorded operations.
-        constants: See `Recorded`.
-        made: See `Recorded`.
-        is_over: Whether the step has ended.
-    """
-
-    def __init__(self, device: Device, state: PlannedFor, outer: _Recording | None) -> None:
-        self.path: str = state.path
-        self.outer: _Recording | None = outer
-        self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability, reuses=False)
-        self.blocks.device = device
-        self.faults: Faults = Faults()
-        self.device: BlockTable = state.blocks
-        self.nodes: list[GraphNode] = []
-        self.constants: dict[int, tuple[AccelRef, str]] = {}
-        self.made: dict[int, int] = {}
-        self.is_over: bool = False
-        self._state = state
-        # The blocks that somebody holds.
-        self._named: WeakSet[Block] = WeakSet()
-        # The stand-ins for the arguments of the step, by their blocks.
-        self._arguments: dict[int, ArraySpec] = {}
-
-    def stand_in(self, array: AccelRef) -> AccelRef:
-        """Return an array that stands for another one."""
-        array.block.check("capture")
-        spec, block = array.spec, self.blocks.new(array.block.nbytes)
-        self._named.add(block)
-        stand_in = AccelRef(block, attrs.evolve(spec, block=block.id))
-        self._arguments[block.id] = stand_in.spec
-        return stand_in
-
-    def constant(self, block: Block) -> AccelRef | None:
-        """Return the usable part of a block from outside of the step; None if it is another device's."""
-        if block.table is self.device:
-            return AccelRef(block, ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,)))
-        recording = self.outer
-        while recording is not None and recording.blocks is not block.table:
-            recording = recording.outer
-        if recording is None:
-            return None
-        # An argument that is a view reaches no further: another replay may have no more than the view.
-        argument = recording._arguments.get(block.id)  # noqa: SLF001  # its own class
-        start, end = (0, block.nbytes) if argument is None else reach(argument)
-        return AccelRef(block, ArraySpec(block.id, start, DType.uint8, (end - start,), (1,)))
-
-    def end(self) -> None:
-        """Record no more, and refuse later use of the recorded arrays."""
-        self.is_over = True
-        for block in self._named:
-            block.release()
-        self.blocks.close()
-
-    async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
-        """Record an operation."""
-        await trio.lowlevel.checkpoint()
-        actor = await find_actor(operation.library, operation.operation)
-        return self._record(device, operation, actor).result()
-
-    def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
-        """Record an operation; imports the module of its actor, if that is not imported yet."""
-        actor = load_actor(operation.library, operation.operation)
-        pending = Pending(operation.operation, self._record(device, operation, actor))
-        pending.settle(None)
-        return pending
-
-    def _record(
-        self, device: PlannedFor, operation: Operation[Any, ReplyT], actor: type[LibraryActor]
-    ) -> Planned[ReplyT]:
-        name = operation.operation
-        if device is not self._state:
-            self._refuse(name, f"it is asked of {device.path}, and the graph is of {self.path}")
-        if operation.not_recorded:
-            self._refuse(name, operation.not_recorded)
-        if actor.launch is not LibraryActor.launch or actor.launch_now is not LibraryActor.launch_now:
-            self._refuse(name, f"its actor, {actor.__qualname__}, launches operations in its own way")
-        planner = RecordingPlanner(self, operation)
-        planned = operation.plan(planner)
-        launch = planner.launch(planned)
-        if planned.finish is not None or launch.spec.descriptor().has_status:
-            self._refuse(
-                name,
-                "its outcome depends on status words, which the host looks at; ask it outside of the step",
-            )
-        nodes = [GraphNode(name, _COPIES, copy) for copy in launch.staged]
-        nodes.append(GraphNode(name, actor.library, launch.spec))
-        nodes += [GraphNode(name, _COPIES, copy) for copy in launch.behind]
-        for node in nodes:
-            self._check(node)
-        self.nodes += nodes
-        self.made.update(launch.allocations)
-        self._named.update([item for item in launch.keep if isinstance(item, Block)])
-        self.constants = {**planner.constants, **self.constants}
-        return planned
-
-    def _check(self, node: GraphNode) -> None:
-        """Refuse a specification that holds more than a recipe can."""
-        spec = node.spec
-        described = spec.descriptor()
-        if any(isinstance(value, (np.ndarray, ForeignArray)) for value in described.values(spec)):
-            why = "it uses an array of the host; put arrays before, and read results after a replay"
-            self._refuse(node.operation, why)
-
-    def _refuse(self, name: str, why: str) -> NoReturn:
-        raise NotSupportedError(
-            f"{name}: a graph cannot record it: {why}",
-            device=self.blocks.device_name,
-            operation=name,
-        )
-
-
-class RecordingPlanner(Planner):
-    """A planner for operations that are recorded: it takes arrays of the recording, and from outside of it.
-
-    Attributes:
-        constants: The constants from outside: see `Recorded`.
-    """
-
-    is_recording = True
-
-    def __init__(self, recording: _Recording, operation: Operation[Any, Any]) -> None:
-        super().__init__(recording, operation)
-        self._recording = recording
-        self.constants: dict[int, tuple[AccelRef, str]] = {}
-
-    def _use(self, argument: str, ref: AccelRef, *, is_read: bool) -> None:
-        # Asked for each array that is not of the planner's own table, and for all that are changed.
-        block = ref.block if isinstance(ref, AccelRef) else None
-        is_outside = block is not None and block.table is not self._recording.blocks
-        constant = self._recording.constant(block) if block is not None and is_outside else None
-        if block is None or constant is None:
-            super()._use(argument, ref, is_read=is_read)
-            return
-        if not block.is_usable:
-            block.check(f"{self.name}: {argument}", ref.spec)
-        self._uses.append((argument, block))
-        if block.id not in self.constants:
-            self.constants[block.id] = constant, f"{argument} of {self.name}"
+    return recording.recorded(inputs), reply

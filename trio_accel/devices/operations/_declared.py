@@ -50,11 +50,11 @@ from ...backends.base.contract.ops import (
     writes,
 )
 from ...backends.base.kit.kernels import ALLOWED
+from ._calls import Call, Function, Operators
 from ._named import refuse_as
 from ._operation import Operand, Operation, Planned, Planner
 from ._pending import ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
-from ._ref import AccelRef, device_of
 
 __all__ = [
     "DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation",
@@ -234,10 +234,8 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
         """The class of its specification; None where a specification was given."""
         ...
 
-    def __call__(
-        self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
-    ) -> Coroutine[Any, Any, ReplyT_co]:
-        """Ask for the operation."""
+    def __call__(self, *args: ParametersP.args, **kwargs: ParametersP.kwargs) -> Call[ReplyT_co]:
+        """Ask for the operation, once it is awaited."""
         ...
 
 
@@ -556,26 +554,24 @@ class _Maker:
         function, declaration, kinds = self._function, self._declaration, self._declaration.parameters
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         first = next(iter(kinds))
-        check = "" if first in arrays else f"    if type({first}) is AccelRef: refuse()\n"
-        given = ", ".join(f"{name}={name}" for name in kinds)
+        check = "" if first in arrays else f"    if isinstance({first}, Operators): refuse()\n"
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
-            f"async def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
+            f"def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
             f"    if unknown: raise unknown_option({declaration.name!r}, [*unknown][0], {[*kinds]})\n{check}"
-            "    try:\n"
-            f"        return await device_of({declaration.name!r}, {', '.join(arrays)})"
-            f".ask(Message({', '.join(kinds)}))\n"
-            "    except Exception as error:\n"
-            f"        refuse_as({declaration.name!r}, own, error, dict({given}))\n"
-            "        raise\n"
+            f"    return Call(Asked, ({', '.join(kinds)},))\n"
         )
 
         def refuse() -> NoReturn:
             called = f"{declaration.function}({', '.join(kinds)})"
             raise TypeError(f"{declaration.name}: {first} must be a number, got AccelRef: {called}")
 
-        names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
-        names |= {"AccelRef": AccelRef, "refuse": refuse, "refuse_as": refuse_as, "own": function}
+        def refuse_call(error: Exception, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            refuse_as(declaration.name, function, error, dict(zip(kinds, args, strict=True)))
+
+        asked = Function(declaration.name, message, refuse=refuse_call)
+        names = {"Call": Call, "Asked": asked, "unknown_option": unknown_option}
+        names |= {"Operators": Operators, "refuse": refuse}
         made = self._compiled(text, function.__name__, names)
         made.__wrapped__ = function
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...actors import bind_arguments
 from ...backends.base import AccelError, NotSupportedError
 from ..base._refusals import shown, what_to_do
+from ._calls import Function, called
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
@@ -37,7 +38,7 @@ _WORDS = {
 
 
 def named(package: str) -> None:
-    """Let the functions of a package refuse in their own names what the functions in them refuse.
+    """Let the functions of a package make calls, and refuse in their own names what those in them refuse.
 
     A declared operation and an expression do so themselves.
     """
@@ -65,23 +66,21 @@ def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
 def _naming(name: str, function: Any) -> Any:
     bound = partial(bind_arguments, name, inspect.signature(function))
 
-    @wraps(function)
-    async def ask(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return await function(*args, **kwargs)
-        except Exception as error:
-            refuse_as(name, function, error, bound(args, kwargs).arguments)
-            raise
+    def refuse(error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        refuse_as(name, function, error, bound(args, dict(kwargs)).arguments)
+
+    if inspect.iscoroutinefunction(function):
+        return wraps(function)(called(Function(name, function, "awaitable", refuse=refuse)))
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            refuse_as(name, function, error, bound(args, kwargs).arguments)
+            refuse(error, args, kwargs)
             raise
 
-    return ask if inspect.iscoroutinefunction(function) else call
+    return call
 
 
 def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
 from ._blocks import Block, BlockTable, BorrowedBlock, Damage, in_turn
+from ._calls import Call
 from ._faults import FaultHit, Faults
 from ._pending import Pending, ReplyT, ReplyT_co
 from ._ref import AccelRef, DeviceRequest
@@ -62,8 +63,8 @@ _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 
-Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
-"""Operand of an operation: an array on the device, or a NumPy array that is copied there first."""
+Operand: TypeAlias = "AccelRef | Call[AccelRef] | npt.NDArray[Any]"
+"""Operand of an operation: an array on the device, a call of one, or a NumPy array that is copied there first."""
 
 
 @attrs.define(on_setattr=None)

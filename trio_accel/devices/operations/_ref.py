@@ -9,7 +9,7 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import attrs
 import numpy as np
@@ -21,10 +21,11 @@ from ...actors import Request, System, named_arguments
 from ...backends.base import DeviceInfo, DeviceLostError, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
-from ..base._refusals import NoOperators, NotAwaited, what_to_do
+from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
+from ._calls import DEVICE_OF, METHODS, Chain, Function, Operators, SpentCall
 from ._pending import Pending, ReplyT
 
 LibraryT = TypeVar("LibraryT")
@@ -32,16 +33,15 @@ LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
-class AccelRef(NoOperators):
+class AccelRef(Operators["AccelRef"]):
     """An array in the memory of a device, or a view of one. Made by `Device.put` and by operations.
 
     The memory is given back when the last reference to it is gone, or by `release`; work that
     still uses it is finished first. Every use is checked before the device is touched.
 
-    A reference has no operators, because operations have to be awaited: their use is a `TypeError`
-    that names the function. That includes ``==`` and ``!=`` with arrays, numbers, lists, tuples and other
-    references. ``a == a`` is True for the same reference, and ``==`` with anything else is False. Two
-    references are told apart by ``is``; as members of sets and keys of dictionaries they go by identity.
+    The operators of the array API make calls, which are awaited: ``y = await (x @ w + b)``. So ``==`` is by
+    element too. Two references are told apart by ``is``; as members of sets and keys of dictionaries they go
+    by identity. There is no truth value, and ``x += 1`` binds the name to a call.
 
     Attributes:
         block: The memory block, for the runtime's own use.
@@ -49,6 +49,8 @@ class AccelRef(NoOperators):
     """
 
     __slots__ = ("block", "spec")
+    noun = "an AccelRef"
+    first = "ref"
 
     def __init__(self, block: Block, spec: ArraySpec) -> None:
         # No properties: they are looked at with each operation.
@@ -115,11 +117,6 @@ class AccelRef(NoOperators):
         """
         return AccelRef(self.block, indexed(self.spec, index))
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            "an AccelRef is not iterable: its elements are on the device; use await ref.to_host()"
-        )
-
     def reshape(self, shape: int | Sequence[int], *sizes: int) -> AccelRef:
         """Return a view of the elements in C order under another shape; one size may be -1.
 
@@ -152,21 +149,6 @@ class AccelRef(NoOperators):
         if not self.shape:
             raise TypeError("len() of an AccelRef without axes; await ref.item() gives its element")
         return self.shape[0]
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            "an AccelRef has no truth value: its elements are on the device; use await ref.item(), or ask "
-            "whether there is one: ref is not None"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an AccelRef is bound to its device and can be neither pickled nor copied by the copy module; "
-            "use await ref.copy(), or await ref.to_host() to take its contents elsewhere"
-        )
-
-    def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
-        raise TypeError("an AccelRef is no host array; use await ref.to_host()")
 
     @named_arguments
     async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -462,6 +444,18 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
+    def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
+        """Run the calls that a call is made of as one request; awaiting the call does this."""
+
+    @abc.abstractmethod
+    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+        """Find the layout of what the last call of a chain makes; `Call.shape` and its kind do this.
+
+        Raises:
+            NotSupportedError: It depends on what the device computes.
+        """
+
+    @abc.abstractmethod
     async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
         """Copy an array to the device; returns when the original may be changed again.
 
@@ -641,9 +635,20 @@ def device_of(operation: str, *operands: Any) -> Device:
         if isinstance(device, Device):
             return device
     for operand in operands:
-        if inspect.iscoroutine(operand) or isinstance(operand, NotAwaited):
+        if inspect.iscoroutine(operand) or isinstance(operand, (NotAwaited, SpentCall)):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"
     )
+
+
+def _viewing(name: str) -> Function:
+    return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
+
+
+DEVICE_OF.append(device_of)
+METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
+METHODS["T"] = Function("AccelRef.T", lambda ref: ref.T, "value")
+METHODS["mT"] = Function("AccelRef.mT", lambda ref: ref.mT, "value")
+METHODS["item"] = Function("AccelRef.item", lambda host: host.item(), "value")

@@ -14,6 +14,7 @@ from ..contract.errors import AccelError, NotSupportedError
 from ..contract.ops import (
     ArraySpec,
     BranchSpec,
+    ChainSpec,
     GraphNode,
     GraphRecipe,
     GraphSpec,
@@ -27,11 +28,11 @@ from .library import EnqueuingLibrary
 
 _logger = logging.getLogger("trio_accel.devices")
 
-ChainSpec: TypeAlias = "GraphSpec | BranchSpec | LoopSpec"
+AnyChain: TypeAlias = "GraphSpec | ChainSpec | BranchSpec | LoopSpec"
 Works: TypeAlias = Sequence[tuple[str, Callable[[], object]]]
 """Names of the operations of a chain, and what runs each, perhaps more than once."""
 
-CHAINS = (GraphSpec, BranchSpec, LoopSpec)
+CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
 # The most graphs of all chains of a library, each at the addresses of one replay.
@@ -39,13 +40,13 @@ _MOST = 64
 _MOST_DUE = 1024
 
 
-def bound_nodes(spec: ChainSpec) -> list[tuple[GraphNode, OperationSpec]]:
+def bound_nodes(spec: AnyChain) -> list[tuple[GraphNode, OperationSpec]]:
     """Take the operations of a recipe, each with its specification for the arrays of this replay."""
     recipe = graph_recipe(spec.recipe)
     return list(zip(recipe.nodes, recipe.bind(spec.arrays), strict=True))
 
 
-def replay(spec: ChainSpec, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
+def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
     """Run the operations of a chain one after the other, or those that its condition chooses.
 
     Args:
@@ -131,7 +132,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         # The number of operations that were enqueued.
         self._enqueued = 0
         # The last question for a key, and the key.
-        self._found: tuple[ChainSpec | None, int, Any, Key | None] = (None, 0, None, None)
+        self._found: tuple[AnyChain | None, int, Any, Key | None] = (None, 0, None, None)
         # The stream of the last launch.
         self._stream: Any = None
 
@@ -230,7 +231,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return None
         return partial(self._in_context, self._capture, key, chain, spec)
 
-    def plan_chain(self, spec: ChainSpec, device: object) -> Chain:
+    def plan_chain(self, spec: AnyChain, device: object) -> Chain:
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
 
         Raises:
@@ -259,7 +260,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                     break
         return Chain(graph_recipe(spec.recipe), GraphCall(self), is_captured, is_blocking, has_conditions)
 
-    def _chain_of(self, spec: ChainSpec) -> Chain:
+    def _chain_of(self, spec: AnyChain) -> Chain:
         """Return the plan of a chain in another one; it is made anew if it has made way."""
         found: Chain | None = self._find_plan(spec)
         made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
@@ -271,7 +272,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             library = self._libraries[name] = self._open(name)
         return library
 
-    def launch_chain(self, spec: ChainSpec, stream: Any) -> bool:
+    def launch_chain(self, spec: AnyChain, stream: Any) -> bool:
         """Launch the captured graph of a chain, if there is one; no context need be current for that.
 
         Returns False where the chain is to be enqueued one by one, with its kernel.
@@ -295,7 +296,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         self._cache.remove(key)
         return False
 
-    def run_chain(self, spec: ChainSpec, chain: Chain, stream: Any) -> None:
+    def run_chain(self, spec: AnyChain, chain: Chain, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
         before = self._enqueued
         try:
@@ -313,7 +314,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                     chain.due.clear()
                 chain.due[key] = self._workspace(stream)
 
-    def _enqueue_chain(self, spec: ChainSpec, stream: Any) -> None:
+    def _enqueue_chain(self, spec: AnyChain, stream: Any) -> None:
         """Enqueue the operations of a chain, one after the other, or those that its condition chooses."""
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
@@ -338,7 +339,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             self._library(node.library).enqueue(bound, stream)
             self._enqueued += 1
 
-    def _key(self, chain: Chain, spec: ChainSpec, stream: Any) -> Key:
+    def _key(self, chain: Chain, spec: AnyChain, stream: Any) -> Key:
         freed = self._freed()
         at, when, where, key = self._found
         if at is not spec or when != freed or where is not stream or key is None:
@@ -346,7 +347,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             self._found = spec, freed, stream, key
         return key
 
-    def _capture(self, key: Key, chain: Chain, spec: ChainSpec) -> None:
+    def _capture(self, key: Key, chain: Chain, spec: AnyChain) -> None:
         """Capture a chain at the addresses of a key; without a graph it goes on as before."""
         workspace, launching = chain.due.pop(key, 0), key[1]
         try:

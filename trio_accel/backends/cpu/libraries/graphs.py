@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...base import NotSupportedError
-from ...base.contract.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec
+from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec
 from ...base.gpu.graphs import CHAINS, bound_nodes, replay
 from ...base.kit.kernels import KernelEntry, kernel
 from ...base.kit.library import ComputingCall, ComputingDevice
@@ -34,6 +36,16 @@ class GraphLibrary(CpuLibrary):
     def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
         # All operations are prepared first, so that a refusal comes before anything is changed.
         self._prepared(self.name, spec, call)()
+
+    @kernel(ChainSpec, backend="cpu")
+    def _run_chain(self, spec: ChainSpec, call: ComputingCall) -> None:
+        run = self._prepared(self.name, spec, call)
+        if spec.given:
+            call.array(spec.written[-1])[: len(spec.given)] = np.frombuffer(spec.given, np.uint8)
+        run()
+        if spec.words is not None:
+            result = call.array(spec.result_at(), write=False)
+            spec.words.view(np.uint8)[: len(result)] = result
 
     def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):

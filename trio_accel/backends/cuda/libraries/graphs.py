@@ -15,7 +15,7 @@ import attrs
 from ...base import LibraryError
 from ...base.contract.ops import ArraySpec, BranchSpec, GraphSpec, LoopSpec
 from ...base.gpu.driver import Function
-from ...base.gpu.graphs import ChainLibrary, ChainSpec, Works, run_works
+from ...base.gpu.graphs import AnyChain, ChainLibrary, Works, run_works
 from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
@@ -118,7 +118,7 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
     @kernel(GraphSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
-    def _replay(self, spec: ChainSpec, call: KernelCall) -> None:
+    def _replay(self, spec: AnyChain, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
     def _is_in_place(self, graph: _Captured) -> bool:

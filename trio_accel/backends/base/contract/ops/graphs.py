@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from ._array import ArraySpec, exact, reads, updates, writes
+from ..dtypes import DType
+from ._array import ArraySpec, StatusArray, exact, packed, reads, status, updates, writes
 from ._spec import OperationSpec, map_arrays, specification
 
-__all__ = ["BranchSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
+__all__ = ["BranchSpec", "ChainSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
 
 # The most bindings of one recipe, each to other arrays.
 _MOST_BOUND = 32
@@ -38,6 +39,40 @@ class GraphSpec(OperationSpec):
     def arrays(self) -> tuple[ArraySpec, ...]:
         """All arrays, in the order in which a recipe numbers them."""
         return self.read + self.updated + self.written
+
+
+@specification
+class ChainSpec(OperationSpec):
+    """Run a chain of operations as `GraphSpec` does, with small host arrays in and a small one out.
+
+    Attributes:
+        recipe: The chain, by `GraphRecipe.encode`.
+        result: Position, offset and bytes of the array that goes to the host, without gaps; empty for none.
+        given: Contents of host arrays: the first bytes of the last written array, before anything runs.
+        read: Arrays that it reads alone.
+        updated: Arrays that it reads and changes.
+        written: Arrays that it makes; the last one holds results in between.
+        words: Takes the result, as many words as it fills; None for none.
+    """
+
+    recipe: bytes = exact()
+    result: tuple[int, ...] = exact()
+    given: bytes = packed()
+    read: tuple[ArraySpec, ...] = reads(many=True)
+    updated: tuple[ArraySpec, ...] = updates(many=True)
+    written: tuple[ArraySpec, ...] = writes(many=True)
+    words: StatusArray | None = status()
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """All arrays, in the order in which a recipe numbers them."""
+        return self.read + self.updated + self.written
+
+    def result_at(self) -> ArraySpec:
+        """Return the bytes that go to the host."""
+        position, offset, nbytes = self.result
+        base = self.arrays[position]
+        return ArraySpec(base.block, base.offset + offset, DType.uint8, (nbytes,), (1,))
 
 
 @specification

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
-from ..backends.base.contract.ops import (
+from ...backends.base.contract.ops import (
     ArraySpec,
     BranchSpec,
     GraphNode,
@@ -18,14 +18,16 @@ from ..backends.base.contract.ops import (
     graph_recipe,
     map_arrays,
 )
-from ..devices import AccelRef, Recorded, overlaps
+from ..base._views import overlaps
+from ..operations._ref import AccelRef
+from ._recorder import Recorded
 
 Use: TypeAlias = Literal["read", "update", "write", "none"]
 """Access of a graph to an array: an update reads and changes it, a write overwrites all of it."""
 
 ReplyT = TypeVar("ReplyT")
 
-_ALIGNMENT = 256
+ALIGNMENT = 256
 
 
 @attrs.frozen(eq=False)
@@ -72,6 +74,7 @@ class Layout:
         made: Bytes of the arrays that are made with each replay, by the blocks that stood for them.
         scratch: Bytes of the memory for results in between.
         recipe: The chain.
+        places: Position of the array that holds each block, and the bytes between their offsets.
     """
 
     inputs: tuple[Input, ...]
@@ -79,10 +82,15 @@ class Layout:
     made: Mapping[int, int]
     scratch: int
     recipe: GraphRecipe
+    places: Mapping[int, tuple[int, int]]
 
 
 def lay_out(
-    recorded: Recorded, arguments: Sequence[tuple[str, ArraySpec]], returned: Iterable[int]
+    recorded: Recorded,
+    arguments: Sequence[tuple[str, ArraySpec]],
+    returned: Iterable[int],
+    given: Mapping[int, int] | None = None,
+    kept: Iterable[int] = (),
 ) -> Layout:
     """Say where the arrays of a recorded chain are.
 
@@ -90,9 +98,15 @@ def lay_out(
         recorded: The chain.
         arguments: Name and layout of each argument.
         returned: The blocks of the arrays that it returns.
+        given: Bytes of blocks that are filled before it runs, at the beginning of the scratch memory, by ids.
+        kept: Blocks of results in between that stay to the end.
     """
-    given = dict(zip(recorded.inputs, [spec for _, spec in arguments], strict=True))
-    uses = _uses(recorded.nodes, given)
+    filled, start = dict[int, int](), 0
+    for block, nbytes in (given or {}).items():
+        filled[block] = start
+        start += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    layouts = dict(zip(recorded.inputs, [spec for _, spec in arguments], strict=True))
+    uses = _uses(recorded.nodes, layouts)
     inputs = tuple(
         Input(name, spec, uses.get(block, "none"), block)
         for block, (name, spec) in zip(recorded.inputs, arguments, strict=True)
@@ -101,7 +115,6 @@ def lay_out(
         Constant(name, ref, uses.get(block, "none")) for block, (ref, name) in recorded.constants.items()
     )
     made = {block: recorded.made[block] for block in dict.fromkeys(returned) if block in recorded.made}
-    # The array of the graph that holds each block, and the bytes between their offsets.
     places: dict[int, tuple[int, int]] = {}
     for use in ("read", "update", "write"):
         for argument in inputs:
@@ -113,11 +126,12 @@ def lay_out(
     for block in made:
         places[block] = len(places), 0
     between = {block: nbytes for block, nbytes in recorded.made.items() if block not in made}
-    offsets, scratch = _share(recorded.nodes, between)
+    offsets, scratch = _share(recorded.nodes, between, kept)
     position = len(places)
-    places |= {block: (position, offset) for block, offset in offsets.items()}
+    places |= {block: (position, offset) for block, offset in filled.items()}
+    places |= {block: (position, start + offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    return Layout(inputs, constants, made, scratch, recipe)
+    return Layout(inputs, constants, made, start + scratch, recipe, places)
 
 
 def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
@@ -148,7 +162,9 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
     return uses
 
 
-def _share(nodes: Sequence[GraphNode], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+def _share(
+    nodes: Sequence[GraphNode], sizes: Mapping[int, int], kept: Iterable[int]
+) -> tuple[dict[int, int], int]:
     """Lay results in between out in one memory: where one was that no later operation uses, another may be.
 
     Operations of a graph run one after the other, so a result lives from its first use to its last (D167).
@@ -157,6 +173,7 @@ def _share(nodes: Sequence[GraphNode], sizes: Mapping[int, int]) -> tuple[dict[i
     Args:
         nodes: The operations.
         sizes: Bytes of the results, by their blocks.
+        kept: Those that stay to the end.
 
     Returns:
         Where each begins that an operation uses, and how long the memory is.
@@ -166,13 +183,14 @@ def _share(nodes: Sequence[GraphNode], sizes: Mapping[int, int]) -> tuple[dict[i
         for array in (*node.spec.inputs(), *node.spec.outputs()):
             if array.block in sizes:
                 spans[array.block] = spans.get(array.block, (number, 0))[0], number
+    spans.update({block: (spans[block][0], len(nodes)) for block in kept if block in spans})
     offsets: dict[int, int] = {}
     living: list[tuple[int, int, int]] = []
     length = 0
     # The blocks come in the order of their first use.
     for block, (first, last) in spans.items():
         living = [(start, end, until) for start, end, until in living if until >= first]
-        nbytes, offset = -(-sizes[block] // _ALIGNMENT) * _ALIGNMENT, 0
+        nbytes, offset = -(-sizes[block] // ALIGNMENT) * ALIGNMENT, 0
         for start, end, _ in living:
             if offset + nbytes <= start:
                 break

@@ -1,0 +1,331 @@
+"""Chains of calls as one request: recorded the second time that one of a structure comes, and kept.
+
+What is kept is the recipe of a graph. It runs on the actor of graphs, with small arrays of the host in the same
+message, and a small result in the answer. So a chain has one admission, one submission, one outcome, and
+everything that one operation has. A chain without a recipe is asked step by step: the first of its kind, and one
+whose steps look at results in between, or that a graph cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import DType, NotSupportedError
+from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
+from ..base._host_pool import SMALL
+from ..engine._device_state import DeviceState
+from ..operations._blocks import Block
+from ..operations._calls import METHODS, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
+from ..operations._operation import RECORDING, Operation, Planned, Planner, recording_now
+from ..operations._ref import AccelRef, Device
+from ._layout import ALIGNMENT, Layout, lay_out, map_reply
+from ._memory import Copy
+from ._recorder import LookingAhead, Recorder
+
+# The most structures that are known, those that were used last.
+_MOST = 256
+_UINT8 = DType.uint8
+# What is known of a structure without a template: it came once, or it can have none.
+_SEEN, _NONE = "seen", "none"
+# Memory for results in between that is kept for the next chain.
+_KEPT = 64 << 20
+
+
+@attrs.frozen(eq=False)
+class Template:
+    """All chains of one structure, but for their arrays.
+
+    Attributes:
+        name: Names of the functions.
+        layout: Its arrays, and the recipe.
+        recipe: The recipe as bytes.
+        reads: Arrays on the device that it reads: place among the chain's, use, and bytes of their blocks.
+        updates: Those that it changes.
+        offsets: Where each host array begins in the scratch memory.
+        result: See `ChainSpec`.
+        host: Dtype and shape of the result that goes to the host; None if it stays.
+        reply: The result that stays, with arrays of the recording.
+        leaves: Places of the arrays of the chain that a reply has, by their blocks in the recording.
+    """
+
+    name: str
+    layout: Layout
+    recipe: bytes
+    reads: Sequence[tuple[int, str, int]]
+    updates: Sequence[tuple[int, str, int]]
+    offsets: Sequence[int]
+    result: tuple[int, ...]
+    host: tuple[DType, tuple[int, ...]] | None
+    reply: Any
+    leaves: Mapping[int, int]
+
+
+@attrs.define(eq=False, on_setattr=None)
+class RunChain(Operation[Any, Any]):
+    """One run of a template.
+
+    Attributes:
+        chains: The templates of the device.
+        template: The template.
+        refs: The arrays on the device, in the order of the key.
+        hosts: The host arrays.
+    """
+
+    chains: Chains
+    template: Template
+    refs: Sequence[AccelRef]
+    hosts: Sequence[npt.NDArray[Any]]
+    library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
+
+    @property
+    def operation(self) -> str:
+        """Names of the functions."""
+        return self.template.name
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Take the arrays, whose layouts are those of the template."""
+        template, refs = self.template, self.refs
+        read: list[ArraySpec] = []
+        for place, name, nbytes in template.reads:
+            ref = refs[place]
+            planner.read(name, ref)
+            read.append(ArraySpec(ref.block.id, 0, _UINT8, (nbytes,), (1,)))
+        updated: list[ArraySpec] = []
+        for place, name, nbytes in template.updates:
+            block = planner.update(name, refs[place]).block
+            updated.append(ArraySpec(block, 0, _UINT8, (nbytes,), (1,)))
+        made = {block: planner.output((nbytes,), _UINT8) for block, nbytes in template.layout.made.items()}
+        written = [ref.spec for ref in made.values()]
+        if template.layout.scratch:
+            written.append(self.chains.scratch_of(planner, template.layout.scratch))
+        words, reply = None, template.reply
+        if template.host is not None:
+            dtype, shape = template.host
+            nbytes = template.result[2]
+            words = np.zeros(-(-nbytes // 4), np.int32)
+            reply = words.view(np.uint8)[:nbytes].view(dtype.dtype).reshape(shape)
+        elif type(reply) is AccelRef and reply.block.id in made:
+            reply = _on(made[reply.block.id].block, reply)
+        elif reply is not None:
+            reply = map_reply(reply, lambda ref: self._seen(ref, made))
+        spec = ChainSpec(
+            template.recipe,
+            template.result,
+            self._given(),
+            tuple(read),
+            tuple(updated),
+            tuple(written),
+            words,
+        )
+        return Planned(spec, reply, None, is_checked=True)
+
+    def _given(self) -> bytes:
+        """Take the contents of host arrays as they are now: the program may change them at once."""
+        hosts = self.hosts
+        if len(hosts) < 2:
+            return hosts[0].tobytes() if hosts else b""
+        offsets = self.template.offsets
+        given = bytearray(offsets[-1] + hosts[-1].nbytes)
+        for offset, host in zip(offsets, hosts, strict=True):
+            given[offset : offset + host.nbytes] = host.tobytes()
+        return bytes(given)
+
+    def _seen(self, ref: AccelRef, made: Mapping[int, AccelRef]) -> AccelRef:
+        number = ref.block.id
+        return _on(
+            made[number].block if number in made else self.refs[self.template.leaves[number]].block, ref
+        )
+
+
+def _on(block: Block, ref: AccelRef) -> AccelRef:
+    """Return an array with the layout of another one, in a block."""
+    spec = ref.spec
+    return AccelRef(block, ArraySpec(block.id, spec.offset, spec.dtype, spec.shape, spec.strides))
+
+
+class Chains:
+    """The chains of one device.
+
+    Args:
+        device: The device.
+        state: What it shares with its dispatch.
+
+    Attributes:
+        made: Templates that were made.
+        found: Chains that had one.
+    """
+
+    def __init__(self, device: Device, state: DeviceState) -> None:
+        self._device = device
+        self._state = state
+        self._known: OrderedDict[tuple[object, ...], Template | str] = OrderedDict()
+        self._scratch: AccelRef | None = None
+        self.made: int = 0
+        self.found: int = 0
+
+    async def ask(self, chain: Chain, /) -> Any:
+        """See `Device.ask_chain`."""
+        template = None
+        if chain.key is not None and not self._state.faults.waiting and recording_now() is None:
+            template = self._known.get(chain.key)
+            if type(template) is not Template:
+                template = await self._template(chain.key, chain, template)
+            for ref in chain.refs:
+                # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
+                if ref.block.damaged_by is not None:
+                    template = None
+        if template is None:
+            return await run_steps(chain.steps, {})
+        self.found += 1
+        reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts))
+        return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
+
+    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+        """See `Device.look_ahead`."""
+        for step in chain.steps:
+            if not hasattr(step, "_ahead"):
+                step._ahead = self._ahead_of(step)  # noqa: SLF001  # its own
+        return chain.steps[-1].spec
+
+    def scratch_of(self, planner: Planner, nbytes: int) -> ArraySpec:
+        """Name memory for results in between: the same for all chains, which follow one another."""
+        kept = self._scratch
+        if kept is not None and kept.block.nbytes >= nbytes and kept.block.is_usable:
+            return planner.again(kept).spec
+        made = planner.output((nbytes,), _UINT8)
+        if nbytes <= _KEPT:
+            self._scratch = made
+        return made.spec
+
+    async def _template(
+        self, key: tuple[object, ...], chain: Chain, known: Template | str | None
+    ) -> Template | None:
+        """Make the template of a structure that comes for the second time; None if it has none."""
+        if known is None:
+            self._known[key] = _SEEN
+            if len(self._known) > _MOST:
+                self._known.popitem(last=False)
+            return None
+        if known is _NONE:
+            return None
+        template = await self._recorded(chain) if _may_be_one(chain) else None
+        self._known[key] = template or _NONE
+        self.made += template is not None
+        return template
+
+    async def _recorded(self, chain: Chain) -> Template | None:
+        """Record a chain; None where a graph cannot hold it."""
+        recorder = Recorder(self._device, self._state, None)
+        steps = [step for step in chain.steps if step.function is not METHODS["item"]]
+        is_host = steps[-1].function is METHODS["to_host"]
+        hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
+        given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
+        token = RECORDING.set(recorder)
+        try:
+            reply = await run_steps(steps[: len(steps) - is_host], given)
+            if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
+                reply = await recorder.ask(self._state, Copy(reply))
+            return _made(chain, recorder, hosts, reply, is_host=is_host)
+        except Exception:  # noqa: BLE001  # it comes again, or does not, as the chain is asked step by step
+            return None
+        finally:
+            RECORDING.reset(token)
+            recorder.end()
+
+    def _ahead_of(self, step: SpentCall[Any]) -> ArraySpec:
+        recorder = LookingAhead(self._device, self._state, None)
+        given: dict[int, Any] = {
+            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype)
+            for each in arguments_of(step)
+            if isinstance(each, SpentCall)
+        }
+        args, named = replaced(step, given)
+        asked = evaluate(step.function, args, named)
+        token = RECORDING.set(recorder)
+        try:
+            asked.send(None)
+        except StopIteration as done:
+            return _layout_of(step, done.value)
+        finally:
+            asked.close()
+            RECORDING.reset(token)
+            recorder.end()
+        raise NotSupportedError(
+            f"{step.function.name}: its result is known once it has run; await the call",
+            operation=step.function.name,
+        )
+
+
+def _may_be_one(chain: Chain) -> bool:
+    """Tell whether a chain takes little of the host, and its arrays are the device's own."""
+    hosts = sum(-(-host.nbytes // ALIGNMENT) * ALIGNMENT for host in chain.hosts)
+    return hosts <= SMALL and all(type(ref.block) is Block for ref in chain.refs)
+
+
+def _made(
+    chain: Chain, recorder: Recorder, hosts: Sequence[AccelRef], reply: Any, *, is_host: bool
+) -> Template | None:
+    """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
+    recorded = recorder.recorded()
+    places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
+    returned: list[int] = []
+
+    def note(ref: AccelRef) -> AccelRef:
+        returned.append(ref.block.id)
+        return ref
+
+    map_reply(reply, note)
+    known = recorded.constants.keys() <= places.keys()
+    if not (recorded.nodes and known and all(one in recorded.made or one in places for one in returned)):
+        return None
+    given = {ref.block.id: ref.block.nbytes for ref in hosts}
+    layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
+    uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
+    for constant in layout.constants:
+        ref = chain.refs[places[constant.ref.block.id]]
+        if constant.use == "update" and ref.nbytes != ref.block.nbytes:
+            # After a failure all of the block would count as damaged.
+            return None
+        uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
+    result: tuple[int, ...] = ()
+    if is_host:
+        if reply.nbytes > SMALL:
+            return None
+        position, offset = layout.places[reply.block.id]
+        result = position, offset + reply.spec.offset, reply.nbytes
+    return Template(
+        name=_name_of(chain),
+        layout=attrs.evolve(layout, constants=(), inputs=()),
+        recipe=layout.recipe.encode(),
+        reads=uses["read"],
+        updates=uses["update"],
+        offsets=[layout.places[ref.block.id][1] for ref in hosts],
+        result=result,
+        host=(reply.dtype, reply.shape) if is_host else None,
+        reply=None if is_host else reply,
+        leaves=places,
+    )
+
+
+def _name_of(chain: Chain) -> str:
+    """Name a chain by its functions: the first few, and how many more."""
+    names = [step.function.name for step in chain.steps if step.function.how != "value"]
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
+    if isinstance(value, AccelRef):
+        return value.spec
+    if isinstance(value, np.ndarray):
+        dtype = DType.of(value.dtype)
+        return ArraySpec(0, 0, dtype, value.shape, contiguous_strides(value.shape, dtype.itemsize))
+    raise NotSupportedError(
+        f"{step.function.name} makes {type(value).__name__}, which is no operand: await it, and take a part",
+        operation=step.function.name,
+    )

@@ -1,0 +1,584 @@
+"""Calls: what functions of arrays return. Nothing happens until one is awaited, and then all that it is made of.
+
+References to arrays and calls have the same operators, which make calls by functions of the layers above.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import DType, DTypeLike, NotSupportedError
+from ...backends.base.contract.ops import ArraySpec
+from ..base._refusals import OnDevice
+from ..base._views import Index
+from ._pending import Pending
+
+__all__ = ["Call"]
+
+T_co = TypeVar("T_co", covariant=True)
+RefT = TypeVar("RefT", bound="Operators[Any]")
+
+# A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
+_MOST = 4096
+# Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
+# asked step by step.
+_PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
+_NUMBERS = frozenset({float, complex})
+_SEVERAL = frozenset({list, tuple})
+_ORDER = {
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "eq": "equal", "ne": "not_equal",
+}  # fmt: skip
+_OF_TWO = _ORDER | {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}  # fmt: skip
+_OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
+# They stand around the members of a sequence.
+_OPENED, _CLOSED = object(), object()
+
+
+@attrs.frozen(eq=False)
+class Function:
+    """A function of arrays, as its calls know it.
+
+    Attributes:
+        name: Its name, such as ``"linalg.matmul"``.
+        make: Called with the arguments, once no call is left among them.
+        how: What that returns: a message for a device, an awaitable, or the result itself.
+        ask: Asks for a message; None for the device of the arguments.
+        refuse: Raises the error of a call in the function's own words, if it has any.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    how: Literal["message", "awaitable", "value"] = "message"
+    ask: Callable[[Any], Awaitable[Any]] | None = None
+    refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
+
+
+class Asked(Protocol):
+    """The device that calls are asked of."""
+
+    @property
+    def ask(self) -> Callable[[Any], Awaitable[Any]]:
+        """See `Device.ask`."""
+        ...
+
+    def submit(self, operation: Any, /) -> Pending[Any]:
+        """See `Device.submit`."""
+        ...
+
+    def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
+        """Run the calls of a chain as one request."""
+        ...
+
+    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+        """Find what the last call of a chain makes, without a launch."""
+        ...
+
+
+METHODS: dict[str, Function] = {}
+"""Functions that operators and methods make calls of, by their names; the layers above add them."""
+
+
+class Operators(OnDevice, Generic[T_co]):
+    """Base of references to arrays, and of calls: operators make calls."""
+
+    __slots__ = ()
+
+    # NumPy leaves operators of its arrays with these to the other operand.
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:
+
+        def __add__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __radd__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __sub__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rsub__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __mul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __truediv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rtruediv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __floordiv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rfloordiv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __mod__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rmod__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __pow__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rpow__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __matmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rmatmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __and__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rand__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __or__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __ror__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __xor__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rxor__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __lshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rlshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __rrshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __lt__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __le__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __gt__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __ge__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
+        def __eq__(self: Operators[RefT], other: Other) -> Call[RefT]: ...  # type: ignore[override]
+        def __ne__(self: Operators[RefT], other: Other) -> Call[RefT]: ...  # type: ignore[override]
+        def __neg__(self: Operators[RefT]) -> Call[RefT]: ...
+        def __pos__(self: Operators[RefT]) -> Call[RefT]: ...
+        def __abs__(self: Operators[RefT]) -> Call[RefT]: ...
+        def __invert__(self: Operators[RefT]) -> Call[RefT]: ...
+
+
+Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
+"""The other operand of an operator."""
+
+
+class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
+    """A call that was awaited, or that was an operand of one that was."""
+
+    __slots__ = ("_ahead", "_running", "args", "function", "named")
+    noun = "a Call"
+    first = "call"
+
+    def __init__(
+        self, function: Function, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.named = named
+
+    def __repr__(self) -> str:
+        return f"<Call {self.function.name}>"
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        return _run(self).__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine().throw(*error)
+
+    def close(self) -> None:
+        """Let it end without being run."""
+        self.__class__ = SpentCall
+        if hasattr(self, "_running"):
+            self._running.close()
+
+    def _coroutine(self) -> Coroutine[Any, Any, T_co]:
+        if not hasattr(self, "_running"):
+            self._running: Coroutine[Any, Any, T_co] = _run(self)
+        return self._running
+
+    def start(self) -> Pending[T_co]:
+        """Hand it over without waiting, as `Device.submit` hands a message over.
+
+        Returns:
+            The operation. Arrays in its ``value`` can be given to further calls at once.
+
+        Raises:
+            NotSupportedError: It waits in between.
+        """
+        return start(self)
+
+    @property
+    def spec(self: SpentCall[RefT]) -> ArraySpec:
+        """Layout of the array that it will make. It is found by a plan that is not launched.
+
+        Raises:
+            TypeError, ValueError: A wrong argument.
+            NotSupportedError: It depends on what the device computes; await the call.
+        """
+        call: Any = self
+        if not hasattr(call, "_ahead"):
+            chain = Chain(call, is_spent=False)
+            call._ahead = chain.device.look_ahead(chain)
+        found: ArraySpec = call._ahead
+        return found
+
+    @property
+    def dtype(self: SpentCall[RefT]) -> DType:
+        """Element type of the array that it will make; see `spec` for errors."""
+        return self.spec.dtype
+
+    @property
+    def shape(self: SpentCall[RefT]) -> tuple[int, ...]:
+        """Elements along each axis of the array that it will make; see `spec` for errors."""
+        return self.spec.shape
+
+    @property
+    def ndim(self: SpentCall[RefT]) -> int:
+        """Number of axes; see `spec` for errors."""
+        return self.spec.ndim
+
+    @property
+    def size(self: SpentCall[RefT]) -> int:
+        """Number of elements; see `spec` for errors."""
+        return self.spec.size
+
+    @property
+    def nbytes(self: SpentCall[RefT]) -> int:
+        """Bytes that the elements take; see `spec` for errors."""
+        return self.spec.size * self.spec.dtype.itemsize
+
+    def __len__(self: SpentCall[RefT]) -> int:
+        if not self.shape:
+            raise TypeError("len() of a call of an array without axes; await its item()")
+        return self.shape[0]
+
+    def __getitem__(self: SpentCall[RefT], index: Index) -> Call[RefT]:
+        """View a part; see `AccelRef.__getitem__`."""
+        return Call(METHODS["__getitem__"], (self, index))
+
+    def reshape(self: SpentCall[RefT], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
+        """View the elements under another shape; see `AccelRef.reshape`."""
+        return Call(METHODS["reshape"], (self, shape, *sizes))
+
+    @property
+    def T(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+        """A view with the axes in the opposite order."""
+        return Call(METHODS["T"], (self,))
+
+    @property
+    def mT(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+        """A view of a stack of matrices, each transposed."""
+        return Call(METHODS["mT"], (self,))
+
+    def transpose(self: SpentCall[RefT], axes: int | Sequence[int], *more: int) -> Call[RefT]:
+        """View it with the axes in another order; see `AccelRef.transpose`."""
+        return Call(METHODS["transpose"], (self, axes, *more))
+
+    def to_host(self: SpentCall[RefT], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
+        """Copy the array to host memory; see `AccelRef.to_host`."""
+        return Call(
+            METHODS["to_host"] if out is None else METHODS["to_host_out"],
+            (self, out)[: 1 + (out is not None)],
+        )
+
+    def item(self: SpentCall[RefT]) -> Call[Any]:
+        """Copy the only element to the host; see `AccelRef.item`."""
+        return Call(METHODS["item"], (self.to_host(),))
+
+    def copy(self: SpentCall[RefT]) -> Call[RefT]:
+        """Copy the array to new memory."""
+        return Call(METHODS["copy"], (self,))
+
+    def cast(self: SpentCall[RefT], dtype: DTypeLike) -> Call[RefT]:
+        """Copy the array with another element type; see `AccelRef.cast`."""
+        return Call(METHODS["copy"], (self, DType.of(dtype)))
+
+    def fill(self: SpentCall[RefT], value: complex) -> Call[RefT]:
+        """Set every element to one value; see `AccelRef.fill`."""
+        return Call(METHODS["fill"], (self, value))
+
+    def assign(self: SpentCall[RefT], value: Other) -> Call[RefT]:
+        """Write an array or a number into it; see `AccelRef.assign`."""
+        return Call(METHODS["assign"], (self, value))
+
+
+class Call(SpentCall[T_co]):
+    """A call of a function of arrays. Nothing happens until it is awaited.
+
+    It is an operand of further calls. Awaiting the last of them runs all as one request: one that is used
+    twice runs once. Each can be awaited, or be part of one that is, a single time.
+
+    See `Device.ask` for cancellation, and the errors that any operation can end with.
+
+    Attributes:
+        function: The function.
+        args: Its arguments, by their places.
+        named: Its arguments by name; None for none.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+
+
+_COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
+
+
+class Chain:
+    """The calls that one is made of, in an order in which they can run.
+
+    Args:
+        call: The last one.
+        is_spent: Whether the calls are used now, which each is once.
+
+    Attributes:
+        steps: The calls; each comes behind its operands.
+        key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
+            these are the same. None where an argument cannot be compared.
+        refs: The arrays on the device among the arguments, in the order of the key.
+        hosts: The host arrays.
+
+    Raises:
+        RuntimeError: A call was used before.
+        ValueError: There are too many.
+    """
+
+    __slots__ = ("hosts", "key", "refs", "steps")
+
+    def __init__(self, call: SpentCall[Any], *, is_spent: bool = True) -> None:
+        self.steps: list[SpentCall[Any]] = []
+        steps, places, stack = self.steps, dict[int, int](), [call]
+        while stack:
+            step = stack[-1]
+            depth = len(stack)
+            # `_given` says the same of the usual call, with another one.
+            args, named = step.args, step.named
+            for each in (
+                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
+            ):
+                kind = type(each)
+                if kind is Call and id(each) not in places:
+                    stack.append(each)
+                elif kind is SpentCall:
+                    raise _spent(each)
+            if len(stack) > depth:
+                if depth + len(steps) > _MOST:
+                    raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
+                # The first operand runs first, as in an expression of Python.
+                stack[depth:] = stack[: depth - 1 : -1]
+                continue
+            stack.pop()
+            if id(step) not in places:
+                places[id(step)] = len(steps)
+                steps.append(step)
+        if is_spent:
+            for step in steps:
+                step.__class__ = SpentCall
+        self.refs: list[Any] = []
+        self.hosts: list[npt.NDArray[Any]] = []
+        self.key: tuple[object, ...] | None = self._read(places)
+
+    def _read(self, places: Mapping[int, int]) -> tuple[object, ...] | None:
+        """Take the arguments; returns the key."""
+        key: list[object] = []
+        refs, hosts, blocks = self.refs, self.hosts, dict[Any, int]()
+        is_keyed = True
+        for step in self.steps:
+            key.append(step.function)
+            # `_given` says the same of the usual call, with another one.
+            args, named = step.args, step.named
+            for each in (
+                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
+            ):
+                kind = type(each)
+                if kind is SpentCall or kind is Call:
+                    key.append(places[id(each)])
+                elif isinstance(each, Operators):
+                    array: Any = each
+                    spec, block = array.spec, array.block
+                    key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
+                    key.append(blocks.setdefault(block.id, len(blocks)))
+                    refs.append(each)
+                elif kind is np.ndarray:
+                    key += each.shape, each.dtype
+                    hosts.append(each)
+                else:
+                    told = each if kind in _PLAIN else repr(each) if kind in _NUMBERS else _told(each)
+                    key += kind, told
+                    is_keyed = is_keyed and told is not NotImplemented
+        return tuple(key) if is_keyed else None
+
+    @property
+    def device(self) -> Asked:
+        """The device of the first array that is on one.
+
+        Raises:
+            TypeError: There is none.
+        """
+        if self.refs:
+            found: Asked = self.refs[0].device
+            return found
+        return asked(
+            self.steps[-1].function.name, (), {"": [one for step in self.steps for one in arguments_of(step)]}
+        )
+
+
+async def _run(call: SpentCall[Any]) -> Any:
+    """Run all calls that one is made of, as one request."""
+    if type(call) is not Call:
+        raise _spent(call)
+    args, named = call.args, call.named
+    if _COMPOSED.isdisjoint(map(type, args)) and (
+        named is None or _COMPOSED.isdisjoint(map(type, named.values()))
+    ):
+        # The usual call has no other in it, and no array of the host's.
+        call.__class__ = SpentCall
+        return await evaluate(call.function, args, named or {})
+    chain = Chain(call)
+    return await chain.device.ask_chain(chain)
+
+
+async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Run one call, among whose arguments is no other."""
+    try:
+        made = function.make(*args, **named)
+        if function.how == "value":
+            return made
+        if function.how == "message":
+            made = (function.ask or asked(function.name, args, named).ask)(made)
+        return await made
+    except Exception as error:
+        if function.refuse is not None:
+            function.refuse(error, args, named)
+        raise
+
+
+async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -> Any:
+    """Run calls one after the other, and return the result of the last.
+
+    Args:
+        steps: The calls; each comes behind its operands.
+        given: What stands for host arrays, or for calls, by their identities.
+    """
+    last: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        last.update((id(each), number) for each in arguments_of(step) if isinstance(each, SpentCall))
+    values = dict(given)
+    try:
+        for number, step in enumerate(steps):
+            args, named = replaced(step, values)
+            # Results in between go as soon as nothing needs them any more.
+            for each in [one for one, place in last.items() if place == number]:
+                values.pop(each, None)
+            values[id(step)] = made = await evaluate(step.function, args, named)
+            del args, named
+        return made
+    finally:
+        # An error keeps this frame.
+        values.clear()
+
+
+def start(call: SpentCall[T_co]) -> Pending[T_co]:
+    """Hand a call over, and those that it is made of, without waiting; see `Call.start`."""
+    if type(call) is not Call:
+        raise _spent(call)
+    values: dict[int, Any] = {}
+    for step in Chain(call).steps:
+        function = step.function
+        if function.how == "awaitable":
+            raise NotSupportedError(
+                f"{function.name} waits in between, and cannot be handed over: run it in a task",
+                operation=function.name,
+            )
+        args, named = replaced(step, values)
+        made = function.make(*args, **named)
+        pending: Pending[Any] | None = None
+        if function.how == "message":
+            pending = asked(function.name, args, named).submit(made)
+            made = pending.value
+        values[id(step)] = made
+    if pending is None:
+        raise NotSupportedError(f"{function.name}: there is nothing to hand over", operation=function.name)
+    return pending
+
+
+def replaced(step: SpentCall[Any], values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, with values in place of what is known by its identity."""
+
+    def one(each: Any) -> Any:
+        if type(each) in _SEVERAL:
+            return type(each)([values.get(id(item), item) for item in each])
+        return values.get(id(each), each)
+
+    return tuple(map(one, step.args)), {name: one(each) for name, each in (step.named or {}).items()}
+
+
+def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
+    """Find the device of the first array that is on one.
+
+    Raises:
+        TypeError: There is none.
+    """
+    for each in args:
+        if isinstance(each, Operators):
+            device: Asked = each.device
+            return device
+    found: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
+    return found
+
+
+DEVICE_OF: list[Callable[..., Any]] = []
+"""Finds the device of operands: the module of devices is above this one."""
+
+
+def arguments_of(step: SpentCall[Any]) -> list[Any]:
+    """List the arguments of a call, with the members of sequences one by one."""
+    named = step.named or {}
+    return _flat((*step.args, *named, *named.values()))
+
+
+def _flat(given: Iterable[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for each in given:
+        if type(each) in _SEVERAL:
+            flat += _OPENED, *each, _CLOSED
+        else:
+            flat.append(each)
+    return flat
+
+
+def _told(value: Any) -> object:
+    """Return what tells an argument from others; NotImplemented where nothing does."""
+    if isinstance(value, DType):
+        # Its hash takes longer than all the rest.
+        return id(value)
+    if isinstance(value, slice):
+        bounds = value.start, value.stop, value.step
+        return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
+    return value if isinstance(value, (np.dtype, type)) else NotImplemented
+
+
+def _spent(call: SpentCall[Any]) -> RuntimeError:
+    return RuntimeError(
+        f"{call!r} was awaited before, or in another call; keep its result in a name, and use that"
+    )
+
+
+def called(function: Function) -> Callable[..., Call[Any]]:
+    """Make what a program calls, which makes calls of a function."""
+
+    def call(*args: Any, **named: Any) -> Call[Any]:
+        return Call(function, args, named or None)
+
+    return call
+
+
+def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
+    """Give references and calls their operators.
+
+    Args:
+        find: Finds a function by its name, such as ``"add"``, once it is needed.
+    """
+
+    def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+        def ask(self: Any, other: Any) -> Any:
+            if other is None or isinstance(other, (str, bytes)):
+                return NotImplemented
+            return find(name)(other, self) if is_reflected else find(name)(self, other)
+
+        return ask
+
+    for special, name in _OF_TWO.items():
+        setattr(Operators, f"__{special}__", of_two(name, is_reflected=False))
+        if special not in _ORDER:
+            setattr(Operators, f"__r{special}__", of_two(name, is_reflected=True))
+    for special, name in _OF_ONE.items():
+        setattr(Operators, f"__{special}__", lambda self, name=name: find(name)(self))
