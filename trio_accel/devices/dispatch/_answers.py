@@ -116,9 +116,9 @@ class AnswerHandler:
 
     def _is_plain(self, message: Any) -> bool:
         """Tell whether an answer says that all went well with a request, whose end has no further effects."""
-        _, number, _, results, trouble = message
+        _, number, _, _, trouble = message
         request = self._requests.get(number)
-        if results or trouble is not None or not isinstance(request, OperationRequest):
+        if trouble is not None or not isinstance(request, OperationRequest):
             return False
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
@@ -397,7 +397,7 @@ def _check_done(
         expect(how == "done" or request.is_cancelled, f"request {request.number} was not cancelled")
         if how != "done" or error is not None:
             return
-    if (results or request.hosts.is_used) and not request.hosts.fits(results):
+    if (results or request.hosts.filled or request.hosts.is_used) and not request.hosts.fits(results):
         raise NonsenseError(f"request {request.number} has other host arrays")
 
 

@@ -41,8 +41,8 @@ HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.
 _MOST = 1024
-# Characters, or bytes, of a value in a template.
-_MOST_TEXT = 1 << 12
+# Characters, or bytes, of a value in a template: recipes of graphs have some thousands.
+_MOST_TEXT = 1 << 16
 
 _Key: TypeAlias = tuple[Any, ...]
 _AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Message | None"]
@@ -82,6 +82,11 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
 def _nowhere(host: npt.NDArray[Any]) -> None:
     """No host array is in memory that a worker shares."""
+
+
+def result_of(host: npt.NDArray[Any]) -> Message:
+    """Tell a worker of a host array that is filled from its reply."""
+    return "result", DType.of(host.dtype).value, host.shape
 
 
 class TemplateTable:
@@ -176,7 +181,7 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
     return (
         launch.name,
         launch.library,
-        encode_spec(spec, host),
+        encode_spec(spec, host, result_of),
         tuple([(positions[block], nbytes) for block, nbytes in launch.allocations]),
         tuple([positions[output.id] for output in launch.outputs]),
         tuple([(argument, positions[used.id]) for argument, used in launch.uses]),
@@ -188,24 +193,27 @@ def _spec_key(
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
     """Split a specification into its key, without blocks and packed scalars, and these.
 
-    Specifications with equal keys are the same once they are encoded. None where it holds status words, or a
-    value that cannot be told from others.
+    Specifications with equal keys are the same once they are encoded. None where it holds a value that cannot
+    be told from others.
 
     Args:
         spec: The specification.
         address: Returns the place of a host array; None where that does not say all of it.
     """
     described = spec.descriptor()
-    if described.keywords or described.has_status:
+    if described.keywords:
         return None
     key: list[Any] = [described.cls]
     blocks: list[int] = []
     values, packed = described.values(spec), tuple[bytes, ...]()
-    if described.packed:
+    if described.packed or described.status:
         fields: list[Any] = list(values)
         packed = tuple([fields[index] for index in described.packed])
         for index in described.packed:
             fields[index] = None
+        for index in described.status:
+            # How many words there are, and not where.
+            fields[index] = None if fields[index] is None else fields[index].size
         values = fields
     array: Any
     told: tuple[object, ...] | None

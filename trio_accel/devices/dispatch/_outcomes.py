@@ -218,6 +218,9 @@ class OutcomePolicy:
                 _strike(launch)
         if error is not None or request.hosts.is_used:
             self._copy(request, results, error)
+        elif results:
+            # They were told by a template, and nothing else of the host's is in use.
+            request.hosts.fill(results)
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:

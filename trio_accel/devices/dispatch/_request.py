@@ -24,7 +24,7 @@ from ..wire import _orders
 from ..wire._frames import close_all
 from ..wire._protocol import Address, Message
 from ._chunks import Borrower, Chunk, Stay
-from ._launch_encoding import TemplateTable, encode_array, encode_launch
+from ._launch_encoding import TemplateTable, encode_array, encode_launch, result_of
 
 # D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
 # taken yet, and the machine's free memory does not tell.
@@ -262,13 +262,14 @@ class HostArrays:
         copies: The arrays that the application copies, by index.
         is_used: Whether there are any that a worker was told of one by one, and not by a template.
         staging: The argument.
+        filled: The arrays that are filled from the reply.
     """
 
     _by_value: int
     staging: Staging | None
     copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
     is_used: bool = attrs.field(default=False, init=False)
-    _filled: list[npt.NDArray[Any]] = attrs.field(factory=list["npt.NDArray[Any]"], init=False)
+    filled: list[npt.NDArray[Any]] = attrs.field(factory=list["npt.NDArray[Any]"], init=False)
     _next: int = attrs.field(default=0, init=False)
 
     def fit(self, launch: Launch) -> bool:
@@ -299,7 +300,7 @@ class HostArrays:
 
     def begin(self) -> None:
         """Begin the message to a worker, with the first host array."""
-        self._filled.clear()
+        self.filled.clear()
         self._next = 0
 
     def tell(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
@@ -315,22 +316,22 @@ class HostArrays:
     def fill_later(self, host: npt.NDArray[Any]) -> Message:
         """Tell how a host array is filled from the reply."""
         self.is_used = True
-        self._filled.append(host)
-        return "result", DType.of(host.dtype).value, host.shape
+        self.filled.append(host)
+        return result_of(host)
 
     def fits(self, results: Sequence[bytes]) -> bool:
         """Tell whether these are as long as the host arrays that are filled from the reply."""
-        return [host.nbytes for host in self._filled] == list(map(len, results))
+        return [host.nbytes for host in self.filled] == list(map(len, results))
 
     def fill(self, results: Sequence[bytes]) -> None:
         """Fill host arrays from the reply, which `fits`: it has their elements in C order."""
-        for host, data in zip(self._filled, results, strict=True):
+        for host, data in zip(self.filled, results, strict=True):
             np.copyto(host, np.ndarray(host.shape, host.dtype, data))
 
     def clear(self) -> None:
         """Give regions of the pool back: the request is over."""
         copies, self.copies = self.copies, []
-        self._filled.clear()
+        self.filled.clear()
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
@@ -446,6 +447,10 @@ class OperationRequest(RemoteRequest):
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             template, blocks, packed = found
+            described = launch.spec.descriptor()
+            if described.has_status:
+                words = [getattr(launch.spec, described.fields[index].name) for index in described.status]
+                hosts.filled = [one for one in words if one is not None]
             # A plain tuple, as the next: each operation has one, and a declaration takes a call.
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
         if hosts.is_used:

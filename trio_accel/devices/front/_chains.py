@@ -22,7 +22,7 @@ from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block
 from ..operations._calls import METHODS, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
-from ..operations._operation import RECORDING, Operation, Planned, Planner, recording_now
+from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
 from ._layout import ALIGNMENT, Layout, lay_out, map_reply
 from ._memory import Copy
@@ -75,18 +75,16 @@ class RunChain(Operation[Any, Any]):
         template: The template.
         refs: The arrays on the device, in the order of the key.
         hosts: The host arrays.
+        operation: Names of the functions.
     """
 
     chains: Chains
     template: Template
     refs: Sequence[AccelRef]
     hosts: Sequence[npt.NDArray[Any]]
+    # A property would be a call for each chain.
+    operation: str  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
-
-    @property
-    def operation(self) -> str:
-        """Names of the functions."""
-        return self.template.name
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Take the arrays, whose layouts are those of the template."""
@@ -100,11 +98,16 @@ class RunChain(Operation[Any, Any]):
         for place, name, nbytes in template.updates:
             block = planner.update(name, refs[place]).block
             updated.append(ArraySpec(block, 0, _UINT8, (nbytes,), (1,)))
-        made = {block: planner.output((nbytes,), _UINT8) for block, nbytes in template.layout.made.items()}
-        written = [ref.spec for ref in made.values()]
+        made: dict[int, AccelRef] = {}
+        written: list[ArraySpec] = []
+        for number, nbytes in template.layout.made.items():
+            made[number] = new = planner.output((nbytes,), _UINT8)
+            written.append(new.spec)
         if template.layout.scratch:
             written.append(self.chains.scratch_of(planner, template.layout.scratch))
         words, reply = None, template.reply
+        hosts = self.hosts
+        given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
         if template.host is not None:
             dtype, shape = template.host
             nbytes = template.result[2]
@@ -117,7 +120,7 @@ class RunChain(Operation[Any, Any]):
         spec = ChainSpec(
             template.recipe,
             template.result,
-            self._given(),
+            given,
             tuple(read),
             tuple(updated),
             tuple(written),
@@ -125,12 +128,9 @@ class RunChain(Operation[Any, Any]):
         )
         return Planned(spec, reply, None, is_checked=True)
 
-    def _given(self) -> bytes:
-        """Take the contents of host arrays as they are now: the program may change them at once."""
-        hosts = self.hosts
-        if len(hosts) < 2:
-            return hosts[0].tobytes() if hosts else b""
-        offsets = self.template.offsets
+    def _joined(self) -> bytes:
+        """Join the contents of several host arrays."""
+        hosts, offsets = self.hosts, self.template.offsets
         given = bytearray(offsets[-1] + hosts[-1].nbytes)
         for offset, host in zip(offsets, hosts, strict=True):
             given[offset : offset + host.nbytes] = host.tobytes()
@@ -172,7 +172,9 @@ class Chains:
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
         template = None
-        if chain.key is not None and not self._state.faults.waiting and recording_now() is None:
+        recording = RECORDING.get()
+        is_launched = recording is None or recording.is_over
+        if is_launched and chain.key is not None and not self._state.faults.waiting:
             template = self._known.get(chain.key)
             if type(template) is not Template:
                 template = await self._template(chain.key, chain, template)
@@ -183,7 +185,7 @@ class Chains:
         if template is None:
             return await run_steps(chain.steps, {})
         self.found += 1
-        reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts))
+        reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
         return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:

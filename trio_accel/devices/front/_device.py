@@ -85,6 +85,8 @@ class OpenDevice(Device):
         self._around: list[Around] = []
         self._set_ask()
         self.chains: Chains = Chains(self, self.state)
+        # No coroutine stands in between.
+        self.ask_chain = self.chains.ask  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         availability = self.state.availability

@@ -160,7 +160,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         return f"<Call {self.function.name}>"
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        return _run(self).__await__()
+        return self._run().__await__()
 
     def send(self, value: Any) -> Any:
         """See `collections.abc.Coroutine`."""
@@ -178,8 +178,24 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
 
     def _coroutine(self) -> Coroutine[Any, Any, T_co]:
         if not hasattr(self, "_running"):
-            self._running: Coroutine[Any, Any, T_co] = _run(self)
+            self._running = self._run()
         return self._running
+
+    def _run(self) -> Any:
+        """Begin all calls that it is made of as one request; returns what is awaited."""
+        if type(self) is not Call:
+            raise _spent(self)
+        args, named = self.args, self.named
+        if _COMPOSED.isdisjoint(map(type, args)) and (
+            named is None or _COMPOSED.isdisjoint(map(type, named.values()))
+        ):
+            # The usual call has no other in it, and no array of the host's.
+            self.__class__ = SpentCall
+            return evaluate(self.function, args, named or {})
+        chain = Chain(self)
+        # `Chain.device` says the same, with two calls.
+        device: Asked = chain.refs[0].block.table.device if chain.refs else chain.device
+        return device.ask_chain(chain)
 
     def start(self) -> Pending[T_co]:
         """Hand it over without waiting, as `Device.submit` hands a message over.
@@ -409,21 +425,6 @@ class Chain:
         )
 
 
-async def _run(call: SpentCall[Any]) -> Any:
-    """Run all calls that one is made of, as one request."""
-    if type(call) is not Call:
-        raise _spent(call)
-    args, named = call.args, call.named
-    if _COMPOSED.isdisjoint(map(type, args)) and (
-        named is None or _COMPOSED.isdisjoint(map(type, named.values()))
-    ):
-        # The usual call has no other in it, and no array of the host's.
-        call.__class__ = SpentCall
-        return await evaluate(call.function, args, named or {})
-    chain = Chain(call)
-    return await chain.device.ask_chain(chain)
-
-
 async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Run one call, among whose arguments is no other."""
     try:
@@ -431,7 +432,14 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         if function.how == "value":
             return made
         if function.how == "message":
-            made = (function.ask or asked(function.name, args, named).ask)(made)
+            # The first argument is the first array, nearly always; `asked` would be a call.
+            first: Any = args[0] if args else None
+            if function.ask is not None:
+                made = function.ask(made)
+            elif isinstance(first, Operators) and type(first) is not SpentCall:
+                made = first.block.table.device.ask(made)
+            else:
+                made = asked(function.name, args, named).ask(made)
         return await made
     except Exception as error:
         if function.refuse is not None:

@@ -248,7 +248,13 @@ class LaunchTemplate:
         self._hosts = [
             (index, field.plain[1:])
             for index, field in enumerate(self._fields)
-            if isinstance(field, _HostAddress)
+            if isinstance(field, _HostAddress) and field.plain[0] != "result"
+        ]
+        # Status words: each launch has its own.
+        self._words = [
+            (index, DTYPES[field.plain[1]].dtype, field.plain[2])
+            for index, field in enumerate(self._fields)
+            if isinstance(field, _HostAddress) and field.plain[0] == "result"
         ]
         self._packed = described.packed
         self._values: Callable[[Any], Iterable[Any]] = described.values
@@ -285,6 +291,7 @@ class LaunchTemplate:
         binding: Binding,
         shared: Callable[..., npt.NDArray[Any]] = no_host,
         packed: tuple[bytes, ...] = (),
+        results: list[npt.NDArray[Any]] | None = None,
     ) -> Launch:
         """Make a launch of this template.
 
@@ -294,6 +301,7 @@ class LaunchTemplate:
             binding: The binding to these; its blocks are found.
             shared: Makes an array over memory of the application's; see `decode_launch`.
             packed: Its packed scalars.
+            results: Takes the host arrays that are sent with the reply.
         """
         arrivals: list[Arrival] = []
         spec = binding.spec
@@ -302,8 +310,8 @@ class LaunchTemplate:
             if not arrivals:
                 # Without arrivals the same host arrays are ready at each later launch, too.
                 binding.spec = spec
-        if packed:
-            spec = self._with_packed(spec, packed)
+        if packed or self._words:
+            spec = self._with_own(spec, packed, results)
         if spec.asker is not None:
             # Each call has an asker of its own, and the binding's specification is shared.
             spec = self._make_spec(list(self._values(spec)))
@@ -324,11 +332,17 @@ class LaunchTemplate:
             arrivals,
         )
 
-    def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
-        """Return the same specification with these scalars; itself if it has them."""
+    def _with_own(
+        self, spec: OperationSpec, packed: tuple[bytes, ...], results: list[npt.NDArray[Any]] | None
+    ) -> OperationSpec:
+        """Return the same specification with these scalars and new words; itself if it has them."""
         fields = list(self._values(spec))
-        if packed == tuple([fields[index] for index in self._packed]):
+        if not self._words and packed == tuple([fields[index] for index in self._packed]):
             return spec
+        for index, dtype, shape in self._words:
+            fields[index] = np.zeros(shape, dtype)
+            if results is not None:
+                results.append(fields[index])
         for index, content in zip(self._packed, packed, strict=True):
             fields[index] = content
         return self._make_spec(fields)

@@ -117,6 +117,7 @@ class WorkerRequests:
         if session is None:
             return
         found, table = self._templates.get(template), self._table
+        results: list[npt.NDArray[Any]] = []
         try:
             if found is None:
                 found = self._templates[template] = LaunchTemplate(self._told_templates[template])
@@ -124,7 +125,7 @@ class WorkerRequests:
             if not binding.is_found(table):
                 table.name(binding.allocations)
                 binding.find(table)
-            launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed)
+            launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed, results)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
@@ -134,7 +135,7 @@ class WorkerRequests:
             invalid = [blocks[position] for position in outputs] if invalidates else []
             self._cannot_read(number, name, wanted, invalid, error, session.engine)
             return
-        self._serve(_Serving(launch, word, session, self, invalidates=invalidates))
+        self._serve(_Serving(launch, word, session, self, results, invalidates=invalidates))
 
     def _serve(self, serving: _Serving) -> None:
         """Have an operation launched, now if nothing is before it."""

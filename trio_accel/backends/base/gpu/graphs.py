@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -193,7 +194,13 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         on: Any = stream
         if not isinstance(spec, CHAINS) or type(stream) is not self.streams:
             super().enqueue(spec, stream)
-        elif on.is_closed or self._device.context.is_lost or not self.launch_chain(spec, on):
+        elif (
+            # Its host arrays need the context to be current.
+            isinstance(spec, ChainSpec)
+            or on.is_closed
+            or self._device.context.is_lost
+            or not self.launch_chain(spec, on)
+        ):
             chain: Chain | None = self._find_plan(spec)
             # In a thread of the engine, the device may be closed meanwhile.
             with on.in_use() if chain is not None and chain.is_blocking else nullcontext():
@@ -237,7 +244,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         Raises:
             NotSupportedError: A library has no such operation.
         """
-        has_conditions = not isinstance(spec, GraphSpec)
+        has_conditions = not isinstance(spec, (GraphSpec, ChainSpec))
         is_captured, is_blocking = True, has_conditions
         for node, bound in bound_nodes(spec):
             library = self._library(node.library)
@@ -314,13 +321,34 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                     chain.due.clear()
                 chain.due[key] = self._workspace(stream)
 
+    def run_request(self, spec: ChainSpec, chain: Chain, stream: Any) -> None:
+        """Enqueue a chain as `launch_chain` or `run_chain` does, with its host arrays by pinned memory."""
+        pinned, given, words = self._device.pinned, spec.given, spec.words
+        if given:
+            host = pinned.take(len(given))
+            ctypes.memmove(host, given, len(given))
+            stream.copy_in(self._address(spec.written[-1]), host, len(given))
+            stream.after(partial(pinned.give_back, len(given), host))
+        if not self.launch_chain(spec, stream):
+            self.run_chain(spec, chain, stream)
+        if words is not None and words.size:
+            result = spec.result_at()
+            place = pinned.take(result.size)
+            stream.copy_out(place, self._address(result), result.size)
+
+            def finish() -> None:
+                ctypes.memmove(words.ctypes.data, place, result.size)
+                pinned.give_back(result.size, place)
+
+            stream.after(finish)
+
     def _enqueue_chain(self, spec: AnyChain, stream: Any) -> None:
         """Enqueue the operations of a chain, one after the other, or those that its condition chooses."""
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
             for node, bound in bound_nodes(spec)
         ]
-        if stream.is_capturing and not isinstance(spec, GraphSpec):
+        if stream.is_capturing and isinstance(spec, (BranchSpec, LoopSpec)):
             self._capture_parts(spec, works, stream)
             return
         condition: Any = getattr(spec, "condition", None)

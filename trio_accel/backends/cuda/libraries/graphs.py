@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from ...base import LibraryError
-from ...base.contract.ops import ArraySpec, BranchSpec, GraphSpec, LoopSpec
+from ...base.contract.ops import ArraySpec, BranchSpec, ChainSpec, GraphSpec, LoopSpec
 from ...base.gpu.driver import Function
 from ...base.gpu.graphs import AnyChain, ChainLibrary, Works, run_works
 from ...base.kit.kernels import kernel
@@ -120,6 +120,10 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     def _replay(self, spec: AnyChain, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
+
+    @kernel(ChainSpec, backend="cuda", plan=ChainLibrary.plan_chain)
+    def _run_request(self, spec: ChainSpec, call: KernelCall) -> None:
+        self.run_request(spec, call.plan, call.stream)
 
     def _is_in_place(self, graph: _Captured) -> bool:
         is_there: bool = graph.area == self._device.arena.place(graph.stream)

@@ -83,6 +83,7 @@ class Descriptor:
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
         packed: Indexes of the fields with packed scalars.
+        status: Indexes of the fields with status words.
         is_in_order: Tells of nearly all specifications that their fields are in order.
     """
 
@@ -94,6 +95,7 @@ class Descriptor:
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
     packed: tuple[int, ...]
+    status: tuple[int, ...]
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
@@ -289,10 +291,13 @@ def _describe(cls: type[Any]) -> Descriptor:
         fields=fields,
         keywords=tuple(str(field.alias) for field in ordered if field.kw_only),
         values=_getter([field.name for field in fields]),
-        blocks=_generated(f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})"),
+        blocks=_generated(
+            f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})", block=attrgetter("block")
+        ),
         plan_key=_plan_key(cls, fields),
         has_status="status" in kinds,
         packed=tuple(index for index, field in enumerate(fields) if field.role.is_packed),
+        status=tuple(index for index, field in enumerate(fields) if field.role.kind == "status"),
         is_in_order=_test(fields),
     )
 
@@ -305,10 +310,11 @@ def _getter(names: list[str]) -> Callable[[Any], Iterable[Any]]:
 
 
 def _blocks(fields: Iterable[SpecField], access: Access) -> str:
+    chosen = [field for field in fields if field.is_array and field.role.access in (access, "update")]
+    # A loop for each field of many arrays would be a call.
     items = [
-        _each(field, "{}.block")
-        for field in fields
-        if field.is_array and field.role.access in (access, "update")
+        f"*map(block, spec.{field.name}), " if field.role.count == "many" else _each(field, "{}.block")
+        for field in chosen
     ]
     return f"frozenset(({''.join(items)}))"
 
