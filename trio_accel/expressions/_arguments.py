@@ -351,7 +351,8 @@ def take(
             if name in loads:
                 raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
             signature.append(argument_of(planner.name, name, argument))
-            values.append(argument.item() if isinstance(argument, np.generic) else argument)
+            number: Any = argument
+            values.append(number.item() if isinstance(argument, np.generic) else number)
         else:
             array = argument if type(argument) is ArraySpec else planner.read(name, cast("Operand", argument))
             signature.append(_ARRAYS[array.dtype.value])

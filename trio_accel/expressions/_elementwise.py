@@ -95,8 +95,8 @@ class Elementwise(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_asked", "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told",
-        "_truths", "_wide", "operation", "precision",
+        "_asked", "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted",
+        "_told", "_truths", "_wide", "operation", "precision",
     )  # fmt: skip
 
     def __init__(

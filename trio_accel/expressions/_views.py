@@ -26,9 +26,10 @@ def on_device(array: Operand) -> AccelRef:
 
 def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Operand:
     """View an array as NumPy views one of its layout."""
-    if isinstance(array, AccelRef):
-        return AccelRef(array.block, seen(array.spec, change))
-    return change(array)
+    if isinstance(array, np.ndarray):
+        return change(array)
+    ref = on_device(array)
+    return AccelRef(ref.block, seen(ref.spec, change))
 
 
 def permuted(array: Operand, axes: Sequence[int]) -> Operand:

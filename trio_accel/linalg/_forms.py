@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, overload
 
 from ..backends.base import LibraryError, LinAlgError
-from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 
 __all__ = [
@@ -83,9 +83,9 @@ async def schur(a: Operand, output: Literal["real", "complex"] = "real") -> Schu
 
 
 @overload
-async def hessenberg(a: Operand, calc_q: Literal[False] = False) -> AccelRef: ...
+def hessenberg(a: Operand, calc_q: Literal[False] = False) -> Call[AccelRef]: ...
 @overload
-async def hessenberg(a: Operand, calc_q: Literal[True]) -> HessenbergResult: ...
+def hessenberg(a: Operand, calc_q: Literal[True]) -> Call[HessenbergResult]: ...
 @operation(
     {
         False: "a(..., n, n) -> h(..., n, n)",

@@ -20,7 +20,7 @@ from ..backends.base.contract.ops import (
     fused_shape,
 )
 from ..backends.base.contract.values import ALWAYS_HELD
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Out
 from ._actor import BlasLtActor
@@ -127,7 +127,7 @@ def _factors(
         if not isinstance(scale, (AccelRef, np.ndarray)):
             _check_scale(name, argument, scale)
             if argument != "scale_out":
-                product *= scale
+                product *= scale  # type: ignore[assignment, operator]  # a call was awaited
                 continue
             # That one comes behind the activation, so it is no part of alpha.
             scale = np.array(scale, np.float32)
@@ -177,7 +177,7 @@ class _ProductOptions(_Options, total=False):
 
 
 @overload
-async def fused_matmul(
+def fused_matmul(
     a: Operand,
     b: Operand,
     c: Operand | None = None,
@@ -186,9 +186,9 @@ async def fused_matmul(
     *,
     return_aux: Literal[False] = False,
     **options: Unpack[_ProductOptions],
-) -> AccelRef: ...
+) -> Call[AccelRef]: ...
 @overload
-async def fused_matmul(
+def fused_matmul(
     a: Operand,
     b: Operand,
     c: Operand | None = None,
@@ -197,7 +197,7 @@ async def fused_matmul(
     *,
     return_aux: Literal[True],
     **options: Unpack[_ProductOptions],
-) -> FusedMatmulResult: ...
+) -> Call[FusedMatmulResult]: ...
 @operation(actor=BlasLtActor, plan=_plan_product)
 async def fused_matmul(
     a: Operand,
@@ -263,7 +263,7 @@ async def fused_matmul(
 
 
 @overload
-async def fused_matmul_grad(
+def fused_matmul_grad(
     a: Operand,
     b: Operand,
     aux: Operand,
@@ -271,9 +271,9 @@ async def fused_matmul_grad(
     *,
     return_sums: Literal[False] = False,
     **options: Unpack[_Options],
-) -> AccelRef: ...
+) -> Call[AccelRef]: ...
 @overload
-async def fused_matmul_grad(
+def fused_matmul_grad(
     a: Operand,
     b: Operand,
     aux: Operand,
@@ -281,7 +281,7 @@ async def fused_matmul_grad(
     *,
     return_sums: Literal[True],
     **options: Unpack[_Options],
-) -> FusedSumsResult: ...
+) -> Call[FusedSumsResult]: ...
 @operation(actor=BlasLtActor, plan=_plan_grad)
 async def fused_matmul_grad(
     a: Operand,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import LibraryError, LinAlgError
-from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 
 __all__ = [
@@ -62,11 +62,11 @@ def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, .
 
 
 @overload
-async def svd(a: Operand, full_matrices: bool = True, compute_uv: Literal[True] = True) -> SVDResult: ...
+def svd(a: Operand, full_matrices: bool = True, compute_uv: Literal[True] = True) -> Call[SVDResult]: ...
 @overload
-async def svd(a: Operand, full_matrices: bool = True, *, compute_uv: Literal[False]) -> AccelRef: ...
+def svd(a: Operand, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Call[AccelRef]: ...
 @overload
-async def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> AccelRef: ...
+def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> Call[AccelRef]: ...
 @operation(
     {
         (True, True): "a(..., m, n) -> u(..., m, m), s: real(..., min(m, n)), vh(..., n, n)",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..backends.base import DType, LibraryError, LinAlgError
 from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ..devices.base._refusals import refuse_dtypes
 from ._actor import BlasActor, SolverActor
 from ._matrices import gemm, matmul, trsm
@@ -116,9 +116,9 @@ async def lu(a: Operand) -> LUResult:
 
 
 @overload
-async def qr(a: Operand, mode: Literal["reduced", "complete"] = "reduced") -> QRResult: ...
+def qr(a: Operand, mode: Literal["reduced", "complete"] = "reduced") -> Call[QRResult]: ...
 @overload
-async def qr(a: Operand, mode: Literal["r"]) -> AccelRef: ...
+def qr(a: Operand, mode: Literal["r"]) -> Call[AccelRef]: ...
 @operation(
     {
         "reduced": "a(..., m, n) -> q(..., m, min(m, n)), r(..., min(m, n), n)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias, overload
 
-from ..devices import AccelRef, Operand, Operation, message_of, operation, operation_like
+from ..devices import AccelRef, Call, Operand, Operation, message_of, operation, operation_like
 from ._actor import DnnActor
 from ._pool_plans import MaxPoolResult, avg_pools, max_pools
 
@@ -51,13 +51,13 @@ def adaptive_avg_pool3d() -> None:
 
 
 @overload
-async def adaptive_max_pool2d(
+def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
+) -> Call[AccelRef]: ...
 @overload
-async def adaptive_max_pool2d(
+def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
+) -> Call[MaxPoolResult]: ...
 @operation(actor=DnnActor, plan=max_pools(2))
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: bool = False

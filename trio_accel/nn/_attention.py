@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.base._refusals import whole
 from ..expressions import Out
 from ._actor import DnnActor
@@ -156,7 +156,7 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
 
 
 @overload
-async def scaled_dot_product_attention(
+def scaled_dot_product_attention(
     query: Operand,
     key: Operand,
     value: Operand,
@@ -172,9 +172,9 @@ async def scaled_dot_product_attention(
     key_lengths: Operand | None = None,
     return_lse: Literal[False] = False,
     out: Out = None,
-) -> AccelRef: ...
+) -> Call[AccelRef]: ...
 @overload
-async def scaled_dot_product_attention(
+def scaled_dot_product_attention(
     query: Operand,
     key: Operand,
     value: Operand,
@@ -190,7 +190,7 @@ async def scaled_dot_product_attention(
     key_lengths: Operand | None = None,
     return_lse: Literal[True],
     out: Out = None,
-) -> AttentionResult: ...
+) -> Call[AttentionResult]: ...
 @operation(actor=DnnActor, plan=_plan_attention)
 async def scaled_dot_product_attention(
     query: Operand,

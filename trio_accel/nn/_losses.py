@@ -10,7 +10,7 @@ infinite: a class of probability 0, or one without weight.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -662,10 +662,11 @@ async def _placed(
 ) -> tuple[AccelRef, AccelRef, AccelRef | None]:
     """Bring arrays of NumPy to the device, as several operations read them."""
     device = device_of(name, logits, labels, weight)
-    x, y, z = [
+    placed: list[Any] = [
         await device.put(each) if isinstance(each, np.ndarray) else each for each in (logits, labels, weight)
     ]
-    return cast("AccelRef", x), cast("AccelRef", y), z
+    x, y, z = placed
+    return x, y, z
 
 
 def _along(weight: Operand, case: _Case) -> Operand:

@@ -12,7 +12,17 @@ from typing import Any, Final, Literal, TypeAlias, overload
 from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.contract.ops import AvgPoolGradSpec, MaxPoolGradSpec
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation, operation_like
+from ..devices import (
+    AccelRef,
+    Call,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    message_of,
+    operation,
+    operation_like,
+)
 from ..expressions import Elementwise, check_array
 from ._actor import DnnActor
 from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
@@ -30,7 +40,7 @@ _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 
 
 @overload
-async def max_pool2d(
+def max_pool2d(
     input: Operand,
     kernel_size: _Sizes,
     stride: _Sizes | None = None,
@@ -38,9 +48,9 @@ async def max_pool2d(
     dilation: _Sizes = 1,
     ceil_mode: bool = False,
     return_indices: Literal[False] = False,
-) -> AccelRef: ...
+) -> Call[AccelRef]: ...
 @overload
-async def max_pool2d(
+def max_pool2d(
     input: Operand,
     kernel_size: _Sizes,
     stride: _Sizes | None = None,
@@ -49,7 +59,7 @@ async def max_pool2d(
     ceil_mode: bool = False,
     *,
     return_indices: Literal[True],
-) -> MaxPoolResult: ...
+) -> Call[MaxPoolResult]: ...
 @operation(actor=DnnActor, plan=max_pools(2))
 async def max_pool2d(
     input: Operand,

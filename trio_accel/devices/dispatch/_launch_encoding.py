@@ -22,6 +22,7 @@ from ...backends.base import CacheCounts, DType
 from ...backends.base.contract.ops import (
     ArraySpec,
     CopyToHostSpec,
+    Descriptor,
     OperationSpec,
     array_key,
     arrays_of,
@@ -207,14 +208,7 @@ def _spec_key(
     blocks: list[int] = []
     values, packed = described.values(spec), tuple[bytes, ...]()
     if described.packed or described.status:
-        fields: list[Any] = list(values)
-        packed = tuple([fields[index] for index in described.packed])
-        for index in described.packed:
-            fields[index] = None
-        for index in described.status:
-            # How many words there are, and not where.
-            fields[index] = None if fields[index] is None else fields[index].size
-        values = fields
+        values, packed = _without_contents(described, list(values))
     array: Any
     told: tuple[object, ...] | None
     value: object
@@ -240,6 +234,16 @@ def _spec_key(
                 return None
             key += told
     return key, blocks, packed
+
+
+def _without_contents(described: Descriptor, fields: list[Any]) -> tuple[list[Any], tuple[bytes, ...]]:
+    """Take packed scalars out, and of status words all but how many there are."""
+    packed = tuple([fields[index] for index in described.packed])
+    for index in described.packed:
+        fields[index] = None
+    for index in described.status:
+        fields[index] = getattr(fields[index], "size", None)
+    return fields, packed
 
 
 def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:

@@ -216,11 +216,8 @@ class OutcomePolicy:
             error = self._error_of(found or request.failure, is_launched=is_launched)
             if is_hit:
                 _strike(launch)
-        if error is not None or request.hosts.is_used:
+        if error is not None or results or request.hosts.is_used:
             self._copy(request, results, error)
-        elif results:
-            # They were told by a template, and nothing else of the host's is in use.
-            request.hosts.fill(results)
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:

@@ -1,9 +1,9 @@
 """Chains of calls as one request: recorded the second time that one of a structure comes, and kept.
 
-What is kept is the recipe of a graph. It runs on the actor of graphs, with small arrays of the host in the same
-message, and a small result in the answer. So a chain has one admission, one submission, one outcome, and
-everything that one operation has. A chain without a recipe is asked step by step: the first of its kind, and one
-whose steps look at results in between, or that a graph cannot hold.
+The actor of graphs runs the recipe that is kept, with small arrays of the host in the same message, and a
+small result in the answer. So a chain has one admission, one submission and one outcome: it is one operation.
+A chain without a recipe is asked step by step: the first of its kind, and one whose steps look at results in
+between, or that a graph cannot hold.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RunChain(Operation[Any, Any]):
     refs: Sequence[AccelRef]
     hosts: Sequence[npt.NDArray[Any]]
     # A property would be a call for each chain.
-    operation: str  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
+    operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 
     def plan(self, planner: Planner) -> Planned[Any]:
@@ -171,7 +171,7 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
-        template = None
+        template: Template | str | None = None
         recording = RECORDING.get()
         is_launched = recording is None or recording.is_over
         if is_launched and chain.key is not None and not self._state.faults.waiting:
@@ -182,7 +182,7 @@ class Chains:
                 # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
                 if ref.block.damaged_by is not None:
                     template = None
-        if template is None:
+        if not isinstance(template, Template):
             return await run_steps(chain.steps, {})
         self.found += 1
         reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
@@ -191,9 +191,11 @@ class Chains:
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
         for step in chain.steps:
-            if not hasattr(step, "_ahead"):
-                step._ahead = self._ahead_of(step)  # noqa: SLF001  # its own
-        return chain.steps[-1].spec
+            if step.ahead is None:
+                step.ahead = self._ahead_of(step)
+        found = chain.steps[-1].ahead
+        assert found is not None  # it was found now
+        return found
 
     def scratch_of(self, planner: Planner, nbytes: int) -> ArraySpec:
         """Name memory for results in between: the same for all chains, which follow one another."""

@@ -1,4 +1,4 @@
-"""Calls: what functions of arrays return. Nothing happens until one is awaited, and then all that it is made of.
+"""Calls: what functions of arrays return. Nothing happens until one is awaited, then all that it is made of.
 
 References to arrays and calls have the same operators, which make calls by functions of the layers above.
 """
@@ -145,7 +145,7 @@ Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
 class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
-    __slots__ = ("_ahead", "_running", "args", "function", "named")
+    __slots__ = ("_running", "ahead", "args", "function", "named")
     noun = "a Call"
     first = "call"
 
@@ -155,12 +155,14 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         self.function = function
         self.args = args
         self.named = named
+        self.ahead: ArraySpec | None = None
 
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        return self._run().__await__()
+        running: Generator[Any, Any, T_co] = self._run().__await__()
+        return running
 
     def send(self, value: Any) -> Any:
         """See `collections.abc.Coroutine`."""
@@ -178,7 +180,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
 
     def _coroutine(self) -> Coroutine[Any, Any, T_co]:
         if not hasattr(self, "_running"):
-            self._running = self._run()
+            self._running: Coroutine[Any, Any, T_co] = self._run()
         return self._running
 
     def _run(self) -> Any:
@@ -190,7 +192,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             named is None or _COMPOSED.isdisjoint(map(type, named.values()))
         ):
             # The usual call has no other in it, and no array of the host's.
-            self.__class__ = SpentCall
+            self.__class__ = SpentCall  # type: ignore[assignment]  # no warning at its end
             return evaluate(self.function, args, named or {})
         chain = Chain(self)
         # `Chain.device` says the same, with two calls.
@@ -216,12 +218,10 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             TypeError, ValueError: A wrong argument.
             NotSupportedError: It depends on what the device computes; await the call.
         """
-        call: Any = self
-        if not hasattr(call, "_ahead"):
-            chain = Chain(call, is_spent=False)
-            call._ahead = chain.device.look_ahead(chain)
-        found: ArraySpec = call._ahead
-        return found
+        if self.ahead is None:
+            chain = Chain(self, is_spent=False)
+            self.ahead = chain.device.look_ahead(chain)
+        return self.ahead
 
     @property
     def dtype(self: SpentCall[RefT]) -> DType:
@@ -232,6 +232,11 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def shape(self: SpentCall[RefT]) -> tuple[int, ...]:
         """Elements along each axis of the array that it will make; see `spec` for errors."""
         return self.spec.shape
+
+    @property
+    def strides(self: SpentCall[RefT]) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis; see `spec` for errors."""
+        return self.spec.strides
 
     @property
     def ndim(self: SpentCall[RefT]) -> int:
@@ -315,6 +320,7 @@ class Call(SpentCall[T_co]):
         function: The function.
         args: Its arguments, by their places.
         named: Its arguments by name; None for none.
+        ahead: Layout of its result, if that was found.
     """
 
     __slots__ = ()
@@ -369,7 +375,7 @@ class Chain:
                 # The first operand runs first, as in an expression of Python.
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
-            stack.pop()
+            stack.pop()  # type: ignore[unused-awaitable]  # it is in the list
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
@@ -436,8 +442,9 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
             first: Any = args[0] if args else None
             if function.ask is not None:
                 made = function.ask(made)
-            elif isinstance(first, Operators) and type(first) is not SpentCall:
-                made = first.block.table.device.ask(made)
+            elif isinstance(first, Operators):
+                array: Any = first
+                made = array.block.table.device.ask(made)
             else:
                 made = asked(function.name, args, named).ask(made)
         return await made
@@ -457,7 +464,7 @@ async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
         last.update((id(each), number) for each in arguments_of(step) if isinstance(each, SpentCall))
-    values = dict(given)
+    values, made = dict(given), None
     try:
         for number, step in enumerate(steps):
             args, named = replaced(step, values)
@@ -477,8 +484,9 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     if type(call) is not Call:
         raise _spent(call)
     values: dict[int, Any] = {}
+    pending: Pending[Any] | None = None
     for step in Chain(call).steps:
-        function = step.function
+        function, pending = step.function, None
         if function.how == "awaitable":
             raise NotSupportedError(
                 f"{function.name} waits in between, and cannot be handed over: run it in a task",
@@ -486,13 +494,12 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
             )
         args, named = replaced(step, values)
         made = function.make(*args, **named)
-        pending: Pending[Any] | None = None
         if function.how == "message":
             pending = asked(function.name, args, named).submit(made)
             made = pending.value
         values[id(step)] = made
     if pending is None:
-        raise NotSupportedError(f"{function.name}: there is nothing to hand over", operation=function.name)
+        raise NotSupportedError(f"{call!r} has nothing to hand over", operation=call.function.name)
     return pending
 
 
@@ -513,10 +520,6 @@ def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
     Raises:
         TypeError: There is none.
     """
-    for each in args:
-        if isinstance(each, Operators):
-            device: Asked = each.device
-            return device
     found: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
     return found
 
