@@ -363,6 +363,9 @@ class ComputingCall:
             shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
             requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
             raise self.device.exhausted(requested) from error
+        finally:
+            # A call of a graph is made again.
+            self._rooms = ()
 
 
 class ComputingLibrary(TableLibrary):

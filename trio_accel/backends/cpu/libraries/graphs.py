@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from ...base import NotSupportedError
-from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec
-from ...base.gpu.graphs import CHAINS, bound_nodes, replay
+from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec, graph_recipe
+from ...base.gpu.graphs import CHAINS, AnyChain, Works, replay
 from ...base.kit.kernels import KernelEntry, kernel
 from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
+
+
+# The most chains whose operations are kept ready, each for certain arrays.
+_MOST = 256
 
 
 class GraphLibrary(CpuLibrary):
@@ -29,6 +33,7 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
+        self._kept: dict[int, tuple[tuple[OperationSpec, ...], Works]] = {}
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -50,14 +55,30 @@ class GraphLibrary(CpuLibrary):
     def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):
             return self._library(library, call).call_of(spec, call.stream)
-        works = [
-            (node.operation, self._prepared(node.library, bound, call)) for node, bound in bound_nodes(spec)
-        ]
+        works = self._works_of(spec, call)
         condition, count = [
             call.array(getattr(spec, name)) if hasattr(spec, name) else None
             for name in ("condition", "count")
         ]
         return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
+
+    def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
+        """Return the operations of a chain for its arrays; they are kept, as the same ones come again."""
+        recipe = graph_recipe(spec.recipe)
+        bound = recipe.bind(spec.arrays)
+        # The recipe keeps what it has bound, and so it is the same object.
+        kept, works = self._kept.get(id(bound), ((), ()))
+        if kept is bound:
+            return works
+        works = [
+            (node.operation, self._prepared(node.library, one, call))
+            for node, one in zip(recipe.nodes, bound, strict=True)
+        ]
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        if not any(isinstance(one, CHAINS) for one in bound):
+            self._kept[id(bound)] = bound, works
+        return works
 
     def _library(self, name: str, call: ComputingCall) -> CpuLibrary:
         opened = self._libraries.get(name)
