@@ -16,8 +16,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import DType, NotSupportedError
+from ...backends.base import AccelError, DType, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
+from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block
@@ -33,6 +34,7 @@ _MOST = 256
 _UINT8 = DType.uint8
 # What is known of a structure without a template: it came once, or it can have none.
 _SEEN, _NONE = "seen", "none"
+_TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 # Memory for results in between that is kept for the next chain.
 _KEPT = 64 << 20
 
@@ -51,7 +53,8 @@ class Template:
         result: See `ChainSpec`.
         host: Dtype and shape of the result that goes to the host; None if it stays.
         reply: The result that stays, with arrays of the recording.
-        leaves: Places of the arrays of the chain that a reply has, by their blocks in the recording.
+        leaves: Places of arrays of the chain that the reply has, by the blocks that stand for them, and whether
+            they are returned as they are.
     """
 
     name: str
@@ -63,7 +66,7 @@ class Template:
     result: tuple[int, ...]
     host: tuple[DType, tuple[int, ...]] | None
     reply: Any
-    leaves: Mapping[int, int]
+    leaves: Mapping[int, tuple[int, bool]]
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -138,9 +141,10 @@ class RunChain(Operation[Any, Any]):
 
     def _seen(self, ref: AccelRef, made: Mapping[int, AccelRef]) -> AccelRef:
         number = ref.block.id
-        return _on(
-            made[number].block if number in made else self.refs[self.template.leaves[number]].block, ref
-        )
+        place, is_same = self.template.leaves.get(number, (0, False))
+        if is_same:
+            return self.refs[place]
+        return _on(made[number].block if number in made else self.refs[place].block, ref)
 
 
 def _on(block: Block, ref: AccelRef) -> AccelRef:
@@ -185,7 +189,13 @@ class Chains:
         if not isinstance(template, Template):
             return await run_steps(chain.steps, {})
         self.found += 1
-        reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
+        try:
+            reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
+        except AccelError as error:
+            if template.updates or classify(error) not in _TOLD_BY_STEPS:
+                raise
+            # Nothing was changed. The step that is refused, or has no memory, tells so in its own words.
+            return await run_steps(chain.steps, {})
         return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
@@ -279,14 +289,20 @@ def _made(
     recorded = recorder.recorded()
     places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
     returned: list[int] = []
+    leaves: dict[int, tuple[int, bool]] = {}
 
     def note(ref: AccelRef) -> AccelRef:
         returned.append(ref.block.id)
-        return ref
+        if ref.block.id in recorded.made:
+            return ref
+        # A template keeps no array of the program's.
+        stand_in = recorder.stand_in_for((), ref.dtype)
+        same = [place for place, one in enumerate(chain.refs) if one is ref]
+        leaves[stand_in.block.id] = (same or [places[ref.block.id]])[0], bool(same)
+        return _on(stand_in.block, ref)
 
-    map_reply(reply, note)
-    known = recorded.constants.keys() <= places.keys()
-    if not (recorded.nodes and known and all(one in recorded.made or one in places for one in returned)):
+    kept = map_reply(reply, note)
+    if not (recorded.nodes and recorded.constants.keys() <= places.keys()):
         return None
     given = {ref.block.id: ref.block.nbytes for ref in hosts}
     layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
@@ -312,8 +328,8 @@ def _made(
         offsets=[layout.places[ref.block.id][1] for ref in hosts],
         result=result,
         host=(reply.dtype, reply.shape) if is_host else None,
-        reply=None if is_host else reply,
-        leaves=places,
+        reply=None if is_host else kept,
+        leaves=leaves,
     )
 
 

@@ -131,7 +131,9 @@ def lay_out(
     places |= {block: (position, offset) for block, offset in filled.items()}
     places |= {block: (position, start + offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    return Layout(inputs, constants, made, start + scratch, recipe, places)
+    # Arrays without elements have a place, too.
+    scratch = max(start + scratch, int(len(places) > position))
+    return Layout(inputs, constants, made, scratch, recipe, places)
 
 
 def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:

@@ -195,8 +195,10 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             self.__class__ = SpentCall  # type: ignore[assignment]  # no warning at its end
             return evaluate(self.function, args, named or {})
         chain = Chain(self)
+        if not chain.refs or len(chain.steps) == 1:
+            return run_steps(chain.steps, {})
         # `Chain.device` says the same, with two calls.
-        device: Asked = chain.refs[0].block.table.device if chain.refs else chain.device
+        device: Asked = chain.refs[0].block.table.device
         return device.ask_chain(chain)
 
     def start(self) -> Pending[T_co]:
