@@ -67,7 +67,7 @@ def public_functions() -> Mapping[str, tuple[Any, Any]]:
         ]
         for owner, those in owners:
             for name, function in those.items():
-                if inspect.iscoroutinefunction(function) and not name.startswith("_"):
+                if hasattr(function, "asked") and not name.startswith("_"):
                     found[f"{capability}.{name}"] = owner, function
     return found
 

@@ -25,12 +25,6 @@ PENDING = (
     "its reply is pending.value, which can be given to further operations at once; "
     "await pending.wait() waits until the operation is done"
 )
-NO_OPERATORS = "an AccelRef has no operators, because an operation on a device is awaited"
-TO_HOST = "await ref.to_host() gives a NumPy array"
-COMPARED = (
-    "compare what is on the host, np.array_equal(await a.to_host(), await b.to_host()); `a is b` asks "
-    "whether two references are one"
-)
 
 
 @pytest.fixture
@@ -93,8 +87,9 @@ async def test_an_operand_that_was_not_awaited(
     assert await refused(a.to_host, out=unawaited(a.to_host())) == (
         f"devices.ToHost: out must be a NumPy array, got coroutine; {NOT_AWAITED}"
     )
-    with pytest.raises(TypeError, match=f"coroutine @ AccelRef: {NO_OPERATORS}.*{NOT_AWAITED}$"):
-        operator.matmul(unawaited(device.put(host)), a)
+    assert await refused(lambda: operator.matmul(unawaited(device.put(host)), a)) == (
+        f"linalg.Matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
+    )
 
 
 @inline
@@ -169,46 +164,6 @@ async def test_an_operand_of_another_device(device: ta.Device, a: ta.AccelRef, o
     np.testing.assert_array_equal(await product.to_host(), np.eye(2))
 
 
-INSTEAD = {
-    "@": "use await linalg.matmul(a, b)",
-    "+": f"await linalg.axpy(1.0, x, y) adds x to y in place, and {TO_HOST}",
-    "-": f"await linalg.axpy(-1.0, x, y) subtracts x from y in place, and {TO_HOST}",
-    "*": f"await linalg.scal(alpha, x) multiplies by a number in place, and {TO_HOST}",
-    "/": f"await linalg.scal(1 / alpha, x) divides by a number in place, and {TO_HOST}",
-    "//": TO_HOST,
-    "%": TO_HOST,
-    "**": TO_HOST,
-    "divmod": TO_HOST,
-    "<<": TO_HOST,
-    ">>": TO_HOST,
-    "&": TO_HOST,
-    "|": TO_HOST,
-    "^": TO_HOST,
-}
-TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "@": operator.matmul,
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "divmod": divmod,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-}
-ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
 def message(call: Callable[..., object], *arguments: object) -> str:
     with pytest.raises(TypeError) as caught:
         call(*arguments)
@@ -216,39 +171,15 @@ def message(call: Callable[..., object], *arguments: object) -> str:
 
 
 @inline
-async def test_operators_name_the_function(device: ta.Device, a: ta.AccelRef) -> None:
-    b = await device.put(np.ones((2, 2)))
-    for symbol, use in TWO.items():
-        assert message(use, a, b) == (f"AccelRef {symbol} AccelRef: {NO_OPERATORS}; {INSTEAD[symbol]}")
-        assert message(use, a, 2) == f"AccelRef {symbol} int: {NO_OPERATORS}; {INSTEAD[symbol]}"
-        assert message(use, 2, a) == f"int {symbol} AccelRef: {NO_OPERATORS}; {INSTEAD[symbol]}"
-        assert message(use, a, np.eye(2)).startswith(f"AccelRef {symbol} ndarray: ")
-    for symbol, use in ORDER.items():
-        assert message(use, a, b) == f"AccelRef {symbol} AccelRef: {NO_OPERATORS}; {TO_HOST}"
-    in_place = "await linalg.scal(-1.0, x) does that in place"
-    assert message(operator.neg, a) == f"- AccelRef: {NO_OPERATORS}; {in_place}"
-    for symbol, negate in (("+", operator.pos), ("~", operator.invert), ("abs", abs)):
-        assert message(negate, a) == f"{symbol} AccelRef: {NO_OPERATORS}; {TO_HOST}"
-    # What is named does what it says.
-    np.testing.assert_array_equal(await (await linalg.matmul(a, b)).to_host(), np.ones((2, 2)))
-    np.testing.assert_array_equal(await (await linalg.axpy(-1.0, a, b)).to_host(), 1.0 - np.eye(2))
-    np.testing.assert_array_equal(await (await linalg.scal(1 / 2, b)).to_host(), 0.5 - np.eye(2) / 2)
-
-
-@inline
-async def test_numpy_names_the_function_too(a: ta.AccelRef) -> None:
-    refused = "NumPy does not compute with an AccelRef, whose elements are on the device"
-    host, wrong = np.eye(2), a
-    assert message(lambda: host @ wrong) == f"np.matmul: {refused}; {INSTEAD['@']}"
-    assert message(lambda: host + wrong) == f"np.add: {refused}; {INSTEAD['+']}"
-    assert message(lambda: np.float64(2.0) * wrong) == f"np.multiply: {refused}; {INSTEAD['*']}"
-    assert message(lambda: np.sqrt(wrong)) == f"np.sqrt: {refused}; {TO_HOST}"
-    assert message(lambda: np.sum(wrong)) == f"np.add: {refused}; {TO_HOST}"
-    assert message(lambda: host == wrong) == f"np.equal: {refused}; {TO_HOST}"
+async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
+    wrong: Any = a
+    for use in (np.sqrt, np.sum):
+        with pytest.raises(TypeError, match="does not support ufuncs"):
+            use(wrong)
     on_host = "an AccelRef is no host array; use await ref.to_host()"
     for convert in (np.asarray, np.array, np.linalg.norm, np.fft.fft):
         assert message(convert, wrong) == on_host
-    assert message(np.dot, wrong, host) == on_host
+    assert message(np.dot, wrong, np.eye(2)) == on_host
 
 
 @inline
@@ -267,8 +198,9 @@ async def test_what_is_no_operator(a: ta.AccelRef) -> None:
         "an AccelRef is not iterable: its elements are on the device; use await ref.to_host()"
     )
     assert message(lambda: 1.0 in wrong) == (
-        f"an AccelRef is not searched: its elements are on the device; {TO_HOST}"
+        "an AccelRef is not searched: its elements are on the device; use await ref.to_host()"
     )
+    assert message(lambda: divmod(wrong, 2)).startswith("unsupported operand type(s) for divmod()")
     assert len(a) == 2
     assert message(lambda: len(a[0, 0])) == (
         "len() of an AccelRef without axes; await ref.item() gives its element"
@@ -290,17 +222,15 @@ class Message:
 
 
 @inline
-async def test_equality_is_refused_and_identity_is_not(device: ta.Device, a: ta.AccelRef) -> None:
+async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: ta.AccelRef) -> None:
     b, same = await device.put(np.eye(2)), a
-    for other in (b, np.eye(2), np.float64(1.0), 1, 1.0, 1j, True, [1.0], (1.0,)):
-        expected = f"AccelRef == {type(other).__name__}: {NO_OPERATORS}; {COMPARED}"
-        assert message(operator.eq, a, other) == expected
-        assert message(operator.ne, a, other) == expected.replace(" == ", " != ", 1)
+    for other in (b, np.eye(2), np.float64(1.0), 1, 1.0, True):
+        expected = np.eye(2) == (np.eye(2) if other is b else other)
+        np.testing.assert_array_equal(await (a == other).to_host(), expected)
     # What has no elements is another thing.
     for other in (None, "a", device, object()):
         assert a != other
         assert not a == other  # noqa: SIM201  # both are asked
-    assert a == same
     # Containers look for the object itself first.
     assert {a, b, same} == {b, a}
     assert len({a, b, same}) == 2
@@ -313,7 +243,7 @@ async def test_equality_is_refused_and_identity_is_not(device: ta.Device, a: ta.
     assert Message(a, 2) == Message(same, 2)
     assert Message(a, 2) != Message(same, 3)
     for search in (lambda: b in [a, b], lambda: (a,) == (b,), lambda: Message(a, 2) == Message(b, 2)):
-        assert message(search) == f"AccelRef == AccelRef: {NO_OPERATORS}; {COMPARED}"
+        assert message(search).startswith("a Call has no truth value: its elements are on the device")
     assert any(b is each for each in [a, b])
 
 

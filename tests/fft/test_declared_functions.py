@@ -55,7 +55,7 @@ async def test_what_is_seen_of_one(name: str) -> None:
     bare = [part.replace(annotation=part.empty) for part in signature.parameters.values()]
     assert str(inspect.Signature(bare)) == f"({_SIGNATURES[name]})"
     assert signature.return_annotation == "AccelRef"
-    assert inspect.iscoroutinefunction(function)
+    assert not inspect.iscoroutinefunction(function)
     assert (function.__name__, function.__qualname__) == (name, name)
     assert function.__doc__
     assert pickle.loads(pickle.dumps(function)) is function

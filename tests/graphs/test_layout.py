@@ -8,7 +8,7 @@ from trio_accel import linalg
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import ArraySpec, CopySpec, GraphNode, OperationSpec
 from trio_accel.devices import Recorded
-from trio_accel.graphs._layout import lay_out
+from trio_accel.devices.front._layout import lay_out
 
 F64 = DType.float64
 

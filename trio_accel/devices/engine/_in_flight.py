@@ -297,7 +297,8 @@ class MemoryInUse:
                 # Work that still runs must be followed by later work, so its events stay.
                 if not use.pins:
                     use.last_write = use.reads = None
-                self._device.renew(block)
+                if block in self._device.believed:
+                    self._device.renew(block)
                 continue
             try:
                 self._device.allocate(block, nbytes)

@@ -53,7 +53,7 @@ class Template:
         result: See `ChainSpec`.
         host: Dtype and shape of the result that goes to the host; None if it stays.
         reply: The result that stays, with arrays of the recording.
-        leaves: Places of arrays of the chain that the reply has, by the blocks that stand for them, and whether
+        leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
             they are returned as they are.
     """
 

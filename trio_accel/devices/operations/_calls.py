@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -40,6 +41,9 @@ _OF_TWO = _ORDER | {
     "mod": "remainder", "pow": "pow", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip
+# What has elements, or is one: with all else a reference is unequal, as any object is.
+_EQUALITY = ("equal", "not_equal")
+_COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 # They stand around the members of a sequence.
 _OPENED, _CLOSED = object(), object()
@@ -171,6 +175,11 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def throw(self, *error: Any) -> Any:
         """See `collections.abc.Coroutine`."""
         return self._coroutine().throw(*error)
+
+    def __bool__(self) -> bool:
+        # The error is enough: no warning follows.
+        self.close()
+        return super().__bool__()
 
     def close(self) -> None:
         """Let it end without being run."""
@@ -571,7 +580,9 @@ def called(function: Function) -> Callable[..., Call[Any]]:
     def call(*args: Any, **named: Any) -> Call[Any]:
         return Call(function, args, named or None)
 
-    return call
+    made: Any = call
+    made.asked = function
+    return made  # type: ignore[no-any-return]  # it is the function
 
 
 def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
@@ -583,7 +594,8 @@ def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         def ask(self: Any, other: Any) -> Any:
-            if other is None or isinstance(other, (str, bytes)):
+            is_other = not isinstance(other, _COMPARED) if name in _EQUALITY else other is None
+            if is_other:
                 return NotImplemented
             return find(name)(other, self) if is_reflected else find(name)(self, other)
 

@@ -573,7 +573,7 @@ class _Maker:
         names = {"Call": Call, "Asked": asked, "unknown_option": unknown_option}
         names |= {"Operators": Operators, "refuse": refuse}
         made = self._compiled(text, function.__name__, names)
-        made.__wrapped__ = function
+        made.__wrapped__, made.asked = function, asked
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__

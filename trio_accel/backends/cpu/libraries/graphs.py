@@ -16,7 +16,6 @@ from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
-
 # The most chains whose operations are kept ready, each for certain arrays.
 _MOST = 256
 
