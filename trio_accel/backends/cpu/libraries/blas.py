@@ -15,8 +15,9 @@ from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
 from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import OF_VECTORS, matrix_product, vector_product
 from ..runtime._memory import HostArray, convert, pieces, to_float32, widened
-from ._fortran import LONGEST, Blas, FortranRoutine, find
+from ._fortran import LONGEST, SCIPY, Blas, FortranRoutine, find
 
 
 @kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS))
@@ -25,14 +26,18 @@ def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
     a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
     if spec.out.dtype.is_half:
         # NumPy would multiply float16 itself, but without BLAS: 180 times slower at 512.
-        convert(np.matmul(to_float32(a), to_float32(b)), out)
+        convert(matrix_product(to_float32(a), to_float32(b)), out)
     else:
-        np.matmul(a, b, out=out)
+        matrix_product(a, b, out=out)
 
 
 def _plan_blas(spec: Any, device: object) -> Blas:
     """Find the routine and how it sees the arrays."""
-    return Blas(spec.outputs()[0].dtype, plan_routine(spec))
+    made: ArraySpec = spec.outputs()[0]
+    # Each extent is in two of the three matrices, of all these routines: the root is their product.
+    sizes = [math.prod(one.shape[-2:]) for one in (spec.a, getattr(spec, "b", spec.a), made)]
+    work = math.isqrt(math.prod(sizes)) * math.prod(made.shape[:-2])
+    return Blas(made.dtype, plan_routine(spec), work)
 
 
 def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
@@ -71,7 +76,7 @@ class _Plain:
         alpha = np.array(scalar_of("blas", "alpha", spec.alpha, self.dtype), self.number)
         beta = np.array(scalar_of("blas", "beta", spec.beta, self.dtype), self.number)
         a, b, c = view(spec.a), view(spec.b), view(spec.c)
-        result = np.matmul(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
+        result = matrix_product(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
         result = result * alpha
         if beta != 0:
             result += widened(c) * beta
@@ -144,10 +149,10 @@ def dot(spec: Any, call: HostCall) -> None:
     """Compute ``out = sum(x * y)``."""
     x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
     if spec.out.dtype.is_half:
-        wide = (np.dot(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
+        wide = (vector_product(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
         out[...] = sum(map(float, wide))
     else:
-        np.dot(x, y, out=out)
+        vector_product(x, y, out=out)
 
 
 def _plan_norm(spec: Any, device: object) -> DType:
@@ -208,12 +213,13 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
         xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
         counts = np.array([len(xs), *steps], np.int32)
         size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
-        routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
+        with SCIPY.for_work(OF_VECTORS * len(xs)):
+            routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
 
 
 def _sum_of_squares(x: HostArray) -> float:
     parts = [(x,)] if x.flags.c_contiguous else pieces(x)
-    return sum(float(np.dot(reals, reals)) for (part,) in parts for reals in (_reals(part),))
+    return sum(float(vector_product(reals, reals)) for (part,) in parts for reals in (_reals(part),))
 
 
 def _careful_norm(x: HostArray) -> float:
@@ -225,7 +231,7 @@ def _careful_norm(x: HostArray) -> float:
     for (part,) in pieces(x):
         reals = _reals(part).astype(np.float64)
         reals /= scale
-        total += float(np.dot(reals, reals))
+        total += float(vector_product(reals, reals))
     return scale * math.sqrt(total)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ...base import DType
 from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
@@ -61,7 +62,7 @@ def _multiplied(
             if scale is not None
         )
         scales = []
-    x: HostArray = np.matmul(a, b)
+    x: HostArray = matrix_product(a, b)
     for factor in scales:
         if factor is not None:
             x *= factor

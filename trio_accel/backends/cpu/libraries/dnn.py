@@ -30,6 +30,7 @@ from ...base.contract.ops import (
     MaxPoolSpec,
 )
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert, widened
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -134,7 +135,7 @@ def convolution(spec: ConvolutionSpec, call: HostCall) -> None:
         buffer = windows.padded(widened(x[images]))
         for lines in windows.lines():
             here = out[images, :, lines]
-            made = np.matmul(
+            made = matrix_product(
                 factors, _matrices(windows.of(buffer, lines), groups, factors.shape[-1], axes - 2)
             )
             made = made.reshape(here.shape)
@@ -154,7 +155,7 @@ def convolution_input_grad(spec: ConvolutionInputGradSpec, call: HostCall) -> No
         for lines in windows.lines():
             here = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1], axes - 2)
             view = windows.of(buffer, lines)
-            columns = np.matmul(factors, here).reshape(view.shape)
+            columns = matrix_product(factors, here).reshape(view.shape)
             for place in np.ndindex(windows.window):
                 # The windows of one place share no element.
                 view[(slice(None), slice(None), *place)] += columns[(slice(None), slice(None), *place)]
@@ -176,7 +177,7 @@ def convolution_weight_grad(spec: ConvolutionWeightGradSpec, call: HostCall) -> 
         for lines in windows.lines():
             here = _matrices(widened(grad[images, :, lines]), groups, rows, axes - 2)
             taken = _matrices(windows.of(buffer, lines), groups, columns, axes - 2)
-            total += np.matmul(here, taken.swapaxes(-1, -2)).sum(0)
+            total += matrix_product(here, taken.swapaxes(-1, -2)).sum(0)
     convert(total.reshape(out.shape), out)
 
 
@@ -465,7 +466,7 @@ class _Part:
     def scores(self, query: HostArray, key: HostArray, scale: float) -> HostArray:
         """Compute scores, of shape (heads, rows, columns): minus infinity where none counts."""
         given = query.reshape(-1, query.shape[-1])
-        scores: HostArray = np.matmul(given, key.T).reshape(*query.shape[:2], len(key))
+        scores: HostArray = matrix_product(given, key.T).reshape(*query.shape[:2], len(key))
         scores *= scale
         if self.bias is not None:
             if self.bias.dtype == np.bool_:
@@ -643,7 +644,7 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
             mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
             slope = slope.reshape(len(weights), value.shape[-1])
             values[part.columns] += _weighed(weights.T, slope)
-            weights *= (np.matmul(slope, value.T) - mean) * spec.scale
+            weights *= (matrix_product(slope, value.T) - mean) * spec.scale
             weights[is_hidden] = 0
             keys[part.columns] += _weighed(weights.T, query.reshape(-1, query.shape[-1]))
             made = _weighed(weights, key).reshape(query.shape)
@@ -654,10 +655,10 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
 
 def _weighed(weights: HostArray, values: HostArray) -> HostArray:
     """Multiply matrices, where a weight of zero takes nothing: not of infinity or NaN, either."""
-    made: HostArray = np.matmul(weights, values)
+    made: HostArray = matrix_product(weights, values)
     if np.isnan(made).any():
         is_finite = np.isfinite(values).all(-1)
-        made = np.matmul(weights[:, is_finite], values[is_finite])
+        made = matrix_product(weights[:, is_finite], values[is_finite])
         for number in np.flatnonzero(~is_finite):
             taking = weights[:, number] != 0
             made[taking] += weights[taking, number, None] * values[number]

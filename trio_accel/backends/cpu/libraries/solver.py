@@ -17,13 +17,16 @@ from ...base import DType
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
 from ...base.kit.checks import NATIVE
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray
-from ._fortran import Lapack, check_size, each
+from ._fortran import SCIPY, Lapack, check_size, each
 
 _Run: TypeAlias = Callable[..., None]
 
 # Not all of its stubs know the types of what it returns.
 _SCIPY = cast("Any", scipy.linalg)
+# Factorizations gain by a second thread from 384 rows on, products from 128 on.
+_OF_FACTORIZATIONS = 4
 
 
 def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max) -> Callable[[_Run], _Run]:
@@ -40,13 +43,16 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
             first: ArraySpec = getattr(spec, fields[0])
             rows, columns = first.shape[-2:]
             check_size(f"{run.__name__} of {rows} × {columns}", workspace(rows, columns))
-            return Lapack(first.dtype, rows, columns)
+            b: ArraySpec | None = getattr(spec, "b", None)
+            sides = 0 if b is None else math.prod(b.shape[-2:]) // max(1, rows)
+            return Lapack(first.dtype, rows, columns, sides)
 
-        def solve(spec: Any, call: HostCall) -> None:
+        def solve(spec: Any, call: HostCall[Lapack]) -> None:
             arrays = [getattr(spec, field, None) for field in fields]
             if spec.descriptor().has_status:
                 call.status(spec.info)
-            run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
+            with SCIPY.for_work(call.plan.work // _OF_FACTORIZATIONS):
+                run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
 
         solve.__name__, solve.__qualname__, solve.__doc__ = run.__name__, run.__qualname__, run.__doc__
         operations = [f"linalg.{name}" for name in names.split()]
@@ -371,7 +377,7 @@ def sqrtm(spec: Any, _: Lapack, a: HostArray, out: HostArray) -> None:
         if root is None:
             spec.info[place] = is_zero.argmax() + 1
         else:
-            out[index] = z @ root @ z.conj().T
+            out[index] = matrix_product(matrix_product(z, root), z.conj().T)
 
 
 def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:

@@ -19,7 +19,9 @@ from scipy.sparse import _sparsetools, linalg
 from ...base.contract.errors import LibraryError
 from ...base.kit.checks import NATIVE, check_structure, scalar_of
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import NUMPY
 from ..runtime._memory import HostArray
+from ._fortran import SCIPY
 
 _tools: Any = _sparsetools
 _linalg: Any = linalg
@@ -293,7 +295,7 @@ def solve_triangular(spec: Any, call: HostCall) -> None:
     if spec.unit_diagonal:
         triangle = triangle.tocsr()
         triangle.setdiag(1)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), SCIPY.for_work(matrix.shape[0] ** 3):
         x = _linalg.spsolve_triangular(triangle.tocsc(), b, lower=is_lower, unit_diagonal=spec.unit_diagonal)
         np.copyto(out, x, casting="same_kind")
 
@@ -308,14 +310,15 @@ def solve(spec: Any, call: HostCall) -> None:
         return
     if not matrix.shape[0]:
         return
-    try:
-        factors = _linalg.splu(matrix.tocsc())
-    except RuntimeError:
-        # SuperLU's word for a pivot of zero.
-        spec.info[0] = 1
-        return
-    if out.size:
-        np.copyto(out, factors.solve(np.ascontiguousarray(b)))
+    with SCIPY.for_work(matrix.shape[0] ** 3):
+        try:
+            factors = _linalg.splu(matrix.tocsc())
+        except RuntimeError:
+            # SuperLU's word for a pivot of zero.
+            spec.info[0] = 1
+            return
+        if out.size:
+            np.copyto(out, factors.solve(np.ascontiguousarray(b)))
 
 
 @kernel("sparse.ilu0", backend="cpu", dtypes=_DTYPES)
@@ -370,8 +373,9 @@ def least_residual(spec: Any, call: HostCall) -> None:
     limit = np.finfo(h.dtype).eps * np.abs(hessenberg).max(initial=0)
     for count in range(1, steps + 1) if is_finite else ():
         part = hessenberg[: count + 1, :count]
-        y = np.linalg.lstsq(part, target[: count + 1])[0]
-        left = float(np.linalg.norm(target[: count + 1] - part @ y))
+        with NUMPY.for_work(steps**3):
+            y = np.linalg.lstsq(part, target[: count + 1])[0]
+            left = float(np.linalg.norm(target[: count + 1] - part @ y))
         if left <= spec.wanted / 2 or sizes[count - 1] <= limit:
             break
     out.fill(0)

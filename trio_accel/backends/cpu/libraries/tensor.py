@@ -10,6 +10,7 @@ import numpy as np
 from ...base.contract.ops import ContractionSpec
 from ...base.kit.checks import INEXACT, scalar_of
 from ...base.kit.kernels import HostCall, kernel
+from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert, to_float32
 
 
@@ -29,7 +30,7 @@ def contract(spec: ContractionSpec, call: HostCall) -> None:
     columns = [letter for letter in of_out if letter not in of_a]
     inner = [letter for letter in of_a if letter not in of_out]
     extents = dict(zip(of_a + of_b, a.shape + b.shape, strict=True))
-    product = np.matmul(
+    product = matrix_product(
         _stack(a, of_a, extents, (batch, rows, inner)), _stack(b, of_b, extents, (batch, inner, columns))
     )
     made = [*batch, *rows, *columns]
