@@ -231,7 +231,8 @@ def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
 
 
 def _module(value: object) -> str:
-    # A function that refuses in its own name is at home where it is found; the one in it, where it is written.
+    # A function that refuses in its own name is at home where it is found.
+    # The one in it is at home where it is written.
     return getattr(inspect.unwrap(value), "__module__", None) or "" if callable(value) else ""
 
 
