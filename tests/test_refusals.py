@@ -275,7 +275,9 @@ def complaint(name: str, error: Exception) -> str | None:
         return f"has {found[0]!r}"
     argument = ARGUMENT.match(rest)
     parameters = inspect.signature(FUNCTIONS[name]).parameters
-    if argument and argument[1] in PARAMETERS - {*parameters} - PLAIN:
+    # A pair, such as `c_and_lower`, has the names of its two, and `c_or_cr` those of both forms.
+    own = {word for one in parameters for word in (one, *re.split("_(?:and|or)_", one))}
+    if argument and argument[1] in PARAMETERS - own - PLAIN:
         return f"tells of {argument[1]!r}"
     return None
 

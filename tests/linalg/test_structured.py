@@ -311,6 +311,21 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     "not square": (lambda x: linalg.sqrtm(x[:2]), ValueError, r"Sqrtm: last 2 dimensions of a must be"),
     "no device": (lambda x: linalg.ldl(np.ones((2, 2))), TypeError, r"no operand is on a device"),
     "factor": (lambda x: linalg.cho_solve((x, True), np.ones(4)), ValueError, r"b must have shape \(3,\) or"),
+    "which triangle": (
+        lambda x: linalg.cho_solve((x, 2), np.ones(3)),  # type: ignore[arg-type]
+        ValueError, r"cho_solve: lower must be False or True, got 2",
+    ),
+    "no factor": (
+        lambda x: linalg.cho_solve(("x", True), x),  # type: ignore[arg-type]
+        TypeError, r"linalg\.cho_solve: c must be an AccelRef or a NumPy array, got str",
+    ),
+    "a factor of whole numbers": (
+        lambda x: linalg.cho_solve((np.eye(3, dtype=int), True), x), TypeError, r"solve: c has dtype int64",
+    ),
+    "no first row": (
+        lambda x: linalg.solve_toeplitz((x[0], "x"), x[0]),  # type: ignore[arg-type]
+        TypeError, r"SolveToeplitz: r must be an AccelRef or a NumPy array, got str",
+    ),
 }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import trio_accel as ta
 from trio_accel.actors import ActorRestarted
 from trio_accel.backends.base import Isolation
 from trio_accel.telemetry import _tally, record
-from trio_accel.telemetry._tally import Failures
 
 
 class Clock:
@@ -43,17 +42,17 @@ def restarted(path: str, error: Exception) -> ActorRestarted:
     return ActorRestarted(path=path, incarnation=1, error=error, delay=0.0)
 
 
-def rows(failures: Failures) -> list[tuple[str, str, str | None, int]]:
+def rows(failures: _tally.Failures) -> list[tuple[str, str, str | None, int]]:
     return [(row.path, row.kind, row.message_type, row.count) for row in failures.rows]
 
 
 def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -> None:
-    tell: list[Callable[[Failures], None]] = [
+    tell: list[Callable[[_tally.Failures], None]] = [
         lambda failures: failures.message("s/device/context/blas", "Scal", ValueError("lost")),
         lambda failures: failures.observe(restarted("s/device/context", ValueError("lost"))),
     ]
     for order in itertools.permutations(tell):
-        failures = Failures(10)
+        failures = _tally.Failures(10)
         for say in order:
             say(failures)
         assert rows(failures) == [("s/device/context", "restart", "Scal", 1)]
@@ -73,7 +72,7 @@ def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -
 
 
 def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
-    failures = Failures(10)
+    failures = _tally.Failures(10)
     began = clock.now
     for _ in range(36):
         # The texts of both are not the same: that of the operation names it.
@@ -88,7 +87,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
 
 
 def test_messages_alone_are_counted(clock: Clock) -> None:
-    failures = Failures(10)
+    failures = _tally.Failures(10)
     for seconds in (0.0, 0.1, 10.0, 10.1):
         clock.passed = seconds
         failures.message("s/a", "Scal", ValueError("bad"))
@@ -97,7 +96,7 @@ def test_messages_alone_are_counted(clock: Clock) -> None:
 
 
 def test_others_are_shown_apart(clock: Clock) -> None:
-    failures = Failures(10)
+    failures = _tally.Failures(10)
     failures.message("s/a/b", "Scal", ValueError("lost"))
     # Beside it, with a name that begins alike, below it, and with another error.
     for path in ("s/c", "s/a/bc", "s/a/b/c"):
@@ -131,7 +130,7 @@ async def test_a_lost_context_is_one_failure_with_the_operation(
 
 def test_a_clock_that_is_set_back_joins_nothing(clock: Clock) -> None:
     """A clock that is not set tells what counts as one failure; the time of day is shown."""
-    failures = Failures(10)
+    failures = _tally.Failures(10)
     failures.message("s/device/context/blas", "Scal", ValueError("lost"))
     clock.passed += 60.0
     clock.set_by = -7200.0

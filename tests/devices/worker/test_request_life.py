@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import attrs
 import outcome
 import pytest
 import trio
@@ -11,6 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import trio_accel as ta
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.contract.ops import ArraySpec
+from trio_accel.devices.dispatch import _outcomes, _requests
+from trio_accel.devices.dispatch._calls import Leases
 from trio_accel.devices.dispatch._request import RemoteRequest
 
 
@@ -161,6 +168,244 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+LOST = ta.ContextLostError("the worker was killed")
+
+
+@attrs.define(eq=False)
+class Held:
+    """A lease, or an array that was borrowed of one, and the model of it.
+
+    Attributes:
+        request: The real one.
+        loan: Of a lease: ends it when its last user has ended.
+        lender: The lease of what is borrowed.
+        ends: How often the lender was told of the end.
+        users: The model's count of a lease's users: who asked, and what is borrowed.
+        is_dropped: Whether who asked has given it back.
+        place: "here", "worker" or "over".
+        is_leaving: Whether the worker was told to end it.
+        is_told: Whether who asked knows that it is held, or why not.
+    """
+
+    request: Any = None
+    loan: Any = None
+    lender: Held | None = None
+    ends: int = 0
+    users: int = 1
+    is_dropped: bool = False
+    place: str = "here"
+    is_leaving: bool = False
+    is_told: bool = False
+
+    def ended(self) -> None:
+        assert self.lender is not None
+        self.ends += 1
+        self.lender.loan.end()
+
+
+class Worker:
+    """What the application sees of a worker that serves leases."""
+
+    has_faulted = is_stuck = False
+    used = ()
+
+    def __init__(self) -> None:
+        self.unleased: list[int] = []
+
+    def send(self, order: Any, *, now: bool) -> None:
+        name, number = order
+        assert (name, now, number in self.unleased) == ("unlease", True, False)
+        self.unleased.append(number)
+
+
+class LifeOfLeases(RuleBasedStateMachine):
+    """Leases and what is borrowed of them, while workers come and go, and until the device is closed."""
+
+    @initialize()
+    def begin(self) -> None:
+        device: Any = SimpleNamespace(
+            options=ta.DeviceOptions(), name="d", generation=1, availability=SimpleNamespace(is_shut=False)
+        )
+        nothing: Any = None
+        self.all: list[Held] = []
+        self.table = _requests.RequestTable(4, self.sent)
+        self.sender: Any = SimpleNamespace(link=None, requests=self.table)
+        self.outcomes = _outcomes.OutcomePolicy(device, nothing)
+        self.leases = Leases(device, self.sender, nothing)
+        self.is_closed = False
+        self.open()
+
+    def sent(self, request: RemoteRequest) -> None:
+        # One that is just lent is not known yet.
+        (held,) = [one for one in self.all if one.request in (request, None)]
+        assert held.place == "here"
+        held.place = "worker"
+
+    def where(self, place: str) -> list[Held]:
+        return [one for one in self.all if one.place == place]
+
+    def drop(self, held: Held) -> None:
+        """Have the model give one back."""
+        if held.place == "worker" and self.sender.link is not None:
+            held.is_leaving = True
+        elif held.place != "over":
+            self.end(held)
+
+    def end(self, held: Held) -> None:
+        """Have the model end one, and with it perhaps the lease of what was borrowed."""
+        held.place, held.is_leaving = "over", False
+        if held.lender is not None:
+            held.lender.users -= 1
+            if not held.lender.users:
+                self.drop(held.lender)
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(block=st.integers(1, 2), at_once=st.booleans())
+    def lend(self, block: int, at_once: bool) -> None:
+        ref: Any = SimpleNamespace(spec=ArraySpec(block, 0, DType.float64, (4,), (8,)))
+        held = Held()
+        self.all.append(held)
+        held.loan = self.leases.lend(ref)
+        held.request = held.loan._request
+        if at_once and held.place == "worker":
+            self.granted(held)
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(data=st.data())
+    def borrow(self, data: st.DataObject) -> None:
+        """Operations of the same device are to read what it has lent."""
+        lent = [one for one in self.all if one.is_told and one.users and one.loan and one.place != "over"]
+        if not lent:
+            return
+        lender = data.draw(st.sampled_from(lent))
+        array = attrs.evolve(lender.request.array, block=100 + len(self.all))
+        held, number = Held(lender=lender), self.table.next_number()
+        place: Any = SimpleNamespace(chunk=None)
+        held.request = _requests.BorrowRequest(number, array, place, 1, held.ended, stay=None)
+        lender.loan.users += 1
+        lender.users += 1
+        self.all.append(held)
+        self.table.add(held.request)
+
+    def give_back(self, held: Held) -> None:
+        held.is_dropped = True
+        held.users -= 1
+        if held.loan is None or not held.users:
+            self.drop(held)
+        if held.loan is None:
+            self.leases.give_back(held.request)
+        else:
+            held.loan.end()
+
+    @rule(data=st.data())
+    def need_no_longer(self, data: st.DataObject) -> None:
+        """Who has asked gives it back, whether it was held or not."""
+        if mine := [one for one in self.all if not one.is_dropped]:
+            self.give_back(data.draw(st.sampled_from(mine)))
+
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        """The worker holds it; the next worker says so again."""
+        if had := self.where("worker"):
+            self.granted(data.draw(st.sampled_from(had)))
+
+    def granted(self, held: Held) -> None:
+        held.is_told = True
+        held.request.granted.set()
+
+    def finish(self, held: Held) -> None:
+        is_told, held.is_told = held.is_told, True
+        self.end(held)
+        assert self.table.done(held.request.number) is held.request
+        if is_told:
+            held.request.end()
+        elif held.loan is None:
+            self.outcomes.refuse(held.request, LOST)
+        else:
+            self.outcomes.end_lease(held.request)
+        self.table.pump()
+
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        """The worker has ended it as it was told to, or has refused it."""
+        if had := [one for one in self.where("worker") if one.is_leaving or not one.is_told]:
+            self.finish(data.draw(st.sampled_from(had)))
+
+    @precondition(lambda self: not self.is_closed and self.sender.link is None)
+    @rule()
+    def open(self) -> None:
+        self.sender.link = Worker()
+        self.table.open()
+
+    @precondition(lambda self: self.sender.link is not None)
+    @rule()
+    def lose(self) -> None:
+        """What is held goes to the next worker, but for leases that were to end."""
+        link, self.sender.link = self.sender.link, None
+        for held in self.where("worker"):
+            if held.is_leaving:
+                self.end(held)
+        for held in self.where("worker"):
+            held.place = "here"
+        self.table.put_back(self.outcomes.sort(self.table.close(), link, LOST, {}))
+
+    @precondition(lambda self: self.sender.link is None)
+    @rule()
+    def rest(self) -> None:
+        """The device is given up for a while: what was never held is refused."""
+        for held in self.where("here"):
+            if not held.is_told:
+                held.is_told = True
+                self.end(held)
+        waiting: list[Any] = self.table.take_waiting()
+        kept = [one for one in waiting if one.granted.is_set()]
+        for request in waiting:
+            if request not in kept:
+                self.outcomes.refuse(request, LOST)
+        self.table.put_back([one for one in kept if one.stage == "queued"])
+
+    @precondition(lambda self: not self.is_closed and len(self.all) > 5)
+    @rule()
+    def close(self) -> None:
+        self.is_closed = self.outcomes.is_closing = True
+        self.sender.link = None
+        for held in [one for one in self.all if one.place != "over"]:
+            held.is_told = True
+            if held.place != "over":
+                self.end(held)
+        for request in (*self.table.close(), *self.table.take_waiting()):
+            self.outcomes.refuse(request, self.outcomes.closed())
+
+    @invariant()
+    def each_is_where_the_model_has_it(self) -> None:
+        link = self.sender.link
+        for held in self.all:
+            at_worker = "left" if held.is_leaving else "sent"
+            stages = {"here": "queued", "worker": at_worker, "over": "over"}
+            assert held.request.stage == stages[held.place]
+            assert held.request.granted.is_set() is held.is_told
+            assert held.ends == (held.lender is not None and held.place == "over")
+        leaving = [one.request.number for one in self.all if one.is_leaving]
+        assert {*leaving} <= {*(link.unleased if link else [])}
+        assert len(self.table) == len(self.where("here")) + len(self.where("worker"))
+
+    def teardown(self) -> None:
+        """Where all is given back and a worker has answered, nothing is left."""
+        for held in self.all:
+            if not held.is_dropped:
+                self.give_back(held)
+        if not self.is_closed and self.sender.link is None:
+            self.open()
+        while had := self.where("worker"):
+            self.finish(had[-1])
+        self.each_is_where_the_model_has_it()
+        assert {one.place for one in self.all} <= {"over"}
+
+
+TestLeases = LifeOfLeases.TestCase
+TestLeases.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_every_edge_leads_on_and_every_stage_ends() -> None:

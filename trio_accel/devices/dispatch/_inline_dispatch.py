@@ -53,6 +53,7 @@ from ..operations._operation import Launch, Operation, Planner, admit
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, LibraryT
 from ._loans import InlineBorrowed, InlineLoan
+from ._loss import LossPolicy
 
 _SpecT = TypeVar("_SpecT", bound=OperationSpec)
 _OnDone: TypeAlias = Callable[["BaseException | None"], None]
@@ -220,6 +221,7 @@ class InlineDispatch:
         self.pending: int = 0
         self._asking = 0
         self._in_use = LibrariesInUse()
+        self._policy = LossPolicy(device.options)
         self.session: Session | None = None
         # No memory outlives a context, so there are no descriptors, and the device is opened for each.
         self.descriptors: tuple[int, ...] = ()
@@ -363,13 +365,8 @@ class InlineDispatch:
                 continue
             except (ActorFailedError, ContextLostError) as error:
                 losses += 1
-                self._check_loss(
-                    error,
-                    launch,
-                    library,
-                    engine,
-                    may_run_again=losses <= self.options.retry and not planner.has_own,
-                )
+                why = self._policy.why_it_fails(losses, is_repeatable=not planner.has_own)
+                self._check_loss(error, launch, library, engine, may_run_again=why is None)
                 continue
             finally:
                 self._asking -= 1

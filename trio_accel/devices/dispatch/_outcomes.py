@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from ..operations._hooks import Phase, notify
 from ..operations._operation import Launch
 from ..wire._protocol import Address
 from ._link import WorkerLink
+from ._loss import LossPolicy
 from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, Suspicion
 
 
@@ -157,10 +157,6 @@ def _memory(copy: HostCopy) -> npt.NDArray[Any]:
 
 # The trouble of an operation that had none.
 _FINE: Any = "done", True, False, None, ()
-# The library of copies from the host and to it.
-_COPIES = "trio_accel.devices:MemoryActor"
-_TO_BLAME = "; no other operation can have caused it"
-_AT_ONCE = ", so it does not run again without DeviceOptions(retry_suspects=True)"
 # All phases of a launch in a worker are told at its end; `Launch.times` has their moments.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
@@ -180,8 +176,7 @@ class OutcomePolicy:
         self.is_closing: bool = False
         self._device = device
         self._copies = copies
-        # Faults of the device that were found to be a request's, by its library.
-        self._guilty: Counter[str] = Counter()
+        self._policy = LossPolicy(device.options)
 
     def done(
         self,
@@ -272,21 +267,22 @@ class OutcomePolicy:
         Returns:
             The requests that the next worker gets.
         """
-        requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
+        requests = list(requests)
+        begun = [one for one in requests if isinstance(one, OperationRequest) and _has_begun(one, link)]
+        if link.is_stuck and begun:
+            requests.remove(begun[0])
+            self._end_stuck(begun.pop(0))
         for request in requests:
             if isinstance(request, LeaseRequest) and request.stage == "left":
                 # These leases end before any request is asked whether it goes to the next worker: the end of
                 # what was borrowed may be that of a lease of this device.
                 request.end()
-        suspects = self._suspects(requests, link)
-        if suspects is not None:
-            # The likeliest last: if all others run without a fault, it need not run again.
-            suspects.sort(key=lambda s: (self._guilty[s.library], -done.get(s.library, 0)))
-            suspicion = Suspicion(cause, self._device.generation, {s.number for s in suspects})
-            for rank, suspect in enumerate(suspects):
-                suspect.rank, suspect.suspicion = rank, suspicion
-        if not any(_has_begun(request, link) for request in requests):
-            requests = self._without_openers(requests, link, cause)
+        suspects = self._policy.suspects(begun, done) if link.has_faulted else []
+        suspicion = Suspicion(cause, self._device.generation, {one.number for one in suspects})
+        for rank, suspect in enumerate(suspects):
+            suspect.rank, suspect.suspicion = rank, suspicion
+        if not begun:
+            requests = [one for one in requests if not self._fails_to_open(one, link, cause)]
         left: list[RemoteRequest] = []
         needed: set[int] = set()
         for request in requests:
@@ -296,61 +292,35 @@ class OutcomePolicy:
                     needed |= request.needed
         return left
 
-    def _without_openers(
-        self, requests: list[RemoteRequest], link: WorkerLink, cause: Exception
-    ) -> list[RemoteRequest]:
-        """Fail requests whose library was being opened at repeated losses with nothing in flight.
+    def _fails_to_open(self, request: RemoteRequest, link: WorkerLink, cause: Exception) -> bool:
+        """Fail a request whose library was being opened at repeated losses; tell whether.
 
-        The import of a module may end the process: it would end all workers, and so the device for all of its
-        users.
+        Nothing was in flight. The import of a module may end the process: it would end all workers, and
+        so the device for all of its users.
         """
-        left: list[RemoteRequest] = []
-        for request in requests:
-            if isinstance(request, OperationRequest) and request.library not in link.used:
-                request.openings += 1
-                if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
-                    error = lost(cause, OPENING, "ask again", is_closing=self.is_closing)
-                    self._device.locate(error, request.launch.name)
-                    self.refuse(request, error)
-                    continue
-            left.append(request)
-        return left
+        if not isinstance(request, OperationRequest) or request.library in link.used:
+            return False
+        request.openings += 1
+        is_over = self._policy.is_opened_too_often(request.openings) and not request.is_cancelled
+        if is_over:
+            error = lost(cause, OPENING, "ask again", is_closing=self.is_closing)
+            self._device.locate(error, request.launch.name)
+            self.refuse(request, error)
+        return is_over
 
-    def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
-        """Find the requests that may have caused a fault of the device; None where there was no fault.
-
-        A stream runs in order, and the worker has told of all that ended before the fault (D136). So of each
-        library only the first that was begun can be to blame; copies only where nothing else was begun.
-        """
-        if not link.has_faulted:
-            return None
-        firsts: dict[str, OperationRequest] = {}
-        for request in requests:
-            if isinstance(request, OperationRequest) and _has_begun(request, link):
-                firsts.setdefault(request.library, request)
-        return [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
-
-    def _without_stuck(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[RemoteRequest]:
-        """Fail the operation that was begun first, which the others wait for; returns the others."""
-        left = list(requests)
-        for request in left:
-            if isinstance(request, OperationRequest) and _has_begun(request, link):
-                _strike(request.launch)
-                stuck = CompletionTimeoutError(
-                    "it did not complete, and the worker's loop stood still with it"
-                )
-                self._device.locate(stuck, request.launch.name)
-                self._end_in_flight(request, stuck)
-                left.remove(request)
-                break
-        return left
+    def _end_stuck(self, request: OperationRequest) -> None:
+        """Fail the operation that was begun first, which the others wait for."""
+        _strike(request.launch)
+        stuck = CompletionTimeoutError("it did not complete, and the worker's loop stood still with it")
+        self._device.locate(stuck, request.launch.name)
+        self._end_in_flight(request, stuck)
 
     def _runs_again(
         self,
         request: RemoteRequest,
         link: WorkerLink,
         cause: Exception,
-        suspects: list[OperationRequest] | None,
+        suspects: list[OperationRequest],
         needed: Collection[int],
     ) -> bool:
         if isinstance(request, LeaseRequest):
@@ -358,17 +328,14 @@ class OutcomePolicy:
             return request.stage == "sent"
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
-            is_innocent = suspects is not None and request not in suspects
-            request.is_suspect = suspects is not None and not is_innocent
+            request.is_suspect = request in suspects
             # D136: an innocent request may meet as many faults as there are bad ones, so these losses do not
             # count.
-            request.losses += not is_innocent
+            request.losses += request.is_suspect or not suspects
             _strike(request.launch)
-            is_to_blame = suspects == [request]
-            options = self._device.options
-            may = options.retry > 0 and request.losses <= options.retry and request.may_run_again(needed)
-            if not may or (is_to_blame and not options.retry_suspects):
-                why = _TO_BLAME + _AT_ONCE * may if is_to_blame else ""
+            may, is_to_blame = request.may_run_again(needed), suspects == [request]
+            why = self._policy.why_it_fails(request.losses, is_repeatable=may, is_to_blame=is_to_blame)
+            if why is not None:
                 self._fail_in_flight(request, cause, self._device.generation, why)
                 return False
             # An injected fault has struck: it would end the next context, too.
@@ -382,14 +349,15 @@ class OutcomePolicy:
         """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
         assert isinstance(request, OperationRequest)  # leases are no suspects
         found = request.suspicion
-        if found is None or found.left != {request.number} or self._device.options.retry_suspects:
+        why = self._policy.why_it_fails(request.losses, is_repeatable=True, is_to_blame=True)
+        if found is None or found.left != {request.number} or why is None:
             return False
-        self._fail_in_flight(request, found.cause, found.generation, _TO_BLAME + _AT_ONCE)
+        self._fail_in_flight(request, found.cause, found.generation, why)
         return True
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
         """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
-        self._guilty[request.library] += bool(why) and not self.is_closing
+        self._policy.guilty[request.library] += bool(why) and not self.is_closing
         advice = request.launch.advice(is_kept=True)
         error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
         error.generation = generation

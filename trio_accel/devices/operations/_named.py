@@ -125,12 +125,15 @@ def _named_text(name: str, said: str, signature: inspect.Signature, given: Mappi
         text = ": ".join([name, *found[:1], head, rest])
     else:
         return ""
-    arrays = [one.name for one in parameters.values() if one.annotation in ("Operand", "AccelRef")]
-    arrays = arrays or [one.name for one in parameters.values() if one.annotation == "Operand | None"]
+    # A pair has the names of both: `c_and_lower`.
+    notes = {one.name.partition("_and_")[0]: str(one.annotation) for one in parameters.values()}
+    arrays = [one for one, note in notes.items() if note in ("Operand", "AccelRef") or "tuple[Op" in note]
+    arrays = arrays or [one for one, note in notes.items() if note == "Operand | None"]
+    is_first = len(arrays) == 1 or not parameters.keys() >= {*arrays[:1]}
     inner = _ARGUMENT.match(text)
-    if inner and inner[1] not in parameters and (len(arrays) == 1 or f"{inner[1]}1" in parameters):
+    if inner and inner[1] not in notes and (is_first or f"{inner[1]}1" in parameters):
         # An argument of the function in it.
-        own = arrays[0] if len(arrays) == 1 else f"{inner[1]}1"
+        own = arrays[0] if is_first else f"{inner[1]}1"
         text = re.sub(rf"(?<=: ){inner[1]}\b|(?<=await ){inner[1]}(?=\.)", own, text)
     for one in parameters:
         # Inputs of an expression, for a sequence of arrays.
