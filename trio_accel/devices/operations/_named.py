@@ -55,7 +55,7 @@ def named_methods(prefix: str, cls: type[Any]) -> None:
 def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
     for name in names:
         function: object = owner.__dict__[name]
-        if isinstance(function, FunctionType) and not hasattr(function, "message"):
+        if isinstance(function, FunctionType) and not hasattr(function, "asked"):
             made = _naming(f"{prefix}.{name}", function)
             if isinstance(owner, ModuleType):
                 # Where it is found: a function is pickled by its module and name.
