@@ -70,12 +70,14 @@ def named_arguments(function: FunctionT) -> FunctionT:
 
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
-        check_names(options)
+        if options:
+            check_names(options)
         return function(*values, **options)
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
-        check_names(options)
+        if options:
+            check_names(options)
         return await function(*values, **options)
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)

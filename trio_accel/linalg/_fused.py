@@ -127,7 +127,7 @@ def _factors(
         if not isinstance(scale, (AccelRef, np.ndarray)):
             _check_scale(name, argument, scale)
             if argument != "scale_out":
-                product *= scale  # type: ignore[assignment, operator]  # a call was awaited
+                product *= scale  # type: ignore[assignment]  # a call was awaited
                 continue
             # That one comes behind the activation, so it is no part of alpha.
             scale = np.array(scale, np.float32)

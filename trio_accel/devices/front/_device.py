@@ -45,11 +45,11 @@ from ..operations._blocks import Hold, held
 from ..operations._calls import Chain
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._loans import Loan
-from ..operations._operation import Operand, Operation, refuse_recording
+from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
-from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
+from ._memory import Copy, Empty, PeerCopy, Put, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
 
@@ -379,13 +379,6 @@ class OpenDevice(Device):
         state = self.state
         state.blocks.move(self, state.availability, keeps=self.options.memory_limit is None)
 
-    def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
-        own = owned("to_host", ref)
-        return own.device.ask(ToHost(own, out))
-
-    def _copy(self, ref: AccelRef, dtype: DType) -> Awaitable[AccelRef]:
-        return self.ask(Copy(ref, dtype))
-
     async def _copy_from(self, ref: AccelRef) -> AccelRef:
         ref = owned("copy_to", ref)
         if ref.device is self:
@@ -394,12 +387,6 @@ class OpenDevice(Device):
             return await copy_between(opened(ref.device).state.backend, ref, self)
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
-
-    def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
-        return self.ask(Assign(ref, value))
-
-    def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
-        return self.ask(Fill(ref, value))
 
     async def _pinned(self, given: object) -> npt.NDArray[Any]:
         """Return the copy of a read-only array that the device transfers by itself; made when there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
@@ -27,7 +27,7 @@ from ..engine._library import LibraryActor
 from ..operations._calls import METHODS, Function
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
-from ..operations._ref import AccelRef, Device
+from ..operations._ref import AccelRef, Device, owned
 
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
@@ -379,9 +379,17 @@ def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
                 yield (slice(index, index + 1), *rest)
 
 
-TO_HOST = Function("AccelRef.to_host", ToHost)
-METHODS["to_host"] = TO_HOST
-METHODS["to_host_out"] = Function("AccelRef.to_host", ToHost)
+def _to_host(ref: AccelRef, out: npt.NDArray[Any] | None = None) -> ToHost:
+    # A borrowed array is read by the device that has it.
+    return ToHost(owned("to_host", ref), out)
+
+
+def _ask_owner(message: ToHost) -> Awaitable[npt.NDArray[Any]]:
+    return message.source.device.ask(message)
+
+
+METHODS["to_host"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner)
+METHODS["to_host out"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner)
 METHODS["copy"] = Function("AccelRef.copy", Copy)
 METHODS["fill"] = Function("AccelRef.fill", Fill)
 METHODS["assign"] = Function("AccelRef.assign", Assign)

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ...actors import named_arguments
 from ...backends.base import DType, DTypeLike, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec
 from ..base._refusals import OnDevice
@@ -140,6 +141,82 @@ class Operators(OnDevice, Generic[T_co]):
         def __pos__(self: Operators[RefT]) -> Call[RefT]: ...
         def __abs__(self: Operators[RefT]) -> Call[RefT]: ...
         def __invert__(self: Operators[RefT]) -> Call[RefT]: ...
+
+    @named_arguments
+    def to_host(self: Operators[RefT], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
+        """Copy the array to host memory, after everything that writes it.
+
+        Args:
+            out: Array of the same shape and dtype to fill; by default a new one.
+
+        Returns:
+            `out`, or a new C-contiguous array that belongs to the caller.
+
+        Raises:
+            ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
+            StaleRefError: The array must not be used any more.
+        """
+        if out is None:
+            return Call(METHODS["to_host"], (self,))
+        return Call(METHODS["to_host out"], (self, out))
+
+    @named_arguments
+    def item(self: Operators[RefT]) -> Call[Any]:
+        """Copy the only element to the host, as a Python scalar.
+
+        Raises:
+            ValueError: There is not exactly one element.
+        """
+        if isinstance(self, SpentCall):
+            return Call(METHODS["item"], (self.to_host(),))
+        return Call(METHODS["item of ref"], (self,))
+
+    @named_arguments
+    def copy(self: Operators[RefT]) -> Call[RefT]:
+        """Copy the array to new memory of its device."""
+        return Call(METHODS["copy"], (self,))
+
+    @named_arguments
+    def cast(self: Operators[RefT], dtype: DTypeLike) -> Call[RefT]:
+        """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
+
+        Raises:
+            TypeError: Not an element type, or complex to real.
+        """
+        return Call(METHODS["copy"], (self, DType.of(dtype)))
+
+    @named_arguments
+    def fill(self: Operators[RefT], value: complex) -> Call[RefT]:
+        """Set every element to one value; returns this reference.
+
+        Raises:
+            TypeError, ValueError: The dtype cannot hold the value.
+        """
+        return Call(METHODS["fill"], (self, value))
+
+    @named_arguments
+    def assign(self: Operators[RefT], value: Other) -> Call[RefT]:
+        """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
+
+        On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
+        of this shape and dtype is copied straight there. One of another shape or dtype is copied to the
+        device first. A `value` that shares memory with this array is read as it was before.
+
+        Args:
+            value: An array of this device or of the host, which broadcasts to this shape, or a number. It is
+                converted to this dtype as NumPy does with ``"same_kind"``.
+
+        Returns:
+            This reference.
+
+        Raises:
+            TypeError: A dtype of a wider kind: complex to real, floating to whole numbers, or signed to
+                unsigned ones.
+            ValueError: The shapes do not broadcast, the dtype cannot hold the number, `value` is on another
+                device, or elements of this view share memory.
+            StaleRefError: An array must not be used any more.
+        """
+        return Call(METHODS["assign"], (self, value))
 
 
 Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
@@ -290,33 +367,6 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def transpose(self: SpentCall[RefT], axes: int | Sequence[int], *more: int) -> Call[RefT]:
         """View it with the axes in another order; see `AccelRef.transpose`."""
         return Call(METHODS["transpose"], (self, axes, *more))
-
-    def to_host(self: SpentCall[RefT], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
-        """Copy the array to host memory; see `AccelRef.to_host`."""
-        return Call(
-            METHODS["to_host"] if out is None else METHODS["to_host_out"],
-            (self, out)[: 1 + (out is not None)],
-        )
-
-    def item(self: SpentCall[RefT]) -> Call[Any]:
-        """Copy the only element to the host; see `AccelRef.item`."""
-        return Call(METHODS["item"], (self.to_host(),))
-
-    def copy(self: SpentCall[RefT]) -> Call[RefT]:
-        """Copy the array to new memory."""
-        return Call(METHODS["copy"], (self,))
-
-    def cast(self: SpentCall[RefT], dtype: DTypeLike) -> Call[RefT]:
-        """Copy the array with another element type; see `AccelRef.cast`."""
-        return Call(METHODS["copy"], (self, DType.of(dtype)))
-
-    def fill(self: SpentCall[RefT], value: complex) -> Call[RefT]:
-        """Set every element to one value; see `AccelRef.fill`."""
-        return Call(METHODS["fill"], (self, value))
-
-    def assign(self: SpentCall[RefT], value: Other) -> Call[RefT]:
-        """Write an array or a number into it; see `AccelRef.assign`."""
-        return Call(METHODS["assign"], (self, value))
 
 
 class Call(SpentCall[T_co]):

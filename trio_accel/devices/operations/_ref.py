@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import attrs
-import numpy as np
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -151,33 +150,6 @@ class AccelRef(Operators["AccelRef"]):
         return self.shape[0]
 
     @named_arguments
-    async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copy the array to host memory, after everything that writes it.
-
-        Args:
-            out: Array of the same shape and dtype to fill; by default a new one.
-
-        Returns:
-            `out`, or a new C-contiguous array that belongs to the caller.
-
-        Raises:
-            ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
-            StaleRefError: The array must not be used any more.
-        """
-        return await self.device._to_host(self, out)  # noqa: SLF001
-
-    @named_arguments
-    async def item(self) -> Any:
-        """Copy the only element to the host, as a Python scalar.
-
-        Raises:
-            ValueError: There is not exactly one element.
-        """
-        if self.size != 1:
-            raise ValueError(f"item: the array must have exactly one element, got shape {self.shape}")
-        return (await self.to_host()).item()
-
-    @named_arguments
     @asynccontextmanager
     @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
@@ -231,53 +203,6 @@ class AccelRef(Operators["AccelRef"]):
         if device is self.device:
             return await self.copy()
         return await device._copy_from(self)  # noqa: SLF001
-
-    @named_arguments
-    async def copy(self) -> AccelRef:
-        """Copy the array to new memory of its device."""
-        return await self.device._copy(self, self.dtype)  # noqa: SLF001
-
-    @named_arguments
-    async def cast(self, dtype: DTypeLike) -> AccelRef:
-        """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
-
-        Raises:
-            TypeError: Not an element type, or complex to real.
-        """
-        return await self.device._copy(self, DType.of(dtype))  # noqa: SLF001
-
-    @named_arguments
-    async def fill(self, value: complex) -> AccelRef:
-        """Set every element to one value; returns this reference.
-
-        Raises:
-            TypeError, ValueError: The dtype cannot hold the value.
-        """
-        return await self.device._fill(self, value)  # noqa: SLF001
-
-    @named_arguments
-    async def assign(self, value: AccelRef | npt.NDArray[Any] | complex | np.generic) -> AccelRef:
-        """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
-
-        On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
-        of this shape and dtype is copied straight there. One of another shape or dtype is copied to the
-        device first. A `value` that shares memory with this array is read as it was before.
-
-        Args:
-            value: An array of this device or of the host, which broadcasts to this shape, or a number. It is
-                converted to this dtype as NumPy does with ``"same_kind"``.
-
-        Returns:
-            This reference.
-
-        Raises:
-            TypeError: A dtype of a wider kind: complex to real, floating to whole numbers, or signed to
-                unsigned ones.
-            ValueError: The shapes do not broadcast, the dtype cannot hold the number, `value` is on another
-                device, or elements of this view share memory.
-            StaleRefError: An array must not be used any more.
-        """
-        return await self.device._assign(self, value)  # noqa: SLF001
 
     @enable_ki_protection
     def release(self) -> None:
@@ -576,26 +501,8 @@ class Device(abc.ABC):
         """Finish what is in flight, within `close_grace`, and give the device back."""
 
     @abc.abstractmethod
-    def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
-        """See `AccelRef.to_host`."""
-
-    @abc.abstractmethod
-    def _copy(self, ref: AccelRef, dtype: DType) -> Awaitable[AccelRef]:
-        """See `AccelRef.copy` and `AccelRef.cast`."""
-
-    @abc.abstractmethod
     def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
         """Copy an array of another device; see `AccelRef.copy_to`."""
-
-    @abc.abstractmethod
-    def _assign(
-        self, ref: AccelRef, value: AccelRef | npt.NDArray[Any] | complex | np.generic
-    ) -> Awaitable[AccelRef]:
-        """See `AccelRef.assign`."""
-
-    @abc.abstractmethod
-    def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
-        """See `AccelRef.fill`."""
 
 
 def check_device(where: str, device: object) -> None:
@@ -647,8 +554,21 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
+def _item(host: npt.NDArray[Any]) -> Any:
+    if host.size != 1:
+        raise ValueError(f"item: the array must have exactly one element, got shape {host.shape}")
+    return host.item()
+
+
+async def _item_of(ref: AccelRef) -> Any:
+    if ref.size != 1:
+        raise ValueError(f"item: the array must have exactly one element, got shape {ref.shape}")
+    return (await ref.to_host()).item()
+
+
 DEVICE_OF.append(device_of)
 METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
 METHODS["T"] = Function("AccelRef.T", lambda ref: ref.T, "value")
 METHODS["mT"] = Function("AccelRef.mT", lambda ref: ref.mT, "value")
-METHODS["item"] = Function("AccelRef.item", lambda host: host.item(), "value")
+METHODS["item"] = Function("AccelRef.item", _item, "value")
+METHODS["item of ref"] = Function("AccelRef.item", _item_of, "awaitable")
