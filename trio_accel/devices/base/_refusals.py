@@ -85,10 +85,10 @@ def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]
 
 def what_to_do(value: object, *, is_array: bool = True) -> str:
     """Return the advice for an object that is not what it must be, such as an array; empty without one."""
-    if inspect.iscoroutine(value):
-        return _AWAITED
     if isinstance(value, NotAwaited):
         return f"; {value.what_to_do}"
+    if inspect.isawaitable(value):
+        return _AWAITED
     if isinstance(value, (type, FunctionType)):
         is_class = isinstance(value, type)
         told = "it is a class: make a message of it:" if is_class else "call it by itself: await"
@@ -135,7 +135,7 @@ class OnDevice:
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self.noun} has no truth value: its elements are on the device; use await {self.first}.item(), "
-            "or ask whether there is one: ref is not None"
+            f"or ask whether there is one: {self.first} is not None"
         )
 
     def __iter__(self) -> NoReturn:

@@ -53,6 +53,7 @@ class Template:
         result: See `ChainSpec`.
         host: Dtype and shape of the result that goes to the host; None if it stays.
         reply: The result that stays, with arrays of the recording.
+        is_fetched: Whether the result goes to the host by an operation of its own, as it is large.
         leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
             they are returned as they are.
     """
@@ -66,6 +67,7 @@ class Template:
     result: tuple[int, ...]
     host: tuple[DType, tuple[int, ...]] | None
     reply: Any
+    is_fetched: bool
     leaves: Mapping[int, tuple[int, bool]]
 
 
@@ -175,28 +177,28 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
-        template: Template | str | None = None
-        recording = RECORDING.get()
-        is_launched = recording is None or recording.is_over
-        if is_launched and chain.key is not None and not self._state.faults.waiting:
-            template = self._known.get(chain.key)
-            if type(template) is not Template:
-                template = await self._template(chain.key, chain, template)
-            for ref in chain.refs:
-                # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
-                if ref.block.damaged_by is not None:
-                    template = None
-        if not isinstance(template, Template):
-            return await run_steps(chain.steps, {})
-        self.found += 1
+        template = self._find(chain)
+        if template is _SEEN:
+            template = await self._template(chain)
         try:
-            reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
-        except AccelError as error:
-            if template.updates or classify(error) not in _TOLD_BY_STEPS:
-                raise
-            # Nothing was changed. The step that is refused, or has no memory, tells so in its own words.
-            return await run_steps(chain.steps, {})
-        return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
+            if not isinstance(template, Template):
+                return await run_steps(chain.steps, {})
+            self.found += 1
+            try:
+                message = RunChain(self, template, chain.refs, chain.hosts, template.name)
+                reply = await self._device.ask(message)
+                if template.is_fetched:
+                    reply = await reply.to_host()
+            except AccelError as error:
+                if template.updates or classify(error) not in _TOLD_BY_STEPS:
+                    raise
+                # Nothing was changed. The step that is refused, or has no memory, tells so in its own words.
+                return await run_steps(chain.steps, {})
+            return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
+        finally:
+            for step in chain.steps:
+                # Who keeps a call keeps no arrays by it.
+                step.args, step.named = (), None
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
@@ -217,19 +219,29 @@ class Chains:
             self._scratch = made
         return made.spec
 
-    async def _template(
-        self, key: tuple[object, ...], chain: Chain, known: Template | str | None
-    ) -> Template | None:
+    def _find(self, chain: Chain) -> Template | str | None:
+        """Find the template of a chain; `_SEEN` where it is to be made, and None where it goes by steps."""
+        key, recording = chain.key, RECORDING.get()
+        if key is None or self._state.faults.waiting or not (recording is None or recording.is_over):
+            return None
+        for ref in chain.refs:
+            # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
+            if ref.block.damaged_by is not None:
+                return None
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return None if known is _NONE else known
+        self._known[key] = _SEEN
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return None
+
+    async def _template(self, chain: Chain) -> Template | None:
         """Make the template of a structure that comes for the second time; None if it has none."""
-        if known is None:
-            self._known[key] = _SEEN
-            if len(self._known) > _MOST:
-                self._known.popitem(last=False)
-            return None
-        if known is _NONE:
-            return None
+        assert chain.key is not None  # it was found by it
         template = await self._recorded(chain) if _may_be_one(chain) else None
-        self._known[key] = template or _NONE
+        self._known[chain.key] = template or _NONE
         self.made += template is not None
         return template
 
@@ -243,9 +255,11 @@ class Chains:
         token = RECORDING.set(recorder)
         try:
             reply = await run_steps(steps[: len(steps) - is_host], given)
+            is_fetched = is_host and reply.nbytes > SMALL
+            is_host = is_host and not is_fetched
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
-            return _made(chain, recorder, hosts, reply, is_host=is_host)
+            return _made(chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched)
         except Exception:  # noqa: BLE001  # it comes again, or does not, as the chain is asked step by step
             return None
         finally:
@@ -283,7 +297,13 @@ def _may_be_one(chain: Chain) -> bool:
 
 
 def _made(
-    chain: Chain, recorder: Recorder, hosts: Sequence[AccelRef], reply: Any, *, is_host: bool
+    chain: Chain,
+    recorder: Recorder,
+    hosts: Sequence[AccelRef],
+    reply: Any,
+    *,
+    is_host: bool,
+    is_fetched: bool,
 ) -> Template | None:
     """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
     recorded = recorder.recorded()
@@ -315,8 +335,6 @@ def _made(
         uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
     result: tuple[int, ...] = ()
     if is_host:
-        if reply.nbytes > SMALL:
-            return None
         position, offset = layout.places[reply.block.id]
         result = position, offset + reply.spec.offset, reply.nbytes
     return Template(
@@ -329,6 +347,7 @@ def _made(
         result=result,
         host=(reply.dtype, reply.shape) if is_host else None,
         reply=None if is_host else kept,
+        is_fetched=is_fetched,
         leaves=leaves,
     )
 

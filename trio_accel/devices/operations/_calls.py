@@ -226,7 +226,7 @@ Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
 class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
-    __slots__ = ("_running", "ahead", "args", "function", "named")
+    __slots__ = ("_running", "ahead", "args", "function", "is_told", "named")
     noun = "a Call"
     first = "call"
 
@@ -237,6 +237,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         self.args = args
         self.named = named
         self.ahead: ArraySpec | None = None
+        self.is_told: bool
 
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
@@ -279,6 +280,8 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         ):
             # The usual call has no other in it, and no array of the host's.
             self.__class__ = SpentCall  # type: ignore[assignment]  # no warning at its end
+            # Who keeps a call keeps no arrays by it.
+            self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
         chain = Chain(self)
         if not chain.refs or len(chain.steps) == 1:
@@ -382,12 +385,17 @@ class Call(SpentCall[T_co]):
         args: Its arguments, by their places.
         named: Its arguments by name; None for none.
         ahead: Layout of its result, if that was found.
+        is_told: Set where a warning was given of a call that it is an operand of.
     """
 
     __slots__ = ()
 
     def __del__(self) -> None:
-        warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+        if not hasattr(self, "is_told"):
+            warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+        for each in arguments_of(self):
+            if type(each) is Call:
+                each.is_told = True
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
