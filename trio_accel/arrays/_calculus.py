@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Rowwise, axes_of
 from ._checks import axis_of, check_number, check_real, placed, whole
 from ._elementwise import add
@@ -66,6 +67,7 @@ _ASCENDING, _FOUND = (
 )
 
 
+@composed
 async def average(
     x: Operand,
     axis: int | Sequence[int] | None = None,
@@ -103,6 +105,7 @@ async def average(
     return await _AVERAGE.ask(_AVERAGE.compute(x, weights, axis=axis, keepdims=keepdims))
 
 
+@composed
 async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """Compute the covariances of variables, as `numpy.cov` does: a launch, and a product of matrices.
 
@@ -135,6 +138,7 @@ async def _products(centred: AccelRef, alpha: float) -> AccelRef:
     return await centred.device.ask(Contract("ij,kj->ik", centred, conjugate, alpha=alpha))
 
 
+@composed
 async def corrcoef(x: Operand) -> AccelRef:
     """Compute the correlations of variables, as `numpy.corrcoef` does: `cov`, and one launch.
 
@@ -163,6 +167,7 @@ async def corrcoef(x: Operand) -> AccelRef:
     return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(made, own[:, None], own)
 
 
+@composed
 async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRef:
     """Find the bin of each element, as `numpy.digitize` and `torch.bucketize` do: one search.
 
@@ -195,6 +200,7 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
     return await _FOUND(bins, last, found, out=found)
 
 
+@composed
 async def gradient(
     x: Operand, spacing: float | Operand = 1.0, *, axis: int | Sequence[int] | None = None
 ) -> AccelRef | tuple[AccelRef, ...]:
@@ -260,6 +266,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
     return _elementwise("gradient", text, "x", "last", "c", dtype=_rounded(dtype))
 
 
+@composed
 async def interp(
     x: Operand,
     xp: Operand,
@@ -314,6 +321,7 @@ def _interpolated(wide: str) -> Elementwise[AccelRef]:
     return _elementwise("interp", text, "x", "at", "xp", "fp", "left", "right", "last")
 
 
+@composed
 async def nan_to_num(
     x: ExpressionArgument,
     *,
@@ -363,6 +371,7 @@ async def nan_to_num(
     return await made(x, taken["nan"], *given.values(), out=out)
 
 
+@composed
 async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     """Compute a polynomial at each element, as `numpy.polyval` does: one launch, by Horner's rule.
 
@@ -384,6 +393,7 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     return await _elementwise("polyval", f"y = 0 * x + p[0]{steps}", "p", "x")(p, x)
 
 
+@composed
 async def trapezoid(
     y: Operand, x: Operand | None = None, *, dx: float = 1.0, axis: int = -1, keepdims: bool = False
 ) -> AccelRef:
@@ -420,6 +430,7 @@ async def trapezoid(
     return await _TRAPEZOID.ask(message)
 
 
+@composed
 async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.283185307179586) -> AccelRef:
     """Take jumps of more than half a period from angles, as `numpy.unwrap` does: three launches.
 
@@ -456,6 +467,7 @@ def _unwrapped(ndim: int, axis: int) -> Elementwise[AccelRef]:
     return _elementwise("unwrap", text, "x", "period")
 
 
+@composed
 async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) -> AccelRef:
     """Make the matrix of powers of a vector, as `numpy.vander` does: one launch.
 

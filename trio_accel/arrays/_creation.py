@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out
 from ._checks import check_number, check_ref, flag, placed, whole, wholes
 
@@ -23,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@composed
 async def asarray(
     device: Device, obj: npt.ArrayLike | AccelRef, *, dtype: DTypeLike | None = None, copy: bool | None = None
 ) -> AccelRef:
@@ -62,21 +64,25 @@ async def asarray(
     return await device.put(host)
 
 
+@composed
 async def empty(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array to be written; its elements are 0, so that no other program's data shows."""
     return await _full("empty", device, shape, 0, dtype)
 
 
+@composed
 async def zeros(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array of zeros."""
     return await _full("zeros", device, shape, 0, dtype)
 
 
+@composed
 async def ones(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array of ones."""
     return await _full("ones", device, shape, 1, dtype)
 
 
+@composed
 async def full(
     device: Device, shape: int | Sequence[int], fill_value: complex, *, dtype: DTypeLike | None = None
 ) -> AccelRef:
@@ -107,21 +113,25 @@ async def _full(
     return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
 
 
+@composed
 async def empty_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array to be written, of the shape, device and, without `dtype`, the dtype of `x`."""
     return await _like("empty_like", x, 0, dtype)
 
 
+@composed
 async def zeros_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of zeros, of the shape, device and, without `dtype`, the dtype of `x`."""
     return await _like("zeros_like", x, 0, dtype)
 
 
+@composed
 async def ones_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of ones, of the shape, device and, without `dtype`, the dtype of `x`."""
     return await _like("ones_like", x, 1, dtype)
 
 
+@composed
 async def full_like(x: AccelRef, fill_value: complex, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of one value, of the shape, device and, without `dtype`, the dtype of `x`."""
     return await _like("full_like", x, fill_value, dtype)
@@ -132,6 +142,7 @@ async def _like(name: str, x: AccelRef, fill_value: complex, dtype: DTypeLike | 
     return await _full(name, x.device, x.shape, fill_value, x.dtype if dtype is None else dtype)
 
 
+@composed
 async def arange(
     device: Device,
     start: float,
@@ -202,6 +213,7 @@ def _wrapped(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+@composed
 async def linspace(
     device: Device,
     start: complex,
@@ -279,6 +291,7 @@ def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None
         raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
 
 
+@composed
 async def eye(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
 ) -> AccelRef:
@@ -297,6 +310,7 @@ async def eye(
     return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
+@composed
 async def tri(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
 ) -> AccelRef:
@@ -316,6 +330,7 @@ async def _diagonal(
     return await _made(device, name, text, shape, dtype, k=nearest)
 
 
+@composed
 async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     """Make matrices that have vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
 
@@ -346,6 +361,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     return await made(x, k, shape=(*x.shape[:-1], size, size))
 
 
+@composed
 async def logspace(
     device: Device,
     start: float,
@@ -371,6 +387,7 @@ async def logspace(
     return await _expression("logspace", "base ** x", kind)(number, exponents)
 
 
+@composed
 async def geomspace(
     device: Device,
     start: float,
@@ -404,6 +421,7 @@ async def geomspace(
     )
 
 
+@composed
 async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements above a diagonal.
 
@@ -418,6 +436,7 @@ async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     return await _LOWER(x=x, k=whole("arrays.tril", "k", k), out=out)
 
 
+@composed
 async def triu(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
     return await _UPPER(x=x, k=whole("arrays.triu", "k", k), out=out)

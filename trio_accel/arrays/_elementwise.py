@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..backends.base import DType
 from ..devices import AccelRef
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, ExpressionArgument, Out, expression, like
 
 __all__ = [
@@ -124,6 +125,7 @@ def ceil() -> None:
     """Round up to whole numbers, of the same dtype."""
 
 
+@composed
 async def clip(
     x: ExpressionArgument,
     min: ExpressionArgument | None = None,

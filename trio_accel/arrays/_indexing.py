@@ -17,6 +17,7 @@ import attrs
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array
 from ._checks import placed, wholes
@@ -27,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@composed
 async def take(x: Operand, indices: Operand, axis: int | None = None, *, out: Out = None) -> AccelRef:
     """Take elements along an axis, as the array API standard's ``take``: ``x[:, indices]`` for axis 1.
 
@@ -48,6 +50,7 @@ async def take(x: Operand, indices: Operand, axis: int | None = None, *, out: Ou
     return await _gather("arrays.take", x, _along("arrays.take", x, indices, axis), out)
 
 
+@composed
 async def take_along_axis(x: Operand, indices: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
     """Take elements along an axis, each line by its own indices, as `numpy.take_along_axis`.
 
@@ -67,6 +70,7 @@ async def take_along_axis(x: Operand, indices: Operand, axis: int = -1, *, out: 
     return await _gather(name, x, _lines(name, x, indices, axis), out)
 
 
+@composed
 async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: Out = None) -> AccelRef:
     """Take elements by several arrays of indices, which broadcast: ``x[i, j]`` of NumPy.
 
@@ -84,6 +88,7 @@ async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: Out = None) 
     return await _gather("arrays.gather_nd", x, _together("arrays.gather_nd", x, indices), out)
 
 
+@composed
 async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: int | None = None) -> AccelRef:
     """Set elements along an axis in place: ``x[:, indices] = values`` for axis 1.
 
@@ -108,6 +113,7 @@ async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: i
     return await _scatter("arrays.put", x, _along("arrays.put", x, indices, axis), values, "set")
 
 
+@composed
 async def put_along_axis(
     x: AccelRef, indices: Operand, values: ExpressionArgument, axis: int = -1, *, reduce: Reduce = "set"
 ) -> AccelRef:
@@ -131,6 +137,7 @@ async def put_along_axis(
     return await _scatter(name, x, _lines(name, x, indices, axis), values, reduce)
 
 
+@composed
 async def scatter(
     x: AccelRef,
     indices: Operand,
@@ -163,6 +170,7 @@ async def scatter(
     return await _scatter("arrays.scatter", x, _along("arrays.scatter", x, indices, axis), values, reduce)
 
 
+@composed
 async def scatter_nd(
     x: AccelRef, indices: Sequence[Operand], values: ExpressionArgument, *, reduce: Reduce = "set"
 ) -> AccelRef:
@@ -184,6 +192,7 @@ async def scatter_nd(
     return await _scatter(name, x, _together(name, x, indices), values, reduce)
 
 
+@composed
 async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out: Out = None) -> AccelRef:
     """Make a vector for each element: 1 at the element's index, and 0 elsewhere.
 
@@ -207,6 +216,7 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
     return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
+@composed
 async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRef, ...]:
     """Find the indices of elements along each axis from those in C order, as `numpy.unravel_index` does.
 

@@ -10,6 +10,7 @@ import attrs
 from ..backends.base.contract.ops import JoinSpec
 from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._views import indexed
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import written
 from ..expressions import Out, axis_of, promoted_dtype
 from ._checks import flat, whole
@@ -17,6 +18,7 @@ from ._checks import flat, whole
 __all__ = ["concat", "stack"]
 
 
+@composed
 async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = None) -> AccelRef:
     """Join arrays along an axis that they have.
 
@@ -38,6 +40,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
     return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
 
 
+@composed
 async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) -> AccelRef:
     """Join arrays along a new axis of the result; arguments and errors are those of `concat`.
 

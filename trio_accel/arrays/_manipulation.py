@@ -13,6 +13,7 @@ import numpy as np
 from ..backends.base import NotSupportedError
 from ..backends.base.contract.values import element
 from ..devices import AccelRef
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise
 from ._checks import axis_of, check_ref, whole, wholes
 from ._joins import concat
@@ -35,6 +36,7 @@ _PADDED: dict[str, str] = {
 }
 
 
+@composed
 async def roll(
     x: AccelRef, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None
 ) -> AccelRef:
@@ -76,6 +78,7 @@ async def roll(
     return x
 
 
+@composed
 async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
     """Repeat a whole array along axes.
 
@@ -101,6 +104,7 @@ async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
     return copy.reshape(tuple(map(operator.mul, counts, shape)))
 
 
+@composed
 async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = None) -> AccelRef:
     """Repeat each element along an axis.
 
@@ -132,6 +136,7 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
     return copy.reshape((*before[:-1], before[-1] * count, *after))
 
 
+@composed
 async def pad(
     x: AccelRef,
     pad_width: int | Sequence[int] | Sequence[Sequence[int]],

@@ -14,6 +14,7 @@ from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced
 from ._checks import check_real, flag, placed
@@ -101,6 +102,7 @@ async def _quantiles(
     return found.reshape((*shares.shape, *kept))
 
 
+@composed
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
@@ -130,6 +132,7 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
     return await _quantiles("arrays.median", x, 0.5, axis, "linear", keepdims)
 
 
+@composed
 async def nanmedian(
     x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False
 ) -> AccelRef:
@@ -140,6 +143,7 @@ async def nanmedian(
     return await _quantiles("arrays.nanmedian", x, 0.5, axis, "linear", keepdims)
 
 
+@composed
 async def quantile(
     x: Operand,
     q: float | Sequence[float] | npt.NDArray[Any],

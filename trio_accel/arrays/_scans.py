@@ -8,6 +8,7 @@ from typing import Any, cast
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
@@ -186,6 +187,7 @@ async def segmented_reduce(
     ...
 
 
+@composed
 async def diff(
     x: Operand, *, axis: int = -1, n: int = 1, prepend: Operand | None = None, append: Operand | None = None
 ) -> AccelRef:

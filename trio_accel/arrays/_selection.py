@@ -17,6 +17,7 @@ from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
+from ..devices.operations._calls import composed
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
 from ._checks import check_number, check_real, flat, whole
@@ -242,6 +243,7 @@ async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
     ...
 
 
+@composed
 async def argwhere(x: Operand) -> AccelRef:
     """Find the indices of elements that are not zero, a row for each: `nonzero`, and a join.
 
@@ -253,6 +255,7 @@ async def argwhere(x: Operand) -> AccelRef:
     return await stack(await nonzero(x), axis=1)
 
 
+@composed
 async def select(
     conditions: Sequence[ExpressionArgument],
     choices: Sequence[ExpressionArgument],
@@ -402,6 +405,7 @@ class Count(Operation[ArraysActor, AccelRef]):
         return flat(planner, weights)
 
 
+@composed
 async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int = 0) -> AccelRef:
     """Count how often each whole number is there, as `numpy.bincount` does.
 
@@ -434,6 +438,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
+@composed
 async def histogram(
     x: Operand,
     bins: int | Operand = 10,

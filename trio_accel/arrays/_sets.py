@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
 from ._checks import check_number, check_real, flag, placed
 from ._joins import concat
@@ -30,6 +31,7 @@ _ALL_CLOSE = Rowwise(
 )  # fmt: skip
 
 
+@composed
 async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> bool:
     """Tell whether two arrays have the same shape and the same elements: one launch, and the host reads it.
 
@@ -52,6 +54,7 @@ async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> b
     return bool(await (await _EQUAL(x1, x2, flag(name, "equal_nan", equal_nan))).item())
 
 
+@composed
 async def allclose(
     x1: Operand, x2: Operand, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
@@ -76,6 +79,7 @@ async def allclose(
     return bool(await (await _ALL_CLOSE.ask(message)).item())
 
 
+@composed
 async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     """Tell which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
 
@@ -103,6 +107,7 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
 
 
+@composed
 async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that both arrays have, each once and in ascending order.
 
@@ -121,6 +126,7 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2), once)
 
 
+@composed
 async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements of the first array that the second has not, each once and in ascending order.
 
@@ -132,6 +138,7 @@ async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2, invert=True), once)
 
 
+@composed
 async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that just one of the arrays has, each once and in ascending order.
 
@@ -141,6 +148,7 @@ async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     return await sort(await concat([await setdiff1d(x1, x2), await setdiff1d(x2, x1)]))
 
 
+@composed
 async def union1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that one of the arrays has, each once and in ascending order.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, SearchSpec, SortSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
+from ..devices.operations._calls import composed
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, placed, whole
 from ._indexing import take_along_axis
@@ -116,6 +117,7 @@ def argsort() -> None:
     """
 
 
+@composed
 async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
     """Find the indices that sort by several keys, as `numpy.lexsort` does: the last one counts first.
 

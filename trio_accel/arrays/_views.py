@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 
 from ..devices import AccelRef
 from ..devices.base._views import NoViewError, permuted, seen
+from ..devices.operations._calls import composed
 from ._checks import axis_of, check_ref, flag, whole, wholes
 
 __all__ = [
@@ -249,6 +250,7 @@ def _check_parts(name: str, count: int) -> None:
         raise ValueError(f"arrays.{name}: there must be at most {_MOST_PARTS} parts, got {count}")
 
 
+@composed
 async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None = None) -> AccelRef:
     """Return the elements in C order under another shape: a view where there is one, else a copy.
 

@@ -22,6 +22,7 @@ from ..backends.base.contract.ops import complex_of
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, intermediates
 from ._functions import (
     Fft,
@@ -80,6 +81,7 @@ async def _convolve(
     return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
 
 
+@composed
 async def fftconvolve(
     in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: Out = None
 ) -> AccelRef:
@@ -116,6 +118,7 @@ def oaconvolve() -> None:
     """
 
 
+@composed
 async def convolve(
     in1: Operand,
     in2: Operand,
@@ -143,6 +146,7 @@ async def convolve(
     return await _convolve("convolve", in1, in2, mode, None, out)
 
 
+@composed
 async def correlate(
     in1: Operand,
     in2: Operand,
@@ -165,6 +169,7 @@ async def correlate(
         return await _convolve("correlate", in1, made(taken), mode, None, out)
 
 
+@composed
 async def hilbert(
     x: Operand,
     N: int | None = None,  # noqa: N803  # SciPy's name
@@ -202,6 +207,7 @@ async def hilbert(
         return await ifft(spectrum, axis=place, out=out)
 
 
+@composed
 async def czt(
     x: Operand,
     m: int | None = None,
@@ -237,6 +243,7 @@ async def czt(
     return await _chirped(x, place, n, count, _Chirp(-cmath.log(a), rate, period), out)
 
 
+@composed
 async def zoom_fft(
     x: Operand,
     fn: float | Sequence[float],

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
 from ..devices.base._refusals import what_to_do, whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out
 from ._functions import axis_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
 
 
+@composed
 async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make the frequencies of the elements of `fft`, as `numpy.fft.fftfreq`.
 
@@ -34,6 +36,7 @@ async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = 
     return await _frequencies("fftfreq", device, n, n, d, dtype)
 
 
+@composed
 async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make the frequencies of the elements of `rfft`, as `numpy.fft.rfftfreq`.
 
@@ -45,6 +48,7 @@ async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike =
     return await _frequencies("rfftfreq", device, n, n // 2 + 1 if isinstance(n, int) else n, d, dtype)
 
 
+@composed
 async def fftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out: Out = None) -> AccelRef:
     """Move frequency 0 to the middle of axes, as `numpy.fft.fftshift`; one launch.
 
@@ -63,6 +67,7 @@ async def fftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out:
     return await _shifted("fftshift", x, axes, 0, out)
 
 
+@composed
 async def ifftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out: Out = None) -> AccelRef:
     """Invert `fftshift`, as `numpy.fft.ifftshift`; arguments and errors are those of `fftshift`."""
     return await _shifted("ifftshift", x, axes, 1, out)

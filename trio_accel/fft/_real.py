@@ -20,6 +20,7 @@ from ..backends.base import DType
 from ..backends.base.contract.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, intermediates
 from ._functions import (
     all_whole,
@@ -282,6 +283,7 @@ async def _several(
     return await _along(name, a, type, lengths, places, norm, orthogonalize, out)
 
 
+@composed
 async def dct(
     a: Operand,
     type: TransformType = 2,  # noqa: A002  # SciPy's name
@@ -342,6 +344,7 @@ def idst() -> None:
     """
 
 
+@composed
 async def dctn(
     a: Operand,
     type: TransformType = 2,  # noqa: A002  # SciPy's name

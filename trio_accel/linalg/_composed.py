@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._matrices import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
@@ -50,6 +51,7 @@ class PolarResult(NamedTuple):
     """Hermitian matrices that are positive semidefinite."""
 
 
+@composed
 async def expm(x: Operand, /) -> AccelRef:
     """Exponential of matrices, as `scipy.linalg.expm`, by scaling and squaring (Higham 2005).
 
@@ -130,6 +132,7 @@ def _pairs(factors: Sequence[float], powers: Sequence[AccelRef]) -> list[float |
     return [one for pair in zip(factors, powers, strict=False) for one in pair]
 
 
+@composed
 async def polar(a: Operand, side: _Side = "right") -> PolarResult:
     """Polar decomposition, as `scipy.linalg.polar`: by `svd`.
 
@@ -157,6 +160,7 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
         return PolarResult(await matmul(w, vh), p)
 
 
+@composed
 async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N803  # SciPy's name
     """Orthonormal basis of the range of a matrix, as `scipy.linalg.orth`: by `svd`.
 
@@ -178,6 +182,7 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
     return decomposed.U[:, :rank]
 
 
+@composed
 async def null_space(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N803  # SciPy's name
     """Orthonormal basis of the null space of a matrix, as `scipy.linalg.null_space`: by `svd`.
 
@@ -202,6 +207,7 @@ async def _ranked(name: str, a: Operand, rcond: float | None, *, full: bool) -> 
     return decomposed, int((values > values.max(initial=0) * least).sum())
 
 
+@composed
 async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
     """Condition number of matrices, as `numpy.linalg.cond`.
 
@@ -236,6 +242,7 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
         return await _MULTIPLIED(*norms, sign)
 
 
+@composed
 async def multi_dot(arrays: Sequence[Operand]) -> AccelRef:
     """Product of several matrices in the order that takes the fewest steps, as `numpy.linalg.multi_dot`.
 

@@ -15,6 +15,7 @@ from ..backends.base.contract.subscripts import Optimize
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import said
 from ..devices.base._views import NoViewError
+from ..devices.operations._calls import composed
 from ..expressions import (
     Contract,
     Contracting,
@@ -41,6 +42,7 @@ _KRON = _multiply(operation="linalg.kron")
 _sum = functools.cache(Reduction)
 
 
+@composed
 async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None) -> AccelRef:
     """Sums of products of vectors, as `numpy.linalg.vecdot`: of ``conj(x1) * x2`` along an axis.
 
@@ -69,6 +71,7 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
     return await _sum(text, dtype=dtype.value, operation="linalg.vecdot")(first, second, axis=-1, out=out)
 
 
+@composed
 async def outer(x1: Operand, x2: Operand, /, *, out: Out = None) -> AccelRef:
     """Products of all elements of two vectors, as `numpy.linalg.outer`; one launch.
 
@@ -87,6 +90,7 @@ async def outer(x1: Operand, x2: Operand, /, *, out: Out = None) -> AccelRef:
     return await _OUTER(x1[:, None], x2[None, :], out=out)
 
 
+@composed
 async def kron(a: Operand, b: Operand) -> AccelRef:
     """Kronecker product, as `numpy.kron`: each element of one array times all of the other; one launch.
 
@@ -104,6 +108,7 @@ async def kron(a: Operand, b: Operand) -> AccelRef:
     return product.reshape([first * second for first, second in zip(a.shape, b.shape, strict=True)])
 
 
+@composed
 async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
     """Cross products of vectors of three elements, as `numpy.linalg.cross`; one launch.
 
@@ -137,6 +142,7 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
     return on_device(permuted(product, order))
 
 
+@composed
 async def trace(
     x: Operand, /, *, offset: int = 0, dtype: DTypeLike | None = None, out: Out = None
 ) -> AccelRef:
@@ -162,6 +168,7 @@ async def trace(
     return await _sum("x", dtype=kind, operation="linalg.trace")(along, axis=-1, out=out)
 
 
+@composed
 async def tensordot(
     x1: Operand, x2: Operand, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> AccelRef:
@@ -206,6 +213,7 @@ def _label(axis: int, first: Sequence[int], second: Sequence[int]) -> int:
     return first[second.index(axis)] if axis in second else -1 - axis
 
 
+@composed
 async def einsum(
     subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
 ) -> AccelRef:

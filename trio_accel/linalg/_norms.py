@@ -13,6 +13,7 @@ from ..backends.base import DType
 from ..backends.base.contract.ops import common_shape
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._matrices import matmul
 from ._spectra import svd, svdvals
@@ -30,6 +31,7 @@ _SUMS: dict[object, int] = {1: -2, -1: -2, math.inf: -1, -math.inf: -1}
 _SPECTRAL: dict[object, float] = {2: math.inf, -2: -math.inf, "nuc": 1}
 
 
+@composed
 async def vector_norm(
     x: Operand,
     /,
@@ -68,6 +70,7 @@ async def vector_norm(
     return await _measure("vector_norm", ord, is_complex, real.value, x, axis, keepdims=keepdims, out=out)
 
 
+@composed
 async def matrix_norm(
     x: Operand,
     /,
@@ -116,6 +119,7 @@ async def matrix_norm(
         return await _norm(name, most, False, real)(sums, axis=(-2, -1), keepdims=keepdims)
 
 
+@composed
 async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRef:
     """Rank of matrices, as `numpy.linalg.matrix_rank`: how many singular values count.
 
@@ -139,6 +143,7 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
         return await _COUNTED(values, values[..., :1], least, axis=-1)
 
 
+@composed
 async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRef:
     """Pseudo-inverse of matrices, as `numpy.linalg.pinv`, by `svd`.
 
@@ -166,6 +171,7 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
     return matrix_transpose(product)
 
 
+@composed
 async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     """Power of square matrices, as `numpy.linalg.matrix_power`, by repeated squaring.
 

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import LibraryError, LinAlgError
 from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of, operation
+from ..devices.operations._calls import composed
 from ._actor import SolverActor
 
 __all__ = [
@@ -99,6 +100,7 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
     ...
 
 
+@composed
 async def svdvals(x: Operand, /) -> AccelRef:
     """Singular values of matrices, as `numpy.linalg.svdvals`: `svd` without vectors, which raises the same.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..devices import AccelRef, DeclaredSpec, Operand, operation
+from ..devices.operations._calls import composed
 from ..expressions import intermediates
 from ._actor import SolverActor
 from ._systems import SINGULAR, solve_triangular
@@ -42,6 +43,7 @@ async def _solve_banded(ab: Operand, b: Operand, l: int, u: int) -> AccelRef:  #
     ...
 
 
+@composed
 async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b`` for banded matrices, as `scipy.linalg.solve_banded` (LAPACK ``gbsv``).
 
@@ -132,6 +134,7 @@ async def _solve_toeplitz(c: Operand, b: Operand, *, r: Operand | None = None) -
     ...
 
 
+@composed
 async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand) -> AccelRef:
     """Solution of ``a @ x = b`` for Toeplitz matrices, as `scipy.linalg.solve_toeplitz`.
 
@@ -154,6 +157,7 @@ async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand)
     return await _solve_toeplitz(c, b, r=r)
 
 
+@composed
 async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
     """Solution of ``a @ x = b`` by the factor of `cholesky`, as `scipy.linalg.cho_solve`: twice ``trsm``.
 

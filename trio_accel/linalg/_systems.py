@@ -13,6 +13,7 @@ from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ..devices.base._refusals import refuse_dtypes
+from ..devices.operations._calls import composed
 from ._actor import BlasActor, SolverActor
 from ._matrices import gemm, matmul, trsm
 from ._spectra import Svd, SVDResult
@@ -234,6 +235,7 @@ async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) ->
     ...
 
 
+@composed
 async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Literal[0, 1, 2] = 0) -> AccelRef:
     """Solution of ``op(a) @ x = b`` by the factors of a, as `scipy.linalg.lu_solve` (LAPACK ``getrs``).
 
@@ -273,6 +275,7 @@ async def _check_diagonal(a: Operand) -> None:
     ...
 
 
+@composed
 async def solve_triangular(
     a: Operand,
     b: Operand,
@@ -304,6 +307,7 @@ async def solve_triangular(
     return await solution.wait()
 
 
+@composed
 async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResult:
     """Return the x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
 

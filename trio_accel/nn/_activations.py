@@ -15,6 +15,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import (
     Axis,
     Elementwise,
@@ -476,6 +477,7 @@ _gelus = _chosen("nn.gelu", ("x",), _GELU)
 _gelu_grads = _chosen("nn.gelu_grad", ("grad", "x"), _GELU_GRAD)
 
 
+@composed
 async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out: Out = None) -> AccelRef:
     """Multiply elements by the distribution function of the normal distribution there.
 
@@ -495,6 +497,7 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
     return await _gelus[approximate](x, out=out)
 
 
+@composed
 async def gelu_grad(
     grad: ExpressionArgument, x: ExpressionArgument, approximate: _Approximate = "none", *, out: Out = None
 ) -> AccelRef:
@@ -556,6 +559,7 @@ def _glu_grad(axis: int) -> Elementwise[AccelRef]:
     )
 
 
+@composed
 async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
     """Multiply the first half along an axis by the `sigmoid` of the second: one launch.
 
@@ -576,6 +580,7 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
     return await _GLU(x[(*before, slice(half))], x[(*before, slice(half, None))], out=out)
 
 
+@composed
 async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
     """Compute the gradient of `glu`: one launch.
 

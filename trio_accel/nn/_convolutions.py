@@ -12,6 +12,7 @@ import attrs
 
 from ..backends.base.contract.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
+from ..devices.operations._calls import composed
 from ..expressions import Reduction
 from ._actor import DnnActor
 from ._windows import Windows, at_least, check_axes, check_dtypes, shape_of, sizes
@@ -337,6 +338,7 @@ async def conv_weight_grad(
     ...
 
 
+@composed
 async def conv_bias_grad(grad_output: Operand) -> AccelRef:
     """Compute the gradient of a convolution for its bias: the sum over all axes but that of the channels.
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array
 from ._library import check_range
 
@@ -45,6 +46,7 @@ _slopes = Elementwise[AccelRef](
 )
 
 
+@composed
 async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> DropoutResult:
     """Replace elements by 0 at random, and divide the others by ``1 - p``, as `torch.nn.functional.dropout`.
 
@@ -74,6 +76,7 @@ async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> Dropout
     return DropoutResult(y, mask)
 
 
+@composed
 async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef:
     """Compute the gradient of `dropout`: one launch.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, Scatter, check_array
 from ._library import naming
 
@@ -18,6 +19,7 @@ _taking = Elementwise[AccelRef](
 _adding = Scatter(f"made[{_ROW}]", "add", inputs=("made", "indices", "length"), operation="nn.embedding_grad")
 
 
+@composed
 async def embedding(
     indices: Operand, weight: Operand, padding_idx: int | None = None, *, out: Out = None
 ) -> AccelRef:
@@ -51,6 +53,7 @@ async def embedding(
         return await _taking(indices[..., None], weight, weight.shape[0], shape=shape, out=out)
 
 
+@composed
 async def embedding_grad(
     grad: Operand, indices: Operand, num_embeddings: int, padding_idx: int | None = None
 ) -> AccelRef:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
 
@@ -128,6 +129,7 @@ _DIVERGENCES = {
 }
 
 
+@composed
 async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
 
@@ -147,6 +149,7 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
     return await _MSE.reduced(x, target, reduction)
 
 
+@composed
 async def mse_loss_grad(
     grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -167,6 +170,7 @@ async def mse_loss_grad(
     return await _MSE.derived(grad, x, target, reduction)
 
 
+@composed
 async def l1_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
@@ -175,6 +179,7 @@ async def l1_loss(x: Operand, target: Operand, *, reduction: LossReduction = "me
     return await _L1.reduced(x, target, reduction)
 
 
+@composed
 async def l1_loss_grad(
     grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -185,6 +190,7 @@ async def l1_loss_grad(
     return await _L1.derived(grad, x, target, reduction)
 
 
+@composed
 async def smooth_l1_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", beta: float = 1.0
 ) -> AccelRef:
@@ -197,6 +203,7 @@ async def smooth_l1_loss(
     return await _SMOOTH_L1.reduced(x, target, reduction, float(beta))
 
 
+@composed
 async def smooth_l1_loss_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -213,6 +220,7 @@ async def smooth_l1_loss_grad(
     return await _SMOOTH_L1.derived(grad, x, target, reduction, float(beta))
 
 
+@composed
 async def huber_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", delta: float = 1.0
 ) -> AccelRef:
@@ -225,6 +233,7 @@ async def huber_loss(
     return await _HUBER.reduced(x, target, reduction, float(delta))
 
 
+@composed
 async def huber_loss_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -241,6 +250,7 @@ async def huber_loss_grad(
     return await _HUBER.derived(grad, x, target, reduction, float(delta))
 
 
+@composed
 async def binary_cross_entropy_with_logits(
     x: Operand,
     target: Operand,
@@ -271,6 +281,7 @@ async def binary_cross_entropy_with_logits(
     return await _BINARY.reduced(x, target, reduction, weight, pos_weight)
 
 
+@composed
 async def binary_cross_entropy_with_logits_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -287,6 +298,7 @@ async def binary_cross_entropy_with_logits_grad(
     return await _BINARY.derived(grad, x, target, reduction, weight, pos_weight)
 
 
+@composed
 async def kl_div(
     x: Operand,
     target: Operand,
@@ -320,6 +332,7 @@ async def kl_div(
     return await _scaled(total, _batch("nn.kl_div", x))
 
 
+@composed
 async def kl_div_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -476,6 +489,7 @@ async def _rowwise(
     return await row.ask(row.compute(*given, axis=axis, keepdims=keepdims))
 
 
+@composed
 async def cross_entropy(
     logits: Operand,
     labels: Operand,
@@ -523,6 +537,7 @@ async def cross_entropy(
     return await _finished(case, reduction, loss, factor)
 
 
+@composed
 async def nll_loss(
     log_probs: Operand,
     labels: Operand,
@@ -558,6 +573,7 @@ async def nll_loss(
     return await _finished(case, reduction, loss, factor)
 
 
+@composed
 async def cross_entropy_grad(
     grad: ExpressionArgument,
     logits: Operand,

@@ -6,6 +6,7 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
 from ._library import check_choice
 from ._losses import Loss, LossReduction
@@ -80,6 +81,7 @@ _COSINES = Rowwise(
 )  # fmt: skip
 
 
+@composed
 async def binary_cross_entropy(
     x: Operand, target: Operand, weight: ExpressionArgument = 1, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -91,6 +93,7 @@ async def binary_cross_entropy(
     return await _BINARY.reduced(x, target, reduction, weight)
 
 
+@composed
 async def binary_cross_entropy_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -106,6 +109,7 @@ async def binary_cross_entropy_grad(
     return await _BINARY.derived(grad, x, target, reduction, weight)
 
 
+@composed
 async def soft_margin_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
 
@@ -114,6 +118,7 @@ async def soft_margin_loss(x: Operand, target: Operand, *, reduction: LossReduct
     return await _SOFT_MARGIN.reduced(x, target, reduction)
 
 
+@composed
 async def soft_margin_loss_grad(
     grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -124,6 +129,7 @@ async def soft_margin_loss_grad(
     return await _SOFT_MARGIN.derived(grad, x, target, reduction)
 
 
+@composed
 async def hinge_embedding_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 1.0
 ) -> AccelRef:
@@ -134,6 +140,7 @@ async def hinge_embedding_loss(
     return await _HINGE.reduced(x, target, reduction, float(margin))
 
 
+@composed
 async def hinge_embedding_loss_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -149,6 +156,7 @@ async def hinge_embedding_loss_grad(
     return await _HINGE.derived(grad, x, target, reduction, float(margin))
 
 
+@composed
 async def margin_ranking_loss(
     x1: Operand, x2: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 0.0
 ) -> AccelRef:
@@ -170,6 +178,7 @@ async def margin_ranking_loss(
     return await _RANKING.reduced(x1, target, reduction, x2, float(margin))
 
 
+@composed
 async def margin_ranking_loss_grad(
     grad: ExpressionArgument,
     x1: Operand,
@@ -186,6 +195,7 @@ async def margin_ranking_loss_grad(
     return await _RANKING.derived(grad, x1, target, reduction, x2, float(margin))
 
 
+@composed
 async def poisson_nll_loss(
     x: Operand,
     target: Operand,
@@ -214,6 +224,7 @@ async def poisson_nll_loss(
     return await _POISSON[bool(log_input)].reduced(x, target, reduction, float(full), float(eps))
 
 
+@composed
 async def poisson_nll_loss_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -231,6 +242,7 @@ async def poisson_nll_loss_grad(
     return await _POISSON[bool(log_input)].derived(grad, x, target, reduction, float(full), float(eps))
 
 
+@composed
 async def gaussian_nll_loss(
     x: Operand,
     target: Operand,
@@ -259,6 +271,7 @@ async def gaussian_nll_loss(
     return await _GAUSSIAN.reduced(x, target, reduction, var, float(full), float(eps))
 
 
+@composed
 async def gaussian_nll_loss_grad(
     grad: ExpressionArgument,
     x: Operand,
@@ -276,6 +289,7 @@ async def gaussian_nll_loss_grad(
     return await _GAUSSIAN.derived(grad, x, target, reduction, var, float(full), float(eps))
 
 
+@composed
 async def cosine_embedding_loss(
     x1: Operand, x2: Operand, target: Operand, *, margin: float = 0.0, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -301,6 +315,7 @@ async def cosine_embedding_loss(
     return await _COSINE.reduced(cosines, target, reduction, float(margin))
 
 
+@composed
 async def triplet_margin_loss(
     anchor: Operand,
     positive: Operand,

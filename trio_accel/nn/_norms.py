@@ -17,6 +17,7 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, check_array, reduced, scaled
 from ..expressions._arguments import axes_of
 from ._library import check_range, check_real, summing
@@ -123,6 +124,7 @@ _moving = Elementwise[Any](
 )
 
 
+@composed
 async def batch_norm(
     x: Operand,
     running_mean: Operand,
@@ -164,6 +166,7 @@ async def batch_norm(
     return await _normalizing(x, *given, float(eps), out=out)
 
 
+@composed
 async def batch_norm_training(
     x: Operand,
     weight: ExpressionArgument = 1,
@@ -218,6 +221,7 @@ async def batch_norm_training(
     return BatchNormResult(y, mean, var)
 
 
+@composed
 async def batch_norm_training_grad(
     grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, eps: float = 1e-5
 ) -> NormGradients:
@@ -246,6 +250,7 @@ async def batch_norm_training_grad(
     )
 
 
+@composed
 async def instance_norm(
     x: Operand,
     weight: ExpressionArgument = 1,
@@ -275,6 +280,7 @@ async def instance_norm(
     return await _made(name, "y", x, *factors, float(eps), axis=range(2, x.ndim), out=out)
 
 
+@composed
 async def instance_norm_grad(
     grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, eps: float = 1e-5
 ) -> NormGradients:
@@ -292,6 +298,7 @@ async def instance_norm_grad(
     )
 
 
+@composed
 async def group_norm(
     x: Operand,
     num_groups: int,
@@ -337,6 +344,7 @@ async def group_norm(
     return made.reshape(x.shape) if out is None else out
 
 
+@composed
 async def group_norm_grad(
     grad: Operand, x: Operand, num_groups: int, weight: ExpressionArgument = 1, *, eps: float = 1e-5
 ) -> NormGradients:
@@ -366,6 +374,7 @@ async def group_norm_grad(
     return NormGradients(made.reshape(x.shape), weights, biases)
 
 
+@composed
 async def layer_norm_grad(
     grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-5
 ) -> NormGradients:
@@ -395,6 +404,7 @@ async def layer_norm_grad(
     return NormGradients(made, weights, biases)
 
 
+@composed
 async def rms_norm_grad(
     grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-6
 ) -> RMSNormGradients:

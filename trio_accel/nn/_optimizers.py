@@ -13,6 +13,7 @@ from typing import Any
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import what_to_do, whole
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, check_array
 from ._library import check_range
 
@@ -83,6 +84,7 @@ def _made(step: str) -> tuple[Elementwise[Any], tuple[str, ...]]:
     return made, made.inputs
 
 
+@composed
 async def sgd(
     param: AccelRef,
     grad: Operand,
@@ -133,6 +135,7 @@ async def sgd(
     return await _step("sgd_momentum", param, grad, momentum_buffer, **given)
 
 
+@composed
 async def adam(
     param: AccelRef,
     grad: Operand,
@@ -170,6 +173,7 @@ async def adam(
     return await _step("adam", param, grad, exp_avg, exp_avg_sq, shrink=1.0, **given)
 
 
+@composed
 async def adamw(
     param: AccelRef,
     grad: Operand,
@@ -191,6 +195,7 @@ async def adamw(
     return await _step("adamw", param, grad, exp_avg, exp_avg_sq, shrink=1.0 - lr * weight_decay, **given)
 
 
+@composed
 async def adadelta(
     param: AccelRef,
     grad: Operand,
@@ -214,6 +219,7 @@ async def adadelta(
     return await _step("adadelta", param, grad, *states, weight_decay=weight_decay, lr=lr, rho=rho, eps=eps)
 
 
+@composed
 async def adagrad(
     param: AccelRef,
     grad: Operand,
@@ -236,6 +242,7 @@ async def adagrad(
     return await _step("adagrad", param, grad, state_sum, weight_decay=weight_decay, lr=rate, eps=eps)
 
 
+@composed
 async def adamax(
     param: AccelRef,
     grad: Operand,
@@ -257,6 +264,7 @@ async def adamax(
     return await _step("adamax", param, grad, exp_avg, exp_inf, **given)
 
 
+@composed
 async def lion(
     param: AccelRef,
     grad: Operand,
@@ -277,6 +285,7 @@ async def lion(
     return await _step("lion", param, grad, exp_avg, **given)
 
 
+@composed
 async def radam(
     param: AccelRef,
     grad: Operand,
@@ -304,6 +313,7 @@ async def radam(
     return await _step("radam", param, grad, exp_avg, exp_avg_sq, **given)
 
 
+@composed
 async def rmsprop(
     param: AccelRef,
     grad: Operand,

@@ -23,6 +23,7 @@ from ..devices import (
     operation,
     operation_like,
 )
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array
 from ._actor import DnnActor
 from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
@@ -300,6 +301,7 @@ async def _lp_pool(
     return await _roots[dtype](sums, float(norm_type))
 
 
+@composed
 async def lp_pool2d(
     input: Operand,
     norm_type: float,

@@ -12,6 +12,7 @@ import trio
 from ..backends.base.contract.values import check_plain
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, check_device
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise
 from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "bsr", "coo", "csc", "csr", "tobsr", "tocoo", "tocsc", "tocsr", "transpose"]
 
 
+@composed
 async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CsrMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse rows.
 
@@ -42,12 +44,14 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
     return CsrMatrix(_shape(matrix), indptr, indices, data)
 
 
+@composed
 async def csc(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CscMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse columns; see `csr`."""
     indptr, indices, data = await _put("csc", device, matrix, lambda rows: _in_rows(rows.tocsc()))
     return CscMatrix(_shape(matrix), indptr, indices, data)
 
 
+@composed
 async def coo(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CooMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as coordinates; see `csr`.
 
@@ -57,6 +61,7 @@ async def coo(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
     return CooMatrix(_shape(matrix), row, col, data)
 
 
+@composed
 async def bsr(
     device: Device,
     matrix: scipy.sparse.spmatrix | scipy.sparse.sparray,
@@ -146,6 +151,7 @@ def _canonical(name: str, matrix: Any) -> Any:
     return canonical
 
 
+@composed
 async def tocsr(matrix: SparseMatrix) -> CsrMatrix:
     """Convert a matrix to compressed rows, as SciPy's ``tocsr``.
 
@@ -169,6 +175,7 @@ async def tocsr(matrix: SparseMatrix) -> CsrMatrix:
     return await matrix.device.ask(CooToCsr(matrix) if isinstance(matrix, CooMatrix) else BsrToCsr(matrix))
 
 
+@composed
 async def tocsc(matrix: SparseMatrix) -> CscMatrix:
     """Convert a matrix to compressed columns, as SciPy's ``tocsc``; see `tocsr`."""
     if isinstance(matrix, CscMatrix):
@@ -179,6 +186,7 @@ async def tocsc(matrix: SparseMatrix) -> CscMatrix:
     return await rows.device.ask(CsrToCsc(rows))
 
 
+@composed
 async def tocoo(matrix: SparseMatrix) -> CooMatrix:
     """Convert a matrix to coordinates, as SciPy's ``tocoo``: the columns and values are those of `matrix`.
 
@@ -198,6 +206,7 @@ async def tocoo(matrix: SparseMatrix) -> CooMatrix:
     return CooMatrix(rows.shape, await row_indices(rows), rows.indices, rows.data)
 
 
+@composed
 async def tobsr(matrix: SparseMatrix, blocksize: tuple[int, int]) -> BsrMatrix:
     """Convert a matrix to rows of blocks, as SciPy's ``tobsr``. A first operation counts the blocks.
 
@@ -215,6 +224,7 @@ async def tobsr(matrix: SparseMatrix, blocksize: tuple[int, int]) -> BsrMatrix:
     return blocks
 
 
+@composed
 async def transpose(matrix: SparseMatrix) -> CsrMatrix:
     """Transpose a matrix, into compressed rows. ``matrix.T`` is the transpose without a copy.
 
@@ -229,6 +239,7 @@ async def transpose(matrix: SparseMatrix) -> CsrMatrix:
     return await tocsr(rows.T)
 
 
+@composed
 async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 1.0) -> CsrMatrix:
     """Add two sparse matrices: ``alpha * a + beta * b``.
 

@@ -17,6 +17,7 @@ from ..backends.base.contract.ops import real_of
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
@@ -217,6 +218,7 @@ class _Lanczos:
         self._projected[range(self._kept), range(self._kept)] = values[kept]
 
 
+@composed
 async def eigsh(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     k: int = 6,

@@ -12,6 +12,7 @@ from ..backends.base import DType
 from ..backends.base.contract.ops import SearchSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ARRAYS, Elementwise, Reduction, Scatter
 from ..linalg import nrm2
@@ -80,6 +81,7 @@ def _check_axis(name: str, axis: object) -> None:
         refuse_value(f"sparse.{name}", "axis", (None, 0, 1), axis)
 
 
+@composed
 async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
     """Multiply elements by a number, or by those of a dense array, as SciPy's ``matrix.multiply(x)``.
 
@@ -121,6 +123,7 @@ def _scaled(by: str) -> Elementwise[AccelRef]:
     return _make(f"data * x[{by}]", operation="sparse.multiply", is_checked=True)
 
 
+@composed
 async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
     """Take a diagonal, as SciPy's ``matrix.diagonal(k)``; values of one place are added up.
 
@@ -155,6 +158,7 @@ async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
     return out
 
 
+@composed
 async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
     """Take neighbouring rows: SciPy's ``matrix[start:stop]``. Two row pointers cross to the host.
 
@@ -181,6 +185,7 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
     return CsrMatrix(shape, indptr, matrix.indices[low:high], matrix.data[low:high])
 
 
+@composed
 async def sum(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     """Add elements up, as SciPy's ``matrix.sum(axis)``.
 
@@ -213,6 +218,7 @@ _SQUARE = _make("(size / unit) * (size / unit)", operation="sparse.norm")
 _ABS = _make("abs(x)", operation="sparse.norm")
 
 
+@composed
 async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     """Find the largest elements, as SciPy's ``matrix.max(axis)``: an element that is not stored is 0.
 
@@ -234,6 +240,7 @@ async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     return await _extreme("max", matrix, axis)
 
 
+@composed
 async def min(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     """Find the smallest elements, as SciPy's ``matrix.min(axis)``; see `max`."""
     return await _extreme("min", matrix, axis)
@@ -271,6 +278,7 @@ def _scatter(reduce: Literal["add", "max", "min"]) -> Scatter:
 _ORDERS = (None, "fro", 1, -1, math.inf, -math.inf)
 
 
+@composed
 async def norm(
     matrix: CsrMatrix,
     ord: float | Literal["fro"] | None = None,  # SciPy's name

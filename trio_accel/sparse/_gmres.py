@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from ..backends.base.contract.ops import real_of
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand, operation
+from ..devices.operations._calls import composed
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix
 from ._iterations import (
@@ -105,6 +106,7 @@ class _Gmres(Method):
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
 
+@composed
 async def gmres(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..actors import arguments_of
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ._formats import SparseMatrix
 from ._iterations import Callback, LinearMap, Method, Problem, SolveResult, make, make_problem, reduce, run
 
@@ -61,6 +62,7 @@ async def _solve(
     return await run(await make_problem(name, A, b, M, x0), method, x0=x0, **options)
 
 
+@composed
 async def cg(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..backends.base.contract.ops import Transpose
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Out, Scatter
 from ._elements import row_indices
@@ -20,6 +21,7 @@ _CONJ = _make("conj(x)", operation="sparse.spmm")
 _SCALE = _make("x * y", operation="sparse.spmm")
 
 
+@composed
 async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
@@ -50,6 +52,7 @@ def _check_vector(matrix: SparseMatrix, x: Operand, out: Out) -> None:
             raise ValueError(f"sparse.Spmv: {name} must have shape {(length,)}, got {told}")
 
 
+@composed
 async def spmm(
     matrix: SparseMatrix,
     b: Operand,
@@ -89,6 +92,7 @@ async def spmm(
 _TURNED: dict[str, Transpose] = {"N": "T", "T": "N", "C": "N"}
 
 
+@composed
 async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
     """Make the dense matrix of a sparse one, as SciPy's ``toarray``; elements stored twice are added up.
 

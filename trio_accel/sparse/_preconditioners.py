@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..backends.base import LinAlgError
 from ..devices import AccelRef
+from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Out
 from ._elements import check_csr, diagonal
@@ -65,6 +66,7 @@ class Preconditioner:
         return await x.device.ask(SpsolveTriangular(self._upper, half, False))
 
 
+@composed
 async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditioner:
     """Make a preconditioner, for the argument `M` of `cg` and the others.
 

@@ -27,6 +27,7 @@ from ..backends.base.contract.ops import (
 from ..backends.base.kit.checks import NATIVE
 from ..devices import Operand, Planned, Planner, operation, operation_like
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
 
@@ -249,6 +250,7 @@ async def _take_rows(matrix: CsrMatrix, indices: Operand, size: int | None = Non
     ...
 
 
+@composed
 async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
     """Multiply two sparse matrices: SciPy's ``a @ b`` (Gustavson's algorithm; on CUDA cuSPARSE's SpGEMM).
 
@@ -271,6 +273,7 @@ async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
     return product
 
 
+@composed
 async def take_rows(matrix: CsrMatrix, indices: Operand) -> CsrMatrix:
     """Take rows by their indices: SciPy's ``matrix[indices]``. A first operation counts, as of `spgemm`.
 

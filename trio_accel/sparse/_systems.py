@@ -8,6 +8,7 @@ from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.contract.ops import Transpose
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
+from ..devices.operations._calls import composed
 from ._elements import check_csr
 from ._formats import CsrMatrix
 from ._products import SparseActor
@@ -99,6 +100,7 @@ def _ic0() -> None:
     """Compute the values of an incomplete Cholesky factor."""
 
 
+@composed
 async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
     """Compute incomplete LU factors that have the structure of the matrix: ILU(0).
 
@@ -123,6 +125,7 @@ async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ilu0(matrix))
 
 
+@composed
 async def ic0(matrix: CsrMatrix) -> CsrMatrix:
     """Compute an incomplete Cholesky factor that has the structure of the matrix, IC(0), as `ilu0`.
 

@@ -9,6 +9,7 @@ from ..backends.base.contract.ops import contraction_terms
 from ..backends.base.contract.subscripts import ContractionPath, Optimize
 from ..backends.base.contract.values import factor
 from ..devices import AccelRef, LibraryActor, Operand, device_of
+from ..devices.operations._calls import composed
 from ..expressions import (
     Contract,
     Contracting,
@@ -35,6 +36,7 @@ class TensorActor(LibraryActor):
     library = "tensor"
 
 
+@composed
 async def contract(
     subscripts: str,
     a: Operand,
@@ -119,6 +121,7 @@ async def _by_contract(left: Factor, right: Factor, groups: Groups, made: Made) 
 _CONTRACTING = Contracting("tensor.einsum", _by_contract)
 
 
+@composed
 async def einsum(
     subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
 ) -> AccelRef:

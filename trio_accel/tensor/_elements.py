@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from ..backends.base import DType
 from ..backends.base.contract.values import element, factor
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Factor, Out, Reduction, check_operands, factors_of
 
 __all__ = ["elementwise", "permute", "reduce"]
@@ -29,6 +30,7 @@ _TEXTS = {
 }
 
 
+@composed
 async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: Out = None) -> AccelRef:
     """Reduce the axes whose letters the result has not: ``reduce("ijk->ki", a)``, as cuTENSOR's ``reduce``.
 
@@ -57,6 +59,7 @@ async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: O
     return await combine(read.along((*output, *inner)), axis=axes, out=out)
 
 
+@composed
 async def permute(subscripts: str, a: Operand, /, *, alpha: complex = 1, out: Out = None) -> AccelRef:
     """Copy a tensor with its axes in another order: ``permute("ijk->kij", a)``, as cuTENSOR's ``permute``.
 
@@ -81,6 +84,7 @@ async def permute(subscripts: str, a: Operand, /, *, alpha: complex = 1, out: Ou
     return await _combined("permute", [view], [alpha], [], out)
 
 
+@composed
 async def elementwise(
     subscripts: str,
     /,

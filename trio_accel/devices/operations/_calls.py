@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -24,6 +24,8 @@ from ._pending import Pending
 __all__ = ["Call"]
 
 T_co = TypeVar("T_co", covariant=True)
+ParametersP = ParamSpec("ParametersP")
+ResultT = TypeVar("ResultT")
 RefT = TypeVar("RefT", bound="Operators[Any]")
 
 # A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
@@ -630,6 +632,13 @@ def _spent(call: SpentCall[Any]) -> RuntimeError:
     return RuntimeError(
         f"{call!r} was awaited before, or in another call; keep its result in a name, and use that"
     )
+
+
+def composed(
+    function: Callable[ParametersP, Coroutine[Any, Any, ResultT]],
+) -> Callable[ParametersP, Call[ResultT]]:
+    """Tell type checkers what a public function of a package makes, of which `named` has it make calls."""
+    return cast("Any", function)  # type: ignore[no-any-return]  # as it is
 
 
 def called(function: Function) -> Callable[..., Call[Any]]:
