@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from ._memory import HostArray
 
