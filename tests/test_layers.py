@@ -104,7 +104,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.kit.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.kit.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
     "trio_accel.backends.base.kit.modules": "a lock: two libraries may be imported at once, in two threads",
-    "trio_accel.backends.cpu.runtime._blas_threads": "locks: streams share the threads of a BLAS",
+    "trio_accel.backends.cpu.runtime.blas_threads": "locks: streams share the threads of a BLAS",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.libraries.sparse": "locks: threads of streams share a handle",

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from trio_accel.backends.cpu.runtime._blas_threads import BOUND, BlasThreads
+from trio_accel.backends.cpu.runtime.blas_threads import BOUND, BlasThreads, find_number
 
 pytestmark = [pytest.mark.no_device, pytest.mark.machine]
 
@@ -155,9 +155,10 @@ def test_without_such_a_library_nothing_is_done(tmp_path: Path) -> None:
     for content in (None, b"no library"):
         if content is not None:
             (libraries / "libopenblas.so").write_bytes(content)
-        threads = BlasThreads.of(package)
+        threads = BlasThreads(find_number(package))
         with threads.for_work(1), threads.for_work(LARGE):
-            pass
+            # Both at once: neither waits.
+            assert find_number(package).value == 1
 
 
 # A fork has no thread of a BLAS before one is needed (D97). The names of operations
@@ -226,7 +227,7 @@ def test_the_librarys_own_threads_start_with_the_first_large_call(run_two_thread
 BESIDE = """
 import json, threading
 import numpy as np
-from trio_accel.backends.cpu.runtime._blas_threads import matrix_product
+from trio_accel.backends.cpu.runtime.blas_threads import matrix_product
 
 rng = np.random.default_rng(0)
 def product(*shape):
@@ -251,3 +252,31 @@ print(json.dumps([is_same, len(set.union(*found))]))
 
 def test_a_call_has_the_same_bits_beside_calls_of_another_size(run_two_threads: Run) -> None:
     assert run_two_threads(BESIDE) == [True, 1]
+
+
+FORK = """
+import ctypes, json, os, threading
+from trio_accel.backends.cpu.runtime.blas_threads import BOUND, BlasThreads
+
+number = ctypes.c_int(6)
+threads = BlasThreads(number)
+entered, may_leave = threading.Event(), threading.Event()
+def stay():
+    with threads.for_work(1):
+        entered.set()
+        may_leave.wait()
+other = threading.Thread(target=stay)
+other.start()
+entered.wait()
+if not os.fork():
+    with threads.for_work(BOUND + 1):
+        os._exit(number.value)
+_, status = os.wait()
+may_leave.set()
+other.join()
+print(json.dumps([os.waitstatus_to_exitcode(status), number.value]))
+"""
+
+
+def test_a_fork_begins_with_nobody_inside(run_two_threads: Run) -> None:
+    assert run_two_threads(FORK) == [6, 6]

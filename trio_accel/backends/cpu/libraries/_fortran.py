@@ -14,7 +14,6 @@ from itertools import repeat
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import scipy
 import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
@@ -22,7 +21,6 @@ from ...base import DType, NotSupportedError
 from ...base.contract.ops import ArraySpec, OperationSpec
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
 from ...base.kit.checks import scalar_of
-from ..runtime._blas_threads import BlasThreads
 from ..runtime._memory import HostArray
 
 FortranRoutine: TypeAlias = Callable[..., None]
@@ -35,8 +33,6 @@ _EXPORTED = cast(
     "dict[str, Any]",
     {**scipy.linalg.cython_lapack.__pyx_capi__, **scipy.linalg.cython_blas.__pyx_capi__},
 )
-SCIPY = BlasThreads.of(scipy)
-"""The copy of the BLAS and of LAPACK that SciPy calls."""
 _FITTING = re.compile(rb"void \((\w+ \*(, )?)+\)")
 
 
@@ -74,15 +70,13 @@ class Blas:
     Args:
         dtype: Type of the elements.
         plan: How they are run.
-        work: Multiplications of an operation.
 
     Raises:
         NotSupportedError: A size that the routine cannot count, or this SciPy does not have it.
     """
 
-    def __init__(self, dtype: DType, plan: Plan, work: int) -> None:
+    def __init__(self, dtype: DType, plan: Plan) -> None:
         self._plan = plan
-        self._work = work
         routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
         self._calls = {routine.name: _Prepared(dtype, routine) for routine in routines}
 
@@ -101,9 +95,8 @@ class Blas:
             for field, order in self._plan.copies.items()
         }
         addresses = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
-        with SCIPY.for_work(self._work):
-            for places in self._plan.calls(addresses):
-                call(places, factors)
+        for places in self._plan.calls(addresses):
+            call(places, factors)
         for field in copies.keys() & {"c", "out"}:
             np.copyto(arrays[field], copies[field])
 
@@ -173,24 +166,19 @@ class Lapack:
         dtype: Type of the elements.
         rows: Rows of the matrices.
         columns: Columns of the matrices.
-        sides: Right-hand sides, if there are any.
-
-    Attributes:
-        work: Multiplications for each matrix, about.
 
     Raises:
         NotSupportedError: The matrices are too large for the routines, which count in 32 bits; or SciPy's
             routines count in another way.
     """
 
-    def __init__(self, dtype: DType, rows: int, columns: int, sides: int = 0) -> None:
+    def __init__(self, dtype: DType, rows: int, columns: int) -> None:
         self._type = dtype
         self._dtype = dtype.dtype
         self.is_complex: bool = dtype.kind == "complex"
         empty: HostArray = np.empty(0, self._dtype)
         self.real: np.dtype[Any] = np.real(empty).dtype
         self._product = rows * columns * min(rows, columns)
-        self.work: int = max(self._product, rows * columns * sides)
         if find(DType.float64, "potrf") is None:
             raise NotSupportedError(
                 "this build of SciPy has a LAPACK with integers of 64 bits", backend="cpu"

@@ -15,9 +15,9 @@ from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
 from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import OF_VECTORS, matrix_product, vector_product
 from ..runtime._memory import HostArray, convert, pieces, to_float32, widened
-from ._fortran import LONGEST, SCIPY, Blas, FortranRoutine, find
+from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
+from ._fortran import LONGEST, Blas, FortranRoutine, find
 
 
 @kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS))
@@ -28,16 +28,12 @@ def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
         # NumPy would multiply float16 itself, but without BLAS: 180 times slower at 512.
         convert(matrix_product(to_float32(a), to_float32(b)), out)
     else:
-        matrix_product(a, b, out=out)
+        (np.matmul if spec.out.dtype in INTEGERS else matrix_product)(a, b, out=out)
 
 
 def _plan_blas(spec: Any, device: object) -> Blas:
     """Find the routine and how it sees the arrays."""
-    made: ArraySpec = spec.outputs()[0]
-    # Each extent is in two of the three matrices, of all these routines: the root is their product.
-    sizes = [math.prod(one.shape[-2:]) for one in (spec.a, getattr(spec, "b", spec.a), made)]
-    work = math.isqrt(math.prod(sizes)) * math.prod(made.shape[:-2])
-    return Blas(made.dtype, plan_routine(spec), work)
+    return Blas(spec.outputs()[0].dtype, plan_routine(spec))
 
 
 def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
@@ -56,7 +52,10 @@ def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
 )  # fmt: skip
 def by_blas(spec: Any, call: HostCall[Blas | _Plain]) -> None:
     """Run an operation on matrices as its plan says."""
-    call.plan.run(spec, call.array)
+    # Each extent is in two of the three matrices, of all these routines: the root is their product.
+    matrices = spec.a, getattr(spec, "b", spec.a), *spec.outputs()
+    with SCIPY.for_work(math.isqrt(math.prod(math.prod(matrix.shape) for matrix in matrices))):
+        call.plan.run(spec, call.array)
 
 
 @attrs.frozen
@@ -149,10 +148,10 @@ def dot(spec: Any, call: HostCall) -> None:
     """Compute ``out = sum(x * y)``."""
     x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
     if spec.out.dtype.is_half:
-        wide = (vector_product(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
+        wide = (matrix_product(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
         out[...] = sum(map(float, wide))
     else:
-        vector_product(x, y, out=out)
+        matrix_product(x, y, out=out)
 
 
 def _plan_norm(spec: Any, device: object) -> DType:
@@ -213,13 +212,13 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
         xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
         counts = np.array([len(xs), *steps], np.int32)
         size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
-        with SCIPY.for_work(OF_VECTORS * len(xs)):
+        with SCIPY.for_work(ONCE * len(xs)):
             routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
 
 
 def _sum_of_squares(x: HostArray) -> float:
     parts = [(x,)] if x.flags.c_contiguous else pieces(x)
-    return sum(float(vector_product(reals, reals)) for (part,) in parts for reals in (_reals(part),))
+    return sum(float(matrix_product(reals, reals)) for (part,) in parts for reals in (_reals(part),))
 
 
 def _careful_norm(x: HostArray) -> float:
@@ -231,7 +230,7 @@ def _careful_norm(x: HostArray) -> float:
     for (part,) in pieces(x):
         reals = _reals(part).astype(np.float64)
         reals /= scale
-        total += float(vector_product(reals, reals))
+        total += float(matrix_product(reals, reals))
     return scale * math.sqrt(total)
 
 

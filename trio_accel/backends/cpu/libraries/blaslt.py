@@ -9,8 +9,8 @@ import numpy as np
 from ...base import DType
 from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert
+from ..runtime.blas_threads import matrix_product
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
 _ROOT, _CUBE = 0.7978845608028654, 0.044715

@@ -30,8 +30,8 @@ from ...base.contract.ops import (
     MaxPoolSpec,
 )
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert, widened
+from ..runtime.blas_threads import matrix_product
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 # Elements of the columns that are made at a time.

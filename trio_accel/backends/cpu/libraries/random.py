@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
@@ -345,7 +344,7 @@ def _jump_xorwow(matrix: HostArray, words: int, states: HostArray) -> HostArray:
     """Combine the columns of the bits that are set: sums of bits modulo 2; d counts on."""
     bits = (states[:, :5, np.newaxis] >> _BITS & np.uint32(1)).reshape(-1, 160).astype(np.float32)
     columns = (matrix.reshape(160, 5, 1) >> _BITS & np.uint32(1)).reshape(160, 160).astype(np.float32)
-    odd = matrix_product(bits, columns).astype(np.uint32).reshape(-1, 5, 32) & np.uint32(1)
+    odd = (bits @ columns).astype(np.uint32).reshape(-1, 5, 32) & np.uint32(1)
     new: HostArray = states.copy()
     new[:, :5] = np.bitwise_or.reduce(odd << _BITS, axis=2)
     new[:, 5] += np.uint32(_STEP * words & 0xFFFFFFFF)

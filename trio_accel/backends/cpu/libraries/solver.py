@@ -17,16 +17,14 @@ from ...base import DType
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
 from ...base.kit.checks import NATIVE
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray
-from ._fortran import SCIPY, Lapack, check_size, each
+from ..runtime.blas_threads import SCIPY, matrix_product
+from ._fortran import Lapack, check_size, each
 
 _Run: TypeAlias = Callable[..., None]
 
 # Not all of its stubs know the types of what it returns.
 _SCIPY = cast("Any", scipy.linalg)
-# Factorizations gain by a second thread from 384 rows on, products from 128 on.
-_OF_FACTORIZATIONS = 4
 
 
 def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max) -> Callable[[_Run], _Run]:
@@ -43,15 +41,15 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
             first: ArraySpec = getattr(spec, fields[0])
             rows, columns = first.shape[-2:]
             check_size(f"{run.__name__} of {rows} × {columns}", workspace(rows, columns))
-            b: ArraySpec | None = getattr(spec, "b", None)
-            sides = 0 if b is None else math.prod(b.shape[-2:]) // max(1, rows)
-            return Lapack(first.dtype, rows, columns, sides)
+            return Lapack(first.dtype, rows, columns)
 
-        def solve(spec: Any, call: HostCall[Lapack]) -> None:
+        def solve(spec: Any, call: HostCall) -> None:
             arrays = [getattr(spec, field, None) for field in fields]
             if spec.descriptor().has_status:
                 call.status(spec.info)
-            with SCIPY.for_work(call.plan.work // _OF_FACTORIZATIONS):
+            # A factorization gains by a second thread from some 384 rows on, where a product does from 160.
+            sizes = [math.prod(array.shape[-2:]) for array in arrays if array is not None]
+            with SCIPY.for_work(math.isqrt(sizes[0]) * max(sizes) // 4):
                 run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
 
         solve.__name__, solve.__qualname__, solve.__doc__ = run.__name__, run.__qualname__, run.__doc__

@@ -19,9 +19,8 @@ from scipy.sparse import _sparsetools, linalg
 from ...base.contract.errors import LibraryError
 from ...base.kit.checks import NATIVE, check_structure, scalar_of
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import NUMPY
 from ..runtime._memory import HostArray
-from ._fortran import SCIPY
+from ..runtime.blas_threads import NUMPY, SCIPY
 
 _tools: Any = _sparsetools
 _linalg: Any = linalg

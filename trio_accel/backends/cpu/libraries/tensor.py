@@ -10,8 +10,8 @@ import numpy as np
 from ...base.contract.ops import ContractionSpec
 from ...base.kit.checks import INEXACT, scalar_of
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._blas_threads import matrix_product
 from ..runtime._memory import HostArray, convert, to_float32
+from ..runtime.blas_threads import matrix_product
 
 
 @kernel(ContractionSpec, backend="cpu", dtypes=INEXACT)
