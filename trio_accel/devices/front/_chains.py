@@ -24,7 +24,7 @@ from ..operations._blocks import Block
 from ..operations._calls import METHODS, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
-from ._layout import ALIGNMENT, Layout, lay_out, map_reply
+from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
 from ._recorder import LookingAhead, Recorder
 
@@ -171,22 +171,32 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
-        template = None
+        template, hosts, given = None, chain.hosts, dict[int, Any]()
         recording = RECORDING.get()
         is_launched = recording is None or recording.is_over
         if is_launched and chain.key is not None and not self._state.faults.waiting:
             template = self._known.get(chain.key)
+            if template is not None:
+                self._known.move_to_end(chain.key)
             if type(template) is not Template:
+                # It takes several turns of the loop, and the program may change an array meanwhile.
+                given = _copied(chain)
+                hosts = [given.get(id(host), host) for host in hosts]
                 template = await self._template(chain.key, chain, template)
             for ref in chain.refs:
                 # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
                 if ref.block.damaged_by is not None:
                     template = None
         if template is None:
-            return await run_steps(chain.steps, {})
+            try:
+                return await run_steps(chain.steps, given)
+            finally:
+                chain.let_go()
         self.found += 1
-        reply = await self._device.ask(RunChain(self, template, chain.refs, chain.hosts, template.name))
-        return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
+        chain.let_go()
+        reply = await self._device.ask(RunChain(self, template, chain.refs, hosts, template.name))
+        item = chain.steps[-1].function
+        return item.make(reply) if item is METHODS["item"] else reply
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
@@ -226,10 +236,10 @@ class Chains:
         recorder = Recorder(self._device, self._state, None)
         steps = [step for step in chain.steps if step.function is not METHODS["item"]]
         is_host = steps[-1].function is METHODS["to_host"]
-        hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
-        given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
         token = RECORDING.set(recorder)
         try:
+            hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
+            given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
             reply = await run_steps(steps[: len(steps) - is_host], given)
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
@@ -266,8 +276,15 @@ class Chains:
 
 def _may_be_one(chain: Chain) -> bool:
     """Tell whether a chain takes little of the host, and its arrays are the device's own."""
-    hosts = sum(-(-host.nbytes // ALIGNMENT) * ALIGNMENT for host in chain.hosts)
+    hosts = sum(aligned(host.nbytes) for host in chain.hosts)
     return hosts <= SMALL and all(type(ref.block) is Block for ref in chain.refs)
+
+
+def _copied(chain: Chain) -> dict[int, Any]:
+    """Copy the small host arrays that a chain reads; returns the copies by the identities of the arrays."""
+    if any(step.function is METHODS["to_host_out"] for step in chain.steps):
+        return {}
+    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
 
 
 def _made(
@@ -277,12 +294,18 @@ def _made(
     recorded = recorder.recorded()
     places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
     returned: list[int] = []
+    leaves: dict[int, int] = {}
 
     def note(ref: AccelRef) -> AccelRef:
         returned.append(ref.block.id)
-        return ref
+        if ref.block.id not in places:
+            return ref
+        # An array of the program's own, which a template is not to hold.
+        stand_in = recorder.stand_in(ref)
+        leaves[stand_in.block.id] = places[ref.block.id]
+        return stand_in
 
-    map_reply(reply, note)
+    reply = map_reply(reply, note)
     known = recorded.constants.keys() <= places.keys()
     if not (recorded.nodes and known and all(one in recorded.made or one in places for one in returned)):
         return None
@@ -311,7 +334,7 @@ def _made(
         result=result,
         host=(reply.dtype, reply.shape) if is_host else None,
         reply=None if is_host else reply,
-        leaves=places,
+        leaves=leaves,
     )
 
 

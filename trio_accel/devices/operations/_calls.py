@@ -41,8 +41,8 @@ _OF_TWO = _ORDER | {
     "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
-# They stand around the members of a sequence.
-_OPENED, _CLOSED = object(), object()
+# They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
+_OPENED, _CLOSED = {list: object(), tuple: object()}, object()
 
 
 @attrs.frozen(eq=False)
@@ -145,9 +145,11 @@ Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
 class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
-    __slots__ = ("_ahead", "_running", "args", "function", "named")
+    __slots__ = ("_ahead", "_running", "args", "function", "is_told", "named")
     noun = "a Call"
     first = "call"
+
+    is_told: bool
 
     def __init__(
         self, function: Function, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
@@ -191,7 +193,9 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         ):
             # The usual call has no other in it, and no array of the host's.
             self.__class__ = SpentCall
+            self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
+        self.is_told = True
         chain = Chain(self)
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device if chain.refs else chain.device
@@ -218,6 +222,8 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         """
         call: Any = self
         if not hasattr(call, "_ahead"):
+            if type(self) is not Call:
+                raise _spent(self)
             chain = Chain(call, is_spent=False)
             call._ahead = chain.device.look_ahead(chain)
         found: ArraySpec = call._ahead
@@ -320,7 +326,13 @@ class Call(SpentCall[T_co]):
     __slots__ = ()
 
     def __del__(self) -> None:
-        warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+        # Once for a chain; and not where awaiting it was refused.
+        if not hasattr(self, "is_told"):
+            warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+        each: Any
+        for each in arguments_of(self):
+            if type(each) is Call:
+                each.is_told = True
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -338,7 +350,7 @@ class Chain:
         key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
             these are the same. None where an argument cannot be compared.
         refs: The arrays on the device among the arguments, in the order of the key.
-        hosts: The host arrays.
+        hosts: The host arrays, each once.
 
     Raises:
         RuntimeError: A call was used before.
@@ -383,7 +395,7 @@ class Chain:
     def _read(self, places: Mapping[int, int]) -> tuple[object, ...] | None:
         """Take the arguments; returns the key."""
         key: list[object] = []
-        refs, hosts, blocks = self.refs, self.hosts, dict[Any, int]()
+        refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
         for step in self.steps:
             key.append(step.function)
@@ -402,13 +414,20 @@ class Chain:
                     key.append(blocks.setdefault(block.id, len(blocks)))
                     refs.append(each)
                 elif kind is np.ndarray:
-                    key += each.shape, each.dtype
-                    hosts.append(each)
+                    number = numbers.setdefault(id(each), len(hosts))
+                    key += each.shape, each.dtype, number
+                    if number == len(hosts):
+                        hosts.append(each)
                 else:
                     told = each if kind in _PLAIN else repr(each) if kind in _NUMBERS else _told(each)
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
         return tuple(key) if is_keyed else None
+
+    def let_go(self) -> None:
+        """Let the arguments go: the calls may stay in variables of the program."""
+        for step in self.steps:
+            step.args, step.named = (), None
 
     @property
     def device(self) -> Asked:
@@ -457,12 +476,15 @@ async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
         last.update((id(each), number) for each in arguments_of(step) if isinstance(each, SpentCall))
+    over: dict[int, list[int]] = {}
+    for each, number in last.items():
+        over.setdefault(number, []).append(each)
     values = dict(given)
     try:
         for number, step in enumerate(steps):
             args, named = replaced(step, values)
             # Results in between go as soon as nothing needs them any more.
-            for each in [one for one, place in last.items() if place == number]:
+            for each in over.get(number, ()):
                 values.pop(each, None)
             values[id(step)] = made = await evaluate(step.function, args, named)
             del args, named
@@ -477,7 +499,9 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     if type(call) is not Call:
         raise _spent(call)
     values: dict[int, Any] = {}
-    for step in Chain(call).steps:
+    call.is_told = True
+    chain = Chain(call)
+    for step in chain.steps:
         function = step.function
         if function.how == "awaitable":
             raise NotSupportedError(
@@ -491,6 +515,7 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
             pending = asked(function.name, args, named).submit(made)
             made = pending.value
         values[id(step)] = made
+    chain.let_go()
     if pending is None:
         raise NotSupportedError(f"{function.name}: there is nothing to hand over", operation=function.name)
     return pending
@@ -527,15 +552,15 @@ DEVICE_OF: list[Callable[..., Any]] = []
 
 def arguments_of(step: SpentCall[Any]) -> list[Any]:
     """List the arguments of a call, with the members of sequences one by one."""
-    named = step.named or {}
-    return _flat((*step.args, *named, *named.values()))
+    named = step.named
+    return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
 
 
 def _flat(given: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for each in given:
         if type(each) in _SEVERAL:
-            flat += _OPENED, *each, _CLOSED
+            flat += _OPENED[type(each)], *each, _CLOSED
         else:
             flat.append(each)
     return flat

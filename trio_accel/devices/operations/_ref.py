@@ -174,8 +174,8 @@ class AccelRef(Operators["AccelRef"]):
             ValueError: There is not exactly one element.
         """
         if self.size != 1:
-            raise ValueError(f"item: the array must have exactly one element, got shape {self.shape}")
-        return (await self.to_host()).item()
+            return _item(self)
+        return _item(await self.to_host())
 
     @named_arguments
     @asynccontextmanager
@@ -643,6 +643,12 @@ def device_of(operation: str, *operands: Any) -> Device:
     )
 
 
+def _item(array: AccelRef | npt.NDArray[Any]) -> Any:
+    if isinstance(array, AccelRef) or array.size != 1:
+        raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
+    return array.item()
+
+
 def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
@@ -651,4 +657,4 @@ DEVICE_OF.append(device_of)
 METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
 METHODS["T"] = Function("AccelRef.T", lambda ref: ref.T, "value")
 METHODS["mT"] = Function("AccelRef.mT", lambda ref: ref.mT, "value")
-METHODS["item"] = Function("AccelRef.item", lambda host: host.item(), "value")
+METHODS["item"] = Function("AccelRef.item", _item, "value")
