@@ -184,8 +184,11 @@ class Chains:
                 hosts = [given.get(id(host), host) for host in hosts]
                 template = await self._template(chain.key, chain, template)
             for ref in chain.refs:
-                # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
-                if ref.block.damaged_by is not None:
+                block = ref.block
+                # An array that is damaged elsewhere can be used, and a chain takes whole blocks. What cannot
+                # be used is refused by its step. `Block.is_usable` would be a call for each array.
+                is_whole = block.damaged_by is None and not block.is_released
+                if not is_whole or block.generation < block.table.valid_since:
                     template = None
         if template is None:
             try:
@@ -204,6 +207,10 @@ class Chains:
             if not hasattr(step, "_ahead"):
                 step._ahead = self._ahead_of(step)  # noqa: SLF001  # its own
         return chain.steps[-1].spec
+
+    def give_back(self) -> None:
+        """Let the memory for results in between go; the next chain takes it again."""
+        self._scratch = None
 
     def scratch_of(self, planner: Planner, nbytes: int) -> ArraySpec:
         """Name memory for results in between: the same for all chains, which follow one another."""

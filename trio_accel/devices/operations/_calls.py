@@ -175,6 +175,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def close(self) -> None:
         """Let it end without being run."""
         self.__class__ = SpentCall
+        _tell_no_more(self)
         if hasattr(self, "_running"):
             self._running.close()
 
@@ -329,10 +330,7 @@ class Call(SpentCall[T_co]):
         # Once for a chain; and not where awaiting it was refused.
         if not hasattr(self, "is_told"):
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
-        each: Any
-        for each in arguments_of(self):
-            if type(each) is Call:
-                each.is_told = True
+        _tell_no_more(self)
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -376,8 +374,6 @@ class Chain:
                 elif kind is SpentCall:
                     raise _spent(each)
             if len(stack) > depth:
-                if depth + len(steps) > _MOST:
-                    raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
                 # The first operand runs first, as in an expression of Python.
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
@@ -385,6 +381,8 @@ class Chain:
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
+        if len(steps) > _MOST:
+            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
         if is_spent:
             for step in steps:
                 step.__class__ = SpentCall
@@ -564,6 +562,13 @@ def _flat(given: Iterable[Any]) -> list[Any]:
         else:
             flat.append(each)
     return flat
+
+
+def _tell_no_more(call: SpentCall[Any]) -> None:
+    """Let the calls that a call is made of end without a warning."""
+    for each in arguments_of(call):
+        if type(each) is Call:
+            each.is_told = True
 
 
 def _told(value: Any) -> object:
