@@ -299,3 +299,11 @@ def test_the_error_says_what_was_left_and_can_be_copied() -> None:
     assert str(error) == "left behind:\n  thread 'a'\n  process 3 (sleep 1)"
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert (str(again), again.leaks) == (str(error), tuple(leaks))
+
+
+async def test_memory_of_chains_is_no_leak(device: ta.Device) -> None:
+    async with ta.testing.leak_check(device):
+        x = await device.put(np.ones(4))
+        for _ in range(4):
+            await ((x + 1.0) * 2.0).to_host()
+        del x

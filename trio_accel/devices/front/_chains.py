@@ -25,7 +25,7 @@ from ..operations._blocks import Block
 from ..operations._calls import METHODS, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
-from ._layout import ALIGNMENT, Layout, lay_out, map_reply
+from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
 from ._recorder import LookingAhead, Recorder
 
@@ -177,15 +177,19 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
-        template = self._find(chain)
+        template, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
+        if not isinstance(template, Template) and hosts:
+            # It takes several turns of the loop, and the program may change an array meanwhile.
+            given = _copied(chain)
+            hosts = [given.get(id(host), host) for host in hosts]
         if template is _SEEN:
             template = await self._template(chain)
         try:
             if not isinstance(template, Template):
-                return await run_steps(chain.steps, {})
+                return await run_steps(chain.steps, given)
             self.found += 1
             try:
-                message = RunChain(self, template, chain.refs, chain.hosts, template.name)
+                message = RunChain(self, template, chain.refs, hosts, template.name)
                 reply = await self._device.ask(message)
                 if template.is_fetched:
                     reply = await reply.to_host()
@@ -193,12 +197,11 @@ class Chains:
                 if template.updates or classify(error) not in _TOLD_BY_STEPS:
                     raise
                 # Nothing was changed. The step that is refused, or has no memory, tells so in its own words.
-                return await run_steps(chain.steps, {})
-            return reply.item() if chain.steps[-1].function is METHODS["item"] else reply
+                return await run_steps(chain.steps, given)
+            item = chain.steps[-1].function
+            return item.make(reply) if item is METHODS["item"] else reply
         finally:
-            for step in chain.steps:
-                # Who keeps a call keeps no arrays by it.
-                step.args, step.named = (), None
+            chain.let_go()
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
@@ -208,6 +211,10 @@ class Chains:
         found = chain.steps[-1].ahead
         assert found is not None  # it was found now
         return found
+
+    def give_back(self) -> None:
+        """Let the memory for results in between go; the next chain takes it again."""
+        self._scratch = None
 
     def scratch_of(self, planner: Planner, nbytes: int) -> ArraySpec:
         """Name memory for results in between: the same for all chains, which follow one another."""
@@ -225,8 +232,11 @@ class Chains:
         if key is None or self._state.faults.waiting or not (recording is None or recording.is_over):
             return None
         for ref in chain.refs:
-            # An array that is damaged elsewhere can be used, and a chain takes whole blocks.
-            if ref.block.damaged_by is not None:
+            block = ref.block
+            # An array that is damaged elsewhere can be used, and a chain takes whole blocks. What cannot be
+            # used is refused by its step. `Block.is_usable` would be a call for each array.
+            is_whole = block.damaged_by is None and not block.is_released
+            if not is_whole or block.generation < block.table.valid_since:
                 return None
         known = self._known.get(key)
         if known is not None:
@@ -250,10 +260,10 @@ class Chains:
         recorder = Recorder(self._device, self._state, None)
         steps = [step for step in chain.steps if step.function is not METHODS["item"]]
         is_host = steps[-1].function is METHODS["to_host"]
-        hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
-        given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
         token = RECORDING.set(recorder)
         try:
+            hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
+            given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
             reply = await run_steps(steps[: len(steps) - is_host], given)
             is_fetched = is_host and reply.nbytes > SMALL
             is_host = is_host and not is_fetched
@@ -292,8 +302,15 @@ class Chains:
 
 def _may_be_one(chain: Chain) -> bool:
     """Tell whether a chain takes little of the host, and its arrays are the device's own."""
-    hosts = sum(-(-host.nbytes // ALIGNMENT) * ALIGNMENT for host in chain.hosts)
+    hosts = sum(aligned(host.nbytes) for host in chain.hosts)
     return hosts <= SMALL and all(type(ref.block) is Block for ref in chain.refs)
+
+
+def _copied(chain: Chain) -> dict[int, Any]:
+    """Copy the small host arrays that a chain reads; returns the copies by the identities of the arrays."""
+    if any(step.function is METHODS["to_host out"] for step in chain.steps):
+        return {}
+    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
 
 
 def _made(

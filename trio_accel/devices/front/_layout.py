@@ -104,7 +104,7 @@ def lay_out(
     filled, start = dict[int, int](), 0
     for block, nbytes in (given or {}).items():
         filled[block] = start
-        start += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start += aligned(nbytes)
     layouts = dict(zip(recorded.inputs, [spec for _, spec in arguments], strict=True))
     uses = _uses(recorded.nodes, layouts)
     inputs = tuple(
@@ -131,9 +131,12 @@ def lay_out(
     places |= {block: (position, offset) for block, offset in filled.items()}
     places |= {block: (position, start + offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    # Arrays without elements have a place, too.
-    scratch = max(start + scratch, int(len(places) > position))
-    return Layout(inputs, constants, made, scratch, recipe, places)
+    return Layout(inputs, constants, made, start + scratch, recipe, places)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the bytes that an array takes among others; one without elements has a place, too."""
+    return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
 
 
 def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
@@ -192,7 +195,7 @@ def _share(
     # The blocks come in the order of their first use.
     for block, (first, last) in spans.items():
         living = [(start, end, until) for start, end, until in living if until >= first]
-        nbytes, offset = -(-sizes[block] // ALIGNMENT) * ALIGNMENT, 0
+        nbytes, offset = aligned(sizes[block]), 0
         for start, end, _ in living:
             if offset + nbytes <= start:
                 break

@@ -48,8 +48,8 @@ _OF_TWO = _ORDER | {
 _EQUALITY = ("equal", "not_equal")
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
-# They stand around the members of a sequence.
-_OPENED, _CLOSED = object(), object()
+# They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
+_OPENED, _CLOSED = {list: object(), tuple: object()}, object()
 
 
 @attrs.frozen(eq=False)
@@ -264,6 +264,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def close(self) -> None:
         """Let it end without being run."""
         self.__class__ = SpentCall
+        _tell_no_more(self)
         if hasattr(self, "_running"):
             self._running.close()
 
@@ -285,6 +286,8 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             # Who keeps a call keeps no arrays by it.
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
+        # What is refused here needs no warning besides.
+        self.is_told = True
         chain = Chain(self)
         if not chain.refs or len(chain.steps) == 1:
             return run_steps(chain.steps, {})
@@ -312,6 +315,8 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             NotSupportedError: It depends on what the device computes; await the call.
         """
         if self.ahead is None:
+            if type(self) is not Call:
+                raise _spent(self)
             chain = Chain(self, is_spent=False)
             self.ahead = chain.device.look_ahead(chain)
         return self.ahead
@@ -393,11 +398,10 @@ class Call(SpentCall[T_co]):
     __slots__ = ()
 
     def __del__(self) -> None:
+        # Once for a chain; and not where awaiting it was refused.
         if not hasattr(self, "is_told"):
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
-        for each in arguments_of(self):
-            if type(each) is Call:
-                each.is_told = True
+        _tell_no_more(self)
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -415,7 +419,7 @@ class Chain:
         key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
             these are the same. None where an argument cannot be compared.
         refs: The arrays on the device among the arguments, in the order of the key.
-        hosts: The host arrays.
+        hosts: The host arrays, each once.
 
     Raises:
         RuntimeError: A call was used before.
@@ -441,8 +445,6 @@ class Chain:
                 elif kind is SpentCall:
                     raise _spent(each)
             if len(stack) > depth:
-                if depth + len(steps) > _MOST:
-                    raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
                 # The first operand runs first, as in an expression of Python.
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
@@ -450,6 +452,8 @@ class Chain:
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
+        if len(steps) > _MOST:
+            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
         if is_spent:
             for step in steps:
                 step.__class__ = SpentCall
@@ -460,7 +464,7 @@ class Chain:
     def _read(self, places: Mapping[int, int]) -> tuple[object, ...] | None:
         """Take the arguments; returns the key."""
         key: list[object] = []
-        refs, hosts, blocks = self.refs, self.hosts, dict[Any, int]()
+        refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
         for step in self.steps:
             key.append(step.function)
@@ -479,13 +483,20 @@ class Chain:
                     key.append(blocks.setdefault(block.id, len(blocks)))
                     refs.append(each)
                 elif kind is np.ndarray:
-                    key += each.shape, each.dtype
-                    hosts.append(each)
+                    number = numbers.setdefault(id(each), len(hosts))
+                    key += each.shape, each.dtype, number
+                    if number == len(hosts):
+                        hosts.append(each)
                 else:
                     told = each if kind in _PLAIN else repr(each) if kind in _NUMBERS else _told(each)
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
         return tuple(key) if is_keyed else None
+
+    def let_go(self) -> None:
+        """Let the arguments go: the calls may stay in variables of the program."""
+        for step in self.steps:
+            step.args, step.named = (), None
 
     @property
     def device(self) -> Asked:
@@ -535,12 +546,15 @@ async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
         last.update((id(each), number) for each in arguments_of(step) if isinstance(each, SpentCall))
+    over: dict[int, list[int]] = {}
+    for each, number in last.items():
+        over.setdefault(number, []).append(each)
     values, made = dict(given), None
     try:
         for number, step in enumerate(steps):
             args, named = replaced(step, values)
             # Results in between go as soon as nothing needs them any more.
-            for each in [one for one, place in last.items() if place == number]:
+            for each in over.get(number, ()):
                 values.pop(each, None)
             values[id(step)] = made = await evaluate(step.function, args, named)
             del args, named
@@ -556,7 +570,9 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
         raise _spent(call)
     values: dict[int, Any] = {}
     pending: Pending[Any] | None = None
-    for step in Chain(call).steps:
+    call.is_told = True
+    chain = Chain(call)
+    for step in chain.steps:
         function, pending = step.function, None
         if function.how == "awaitable":
             raise NotSupportedError(
@@ -569,6 +585,7 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
             pending = asked(function.name, args, named).submit(made)
             made = pending.value
         values[id(step)] = made
+    chain.let_go()
     if pending is None:
         raise NotSupportedError(f"{call!r} has nothing to hand over", operation=call.function.name)
     return pending
@@ -601,18 +618,25 @@ DEVICE_OF: list[Callable[..., Any]] = []
 
 def arguments_of(step: SpentCall[Any]) -> list[Any]:
     """List the arguments of a call, with the members of sequences one by one."""
-    named = step.named or {}
-    return _flat((*step.args, *named, *named.values()))
+    named = step.named
+    return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
 
 
 def _flat(given: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for each in given:
         if type(each) in _SEVERAL:
-            flat += _OPENED, *each, _CLOSED
+            flat += _OPENED[type(each)], *each, _CLOSED
         else:
             flat.append(each)
     return flat
+
+
+def _tell_no_more(call: SpentCall[Any]) -> None:
+    """Let the calls that a call is made of end without a warning."""
+    for each in arguments_of(call):
+        if type(each) is Call:
+            each.is_told = True
 
 
 def _told(value: Any) -> object:

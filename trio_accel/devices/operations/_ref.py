@@ -554,16 +554,14 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
-def _item(host: npt.NDArray[Any]) -> Any:
-    if host.size != 1:
-        raise ValueError(f"item: the array must have exactly one element, got shape {host.shape}")
-    return host.item()
+def _item(array: AccelRef | npt.NDArray[Any]) -> Any:
+    if isinstance(array, AccelRef) or array.size != 1:
+        raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
+    return array.item()
 
 
 async def _item_of(ref: AccelRef) -> Any:
-    if ref.size != 1:
-        raise ValueError(f"item: the array must have exactly one element, got shape {ref.shape}")
-    return (await ref.to_host()).item()
+    return _item(ref if ref.size != 1 else await ref.to_host())
 
 
 DEVICE_OF.append(device_of)

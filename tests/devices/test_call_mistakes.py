@@ -1,0 +1,342 @@
+"""Mistakes with calls: each is refused by name, says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND, INLINE
+
+import trio_accel as ta
+from trio_accel import arrays, linalg, nn
+
+pytestmark = pytest.mark.any_backend
+
+# The first is asked step by step, the second would be recorded, the third would run a template.
+TURNS = 3
+
+
+async def made(make: Callable[[], Any]) -> Any:
+    """What a function makes, awaited where that can be."""
+    value = make()
+    return await value if isinstance(value, Awaitable) else value
+
+
+async def refused(make: Callable[[], Any], kind: type[Exception]) -> str:
+    """The text of the error: the same each time that the mistake is made."""
+    texts: list[str] = []
+    for _ in range(TURNS):
+        with pytest.raises(kind) as caught:
+            await made(make)
+        texts.append(str(caught.value))
+        # Its frames have the arrays.
+        del caught
+    assert len(set(texts)) == 1, texts
+    return texts[0]
+
+
+async def blocks(device: ta.Device) -> int:
+    gc.collect()
+    await device.synchronize()
+    return (await device.statistics()).memory.blocks
+
+
+async def test_awaited_twice(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    y = x + 1.0
+    await y
+    with pytest.raises(
+        RuntimeError, match=r"<Call arrays\.add> was awaited before, or in another call; keep its"
+    ):
+        await y
+    with pytest.raises(RuntimeError, match=r"<Call arrays\.add> was awaited before"):
+        await (y * 2.0)
+    inner = x * 3.0
+    await (inner + 1.0)
+    with pytest.raises(RuntimeError, match=r"<Call arrays\.multiply> was awaited before"):
+        await inner
+    with pytest.raises(RuntimeError, match=r"<Call arrays\.multiply> was awaited before"):
+        inner.start()
+    with pytest.raises(RuntimeError, match=r"<Call arrays\.multiply> was awaited before"):
+        assert inner.shape
+
+
+async def test_never_awaited(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+
+    def forget() -> None:
+        hidden = nn.relu(x @ x)
+        shared = hidden + 1.0
+        arrays.concat([shared, shared * 2.0], axis=0).to_host()
+
+    told = re.escape("<Call AccelRef.to_host> was never awaited: nothing of it has run")
+    with pytest.warns(RuntimeWarning, match=f"^{told}$") as noted:
+        forget()
+    assert len(noted) == 1
+    # The line that let it go.
+    assert noted[0].filename == __file__
+
+
+async def test_a_long_chain_that_is_never_awaited(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    calls: list[Any] = [x]
+    for _ in range(20_000):
+        calls = [calls[0] + 1.0]
+    with pytest.warns(RuntimeWarning, match="never awaited") as noted:
+        calls.clear()
+    assert len(noted) == 1
+
+
+async def test_a_part_of_it_that_was_awaited_does_not_warn(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    inner = x + 1.0
+    outer = [inner * 2.0]
+    with pytest.warns(RuntimeWarning, match=r"<Call arrays\.multiply> was never awaited"):
+        outer.clear()
+    assert (await (await inner).to_host())[0] == 2.0
+    del inner
+
+
+async def test_closed_calls_do_not_warn(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    call = (x + 1.0) * 2.0
+    call.close()
+    call.close()
+    with pytest.raises(RuntimeError, match="was awaited before"):
+        await call
+
+
+async def test_of_two_devices(system: ta.System, device: ta.Device) -> None:
+    async with system.open_device(BACKEND, options=INLINE, name="other") as other:
+        x, y = await device.put(np.ones(2)), await other.put(np.ones(2))
+        for ask in (lambda: x + y, lambda: (x + 1.0) * y, lambda: (x + 1.0) * (y + 1.0)):
+            text = await refused(ask, ValueError)
+            assert re.fullmatch(
+                r"arrays\.(add|multiply): x2 is on test/other, this runs on test/cpu:0; "
+                r"copy it there: await x2\.copy_to\(device\)",
+                text,
+            ), text
+        # Where it does make sense.
+        z = (x + 1.0) * await y.copy_to(device)
+        assert (await z.to_host())[0] == 2.0
+
+
+async def test_of_a_closed_device(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        x = await device.put(np.ones(2))
+        for _ in range(TURNS):
+            await ((x + 1.0) * 2.0)
+        kept, later = (x + 1.0) * 2.0, x * np.ones(2)
+    for call in (kept, later, x - 1.0, (x - 1.0).to_host()):
+        with pytest.raises(ta.DeviceLostError, match="closed"):
+            await call
+
+
+async def test_released_arrays(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    for _ in range(TURNS):
+        await ((x + 1.0) * 2.0).to_host()
+        await ((x * 3.0) + x)
+    y = await device.put(np.ones(2))
+    y.release()
+    for _ in range(TURNS):
+        with pytest.raises(ta.StaleRefError, match=r"^arrays\.add: x1: its memory was released"):
+            await ((y + 1.0) * 2.0).to_host()
+        with pytest.raises(ta.StaleRefError, match=r"^arrays\.add: x2: its memory was released"):
+            await ((x * 3.0) + y)
+
+
+async def test_too_long(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    y: Any = x
+    for _ in range(4097):
+        y = y + 1.0
+    with pytest.raises(ValueError, match=r"^a chain has at most 4096 calls: await one in between$"):
+        await y
+    with pytest.raises(ValueError, match="at most 4096 calls"):
+        y.start()
+    del y
+    assert await blocks(device) == 1
+
+
+def _enter(call: Any) -> None:
+    with call:
+        pass
+
+
+WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "bool": (bool, "a Call has no truth value: its elements are on the device; use await call.item()"),
+    "if": (lambda call: 1 if call > 0 else 2, "a Call has no truth value"),
+    "float": (float, r"float\(\) of a Call: its element is on the device; use float\(await call.item\(\)\)"),
+    "int": (int, r"int\(\) of a Call"),
+    "complex": (complex, r"complex\(\) of a Call"),
+    "round": (round, r"round\(\) of a Call"),
+    "iteration": (list, r"a Call is not iterable: its elements are on the device; use await call\.to_host"),
+    "unpacking": (lambda call: [one for one, two in [call]], "a Call is not iterable"),
+    "in": (lambda call: 1.0 in call, "a Call is not searched"),
+    "element": (lambda call: call.__setitem__(0, 1.0), r"a Call is not assigned to, .* await call\[index\]"),
+    "numpy": (np.asarray, r"a Call is no host array; use await call.to_host\(\)"),
+    "ufunc": (np.sin, "does not support ufuncs|no host array|no callable sin"),
+    "format": (lambda call: f"{call:.2f}", r"format '.2f' of a Call: it is on the device"),
+    "text": (lambda call: call + "1", r"unsupported operand type\(s\) for \+: 'Call' and 'str'"),
+    "none": (lambda call: call * None, r"unsupported operand type\(s\) for \*: 'Call' and 'NoneType'"),
+    "copy": (lambda call: __import__("copy").deepcopy(call), "a Call is bound to its device"),
+    "with": (_enter, "context manager"),
+    "subscript of an index": (lambda call: [1, 2][call], "list indices must be integers|index"),
+}  # fmt: skip
+
+
+# It is never awaited, of course.
+@pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("kind", WITHOUT_AWAIT)
+async def test_use_without_await(device: ta.Device, kind: str) -> None:
+    use, text = WITHOUT_AWAIT[kind]
+    x = await device.put(np.ones(2))
+    found = await refused(lambda: use(x + 1.0), TypeError)
+    assert re.search(text, found), found
+
+
+async def test_plus_equal(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    before = y = x
+    y += 1.0  # type: ignore[misc]
+    assert isinstance(y, ta.Call)
+    assert (await y.to_host())[0] == 2.0
+    assert (await before.to_host())[0] == 1.0
+    with (
+        pytest.warns(RuntimeWarning, match=r"<Call arrays\.add> was never awaited"),
+        pytest.raises(TypeError, match=r"await ref\[index\]\.assign\(value\) writes an array or a number"),
+    ):
+        x[0] += 1.0  # type: ignore[index]
+
+
+BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "no promotion": (
+        lambda x, i: (i + 1) * x, TypeError,
+        r"^arrays\.multiply: x1 is int64 and x2 is float32, which the array API standard does not promote",
+    ),
+    "one dtype": (
+        lambda x, i: (x + 1.0) @ i, TypeError,
+        r"^linalg\.Matmul: operands must have one dtype, got a float32, b int64; write await b\.cast\('float",
+    ),
+    "shapes": (lambda x, i: (x + 1.0) @ np.ones((5, 2), "f4"), ValueError, r"^linalg\.Matmul: .*\(5, 2\)"),
+    "broadcast": (lambda x, i: (x + 1.0) * np.ones(7, "f4"), ValueError, r"^arrays\.multiply: .*7"),
+    "bits of a float": (lambda x, i: (x + 1.0) << 1, TypeError, r"^arrays\.bitwise_left_shift: "),
+    "number": (lambda x, i: (i + 1) + 2**70, (ValueError, OverflowError, TypeError), r"^arrays\.add: x2"),
+    "axis": (lambda x, i: arrays.sum(x + 1.0, axis=5), (ValueError, IndexError), r"^arrays\.sum: axis"),
+    "axis that is a call": (lambda x, i: arrays.sum(x, axis=x + 1.0), TypeError, r"^arrays\.sum: axis"),
+    "unknown option": (lambda x, i: arrays.sum(x + 1.0, axes=1), TypeError, r"^arrays\.sum.*axes"),
+    "too few": (lambda x, i: linalg.matmul(x + 1.0), TypeError, r"^matmul\(\) missing 1 required .*'b'"),
+    "index": (lambda x, i: (x + 1.0)[9], IndexError, r"9"),
+    "list as an index": (lambda x, i: (x + 1.0)[[0, 1]], TypeError, r"index"),
+    "call as an index": (lambda x, i: (x + 1.0)[i + 1], TypeError, r"index"),
+    "reshape": (lambda x, i: (x + 1.0).reshape(5), ValueError, r"reshape|5"),
+    "item": (
+        lambda x, i: (x + 1.0).item(), ValueError,
+        r"^item: the array must have exactly one element, got shape \(3, 3\)$",
+    ),
+    "cast": (lambda x, i: (x + 1j).cast("float32"), TypeError, r"complex"),
+    "fill": (lambda x, i: (i + 1).fill(1.5), (TypeError, ValueError), r"^devices\.Fill|fill"),
+    "assign": (lambda x, i: (x + 1.0).assign(np.ones(7, "f4")), ValueError, r"^devices\.Assign: value of "),
+    "text": (lambda x, i: arrays.add(x + 1.0, "1"), TypeError, r"^arrays\.add: x2"),
+    "None": (lambda x, i: arrays.add(x + 1.0, None), TypeError, r"^arrays\.add: x2"),
+    "list": (lambda x, i: (x + 1.0) + [1.0, 2.0, 3.0], TypeError, r"^arrays\.add: x2 .*np\.asarray"),
+    "objects": (lambda x, i: (x + 1.0) * np.array([object()] * 3), TypeError, r"^arrays\.multiply: x2"),
+    "dates": (lambda x, i: (x + 1.0) * np.zeros(3, "M8[s]"), TypeError, r"^arrays\.multiply: x2.*datetime64"),
+    "other end first": (lambda x, i: (x + 1.0) * np.ones(3, ">f4"), TypeError, r"^arrays\.multiply: x2.*>f4"),
+    "out of another shape": (
+        lambda x, i: (x + 1.0).to_host(out=np.zeros(5, "f4")), ValueError, r"to_host: out|ToHost: out",
+    ),
+    "coroutine": (lambda x, i: (x + 1.0) * x.copy_to(x.device), TypeError, "write `await` before"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("kind", BAD)
+async def test_wrong_arguments(device: ta.Device, kind: str) -> None:
+    ask, error, text = BAD[kind]
+    x, i = await device.put(np.ones((3, 3), "f4")), await device.put(np.ones((3, 3), "i8"))
+    found = await refused(lambda: ask(x, i), error)
+    assert re.search(text, found), found
+    assert "\n" not in found
+    assert len(found) < 260
+    assert "NoneType' object" not in found
+    # Nothing of the chain is left, and the device is as before.
+    device.chains.give_back()  # type: ignore[attr-defined]
+    assert await blocks(device) == 2
+    assert (await (x + 1.0).to_host())[0, 0] == 2.0
+
+
+async def test_a_call_as_out(device: ta.Device) -> None:
+    """It is an array of its own by then, which is overwritten; an operand that is `out`, as without calls."""
+    for turn in range(TURNS + 1):
+        x = await device.put(np.full((2, 2), float(turn)))
+        y = x + 1.0
+        found = await arrays.multiply(y, 3.0, out=y).to_host()
+        assert found.tolist() == [[(turn + 1) * 3.0] * 2] * 2
+        found = await linalg.matmul(x, x, out=x * 0.0).to_host()
+        assert found.tolist() == [[2.0 * turn * turn] * 2] * 2
+
+    def itself() -> Any:
+        z = x + 1.0
+        return linalg.matmul(z, x, out=z)
+
+    text = await refused(itself, ValueError)
+    assert re.match(r"linalg\.Matmul: out must not share memory with a", text), text
+
+
+async def test_a_host_array_as_out(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    for turn in range(TURNS + 1):
+        out = np.full(3, float(turn))
+        # It is read before it is written.
+        assert await (x + out).to_host(out=out) is out
+        assert out.tolist() == [turn + 1.0] * 3
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    assert "read-only" in await refused(lambda: (x + 1.0).to_host(out=read_only), ValueError)
+
+
+async def test_singular_matrices(device: ta.Device) -> None:
+    x = await device.put(np.zeros((3, 3)))
+    for _ in range(TURNS):
+        with pytest.raises(ta.LinAlgError, match=r"^linalg\.solve: .*singular") as caught:
+            await (linalg.solve(x * 2.0, np.ones((3, 1))) + 1.0).to_host()
+        assert caught.value.operation == "linalg.Solve"
+        with pytest.raises(ta.LinAlgError, match=r"^linalg\.cholesky: .*positive definite"):
+            await (linalg.cholesky(x) @ x)
+        del caught
+    assert await blocks(device) == 1
+
+
+async def test_a_result_of_the_host_is_an_operand_beside_an_array(device: ta.Device) -> None:
+    x = await device.put(np.full(3, 2.0))
+    for _ in range(TURNS + 1):
+        assert (await arrays.add((x + 1.0).to_host(), x).to_host()).tolist() == [5.0] * 3
+        assert (await (x * arrays.sum(x).item()).to_host()).tolist() == [12.0] * 3
+    text = await refused(lambda: (x + 1.0).to_host() * 2.0, TypeError)
+    assert text.startswith("arrays.multiply: no operand is on a device; copy one there first")
+
+
+async def test_two_tasks_that_await_one_call(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    call = x + 1.0
+    outcomes: list[str] = []
+
+    async def ask() -> None:
+        try:
+            outcomes.append(str((await call).shape))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        nursery.start_soon(ask)
+    assert min(outcomes) == "(3,)"
+    assert "was awaited before" in max(outcomes)
