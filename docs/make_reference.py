@@ -100,8 +100,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "DeviceGroup": _names("add scope"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),
     "Device": _names(
-        "ask_chain check_ask check_pending descriptors end fate_of_arrays have_back is_given_up look_ahead lost "
-        "start validated wait_ended"
+        "ask_chain check_ask check_pending descriptors end fate_of_arrays have_back is_given_up look_ahead "
+        "lost start validated wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
     "Kernel": _names("definition plan"),
