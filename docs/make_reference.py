@@ -86,20 +86,22 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
-        "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
+        "BranchSpec ChainSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
         "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
         "contraction_terms in_between"
     ),
+    "AccelRef": _names("first noun"),
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),
+    "Call": _names("args close first function named noun send throw"),
     "CompletionStrategy": _names("open"),
     "DeviceGroup": _names("add scope"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),
     "Device": _names(
-        "check_ask check_pending descriptors end fate_of_arrays have_back is_given_up lost start validated "
-        "wait_ended"
+        "ask_chain check_ask check_pending descriptors end fate_of_arrays have_back is_given_up look_ahead "
+        "lost start validated wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
     "Kernel": _names("definition plan"),
@@ -126,7 +128,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "Graph GraphsActor Array ArrayApi "
-    "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor DeferredReply Device DeviceInfo "
+    "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor Call DeferredReply Device DeviceInfo "
     "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
     "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Observation ObserverSocket Recorder System Terminated Timer TokenStream"

@@ -27,14 +27,14 @@ async def solve(device: ta.Device, a: sparse.csr_array, b: np.ndarray, rtol: flo
     matrix = await ta.sparse.csr(device, a)
     x, r = await device.put(np.zeros_like(b)), await device.put(b)
     p = await r.copy()
-    start = norm = float(await (await ta.linalg.nrm2(r)).item())
+    start = norm = float(await ta.linalg.nrm2(r).item())
     iterations = 0
     while norm > rtol * start:
         q = await ta.sparse.spmv(matrix, p)
-        alpha = norm**2 / float(await (await ta.linalg.dot(p, q)).item())
+        alpha = norm**2 / float(await ta.linalg.dot(p, q).item())
         await ta.linalg.axpy(alpha, p, x)
         await ta.linalg.axpy(-alpha, q, r)
-        previous, norm = norm, float(await (await ta.linalg.nrm2(r)).item())
+        previous, norm = norm, float(await ta.linalg.nrm2(r).item())
         await ta.linalg.scal((norm / previous) ** 2, p)
         await ta.linalg.axpy(1.0, r, p)
         q.release()

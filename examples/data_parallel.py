@@ -19,9 +19,7 @@ from trio_accel.collectives import Rank
 DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
 # Each step makes new arrays and changes none in place, so what a loss has hit can run again.
 OPTIONS = ta.DeviceOptions(isolation="process", spares=1, retry=9, intensity=ta.Intensity(99, 1.0))
-difference = ta.jit.elementwise("(p - y) / rows")
 penalty = ta.jit.reduction("-y * log(p + 1e-12)")
-descend = ta.jit.elementwise("w - rate * g")
 
 
 async def train(
@@ -41,15 +39,13 @@ async def train(
         layers = [weights[end - a * b : end].reshape(a, b) for (a, b), end in zip(shapes, ends, strict=True)]
         inputs, gradients = [points], list[ta.AccelRef]()
         for layer in layers[:-1]:
-            inputs.append(await ta.nn.relu(await ta.linalg.matmul(inputs[-1], layer)))
-        chances = await ta.arrays.softmax(await ta.linalg.matmul(inputs[-1], layers[-1]), axis=1)
-        slope = await difference(chances, labels, len(x))
+            inputs.append(await ta.nn.relu(inputs[-1] @ layer))
+        chances = await ta.arrays.softmax(inputs[-1] @ layers[-1], axis=1)
+        slope = await ((chances - labels) / len(x))
         for number in reversed(range(len(layers))):
-            gradient = await ta.linalg.matmul(inputs[number].T, slope)
-            gradients.insert(0, gradient.reshape(-1))
+            gradients.insert(0, await (inputs[number].T @ slope).reshape(-1))
             if number:
-                below = await ta.linalg.matmul(slope, layers[number].T)
-                slope = await ta.nn.relu_grad(below, inputs[number])
+                slope = await ta.nn.relu_grad(slope @ layers[number].T, inputs[number])
         return await ta.arrays.concat(gradients), await penalty(labels, chances)
 
     graph = await ta.graphs.capture(rank.device, step, weights)
@@ -57,7 +53,7 @@ async def train(
     for number in range(given.steps):
         began = trio.current_time() if number <= given.steps // 4 else began
         gradients, loss = await graph(weights)
-        weights = await descend(weights, await rank.all_reduce(gradients, "mean"), given.rate)
+        weights = await (weights - given.rate * await rank.all_reduce(gradients, "mean"))
         losses.append(loss)
     rate = (given.steps - given.steps // 4) / (trio.current_time() - began)
     means = await rank.all_reduce(await ta.arrays.stack(losses), "mean")

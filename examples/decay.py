@@ -28,7 +28,7 @@ async def main() -> None:
         options = ta.DeviceOptions(isolation=given.isolation)
         async with await system.open_device("cpu", options=options) as device:
             steps = await device.put(minutes[:, None, None] * chain)
-            left = await (await expm(steps)).to_host()
+            left = await expm(steps).to_host()
             for minute, amounts in zip(minutes, left[:, :, 0], strict=True):
                 print(f"{minute:3.0f} min:", " ".join(f"{amount:.2e}" for amount in amounts))
             values, vectors = np.linalg.eig(chain)

@@ -9,39 +9,34 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel import linalg, nn
+from trio_accel import nn
 
 DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
 # Each operation makes new arrays and changes none in place, so what a loss has hit can run again.
 OPTIONS = ta.DeviceOptions(isolation="process", retry=2)
-relu = ta.jit.elementwise("maximum(x, 0)")
-pass_on = ta.jit.elementwise("g * (x > 0)")
-difference = ta.jit.elementwise("(p - y) / rows")
-descend = ta.jit.elementwise("w - rate * g")
-add = ta.jit.elementwise("x + b")
 
 
 async def scores(weights: list[ta.AccelRef], x: ta.AccelRef) -> tuple[ta.AccelRef, ...]:
     """Scores of the digits, and what the gradients need."""
     made = await nn.conv2d(x, weights[0], weights[1], padding=1)
-    pooled = await nn.max_pool2d(await relu(made), 2, return_indices=True)
+    pooled = await nn.max_pool2d(nn.relu(made), 2, return_indices=True)
     flat = pooled.output.reshape((len(x), -1))
-    return await add(await linalg.matmul(flat, weights[2]), weights[3]), made, flat, pooled.indices
+    return await (flat @ weights[2] + weights[3]), made, flat, pooled.indices
 
 
 async def step(weights: list[ta.AccelRef], x: ta.AccelRef, y: ta.AccelRef, rate: float) -> list[ta.AccelRef]:
     """Go down the gradient of the cross-entropy; returns new weights."""
     guess, made, flat, indices = await scores(weights, x)
-    slope = await difference(await ta.arrays.softmax(guess, axis=1), y, len(x))
-    spread = (await linalg.matmul(slope, weights[2].T)).reshape(indices.shape)
-    back = await pass_on(await nn.max_pool_grad(spread, indices, made.shape), made)
+    slope = await ((ta.arrays.softmax(guess, axis=1) - y) / len(x))
+    spread = (slope @ weights[2].T).reshape(indices.shape)
+    back = await nn.relu_grad(nn.max_pool_grad(spread, indices, made.shape), made)
     gradients = [
-        await nn.conv_weight_grad(x, weights[0].shape, back, padding=1),
-        await nn.conv_bias_grad(back),
-        await linalg.matmul(flat.T, slope),
-        await ta.arrays.sum(slope, axis=0),
+        nn.conv_weight_grad(x, weights[0].shape, back, padding=1),
+        nn.conv_bias_grad(back),
+        flat.T @ slope,
+        ta.arrays.sum(slope, axis=0),
     ]
-    return [await descend(w, rate, g) for w, g in zip(weights, gradients, strict=True)]
+    return [await (w - rate * g) for w, g in zip(weights, gradients, strict=True)]
 
 
 async def train(rounds: int, is_killed: bool, backend: str | None) -> list[np.ndarray]:

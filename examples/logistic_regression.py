@@ -13,7 +13,6 @@ import trio_accel as ta
 
 ridge = ta.jit.elementwise("h + c * (i(0) == i(1))")
 curvature = ta.jit.elementwise("x / (4 * square(cosh(z / 2)))")
-residual = ta.jit.elementwise("1 / (1 + exp(-z)) - y")
 
 
 def samples(count: int, features: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,14 +28,12 @@ async def train(device: ta.Device, x: np.ndarray, y: np.ndarray, penalty: float)
     points, labels = await device.put(x), await device.put(y)
     weights = await device.zeros(x.shape[1])
     for step in range(1, 51):
-        scores = await ta.linalg.matmul(points, weights)
-        slope = await ta.linalg.gemv(1.0, points, await residual(scores, labels), trans="T")
-        await ta.linalg.axpy(penalty, weights, slope)
-        curved = await curvature(points, scores[:, None])
-        hessian = await ridge(await ta.linalg.matmul(points.T, curved), penalty)
+        scores = await (points @ weights)
+        slope = points.T @ (ta.arrays.expit(scores) - labels) + penalty * weights
+        hessian = ridge(points.T @ curvature(points, scores[:, None]), penalty)
         change = await ta.linalg.solve(hessian, slope)
-        await ta.linalg.axpy(-1.0, change, weights)
-        if await (await ta.linalg.vector_norm(change, ord=np.inf)).item() < 1e-10:
+        weights = await (weights - change)
+        if await ta.linalg.vector_norm(change, ord=np.inf).item() < 1e-10:
             return await weights.to_host(), step
     raise RuntimeError("no convergence in 50 steps")
 

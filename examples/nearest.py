@@ -21,8 +21,8 @@ async def run(library: str, backend: str, count: int) -> bool:
     async with ta.open_system("own") as system, system.open_device(backend, options=options) as device:
         x = await device.put(points)
         chosen, distances = await ta.run(nearest, x, centres)
-        total = await ta.arrays.sum(distances)
-        print(f"{count} points, {await total.item() / count:.3f} from their centres on average")
+        average = await ta.arrays.mean(distances).item()
+        print(f"{count} points, {average:.3f} from their centres on average")
         steps = np.linalg.norm(points[:, None] - centres, axis=2)
         return np.array_equal(await chosen.to_host(), steps.argmin(1)) and np.allclose(
             await distances.to_host(), steps.min(1), rtol=1e-12

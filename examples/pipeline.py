@@ -41,7 +41,7 @@ async def read(path: Path) -> np.ndarray:
 
 async def spectrum(device: ta.Device, samples: np.ndarray) -> ta.AccelRef:
     """Return the magnitudes of the spectrum, which stay on the device."""
-    return await ta.arrays.abs(await ta.fft.rfft(await device.put(samples)))
+    return await abs(ta.fft.rfft(await device.put(samples)))
 
 
 async def strongest(magnitudes: ta.AccelRef) -> np.ndarray:

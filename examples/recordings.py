@@ -35,10 +35,10 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
     """Return the bins of the strongest peaks of each recording, in order."""
-    magnitudes = await ta.arrays.abs(await ta.fft.rfft(sounds))
+    magnitudes = await abs(ta.fft.rfft(sounds))
     windows = ta.arrays.sliding_window_view(magnitudes, WEIGHTS.size, axis=1)  # a view, no copy
     smooth = await ta.linalg.vecdot(windows, WEIGHTS)
-    found = await ta.arrays.top_k(await PEAKS(smooth, shape=smooth.shape), TONES)
+    found = await ta.arrays.top_k(PEAKS(smooth, shape=smooth.shape), TONES)
     return 1 + np.sort(await found.indices.to_host(), axis=1)
 
 
@@ -58,7 +58,7 @@ async def run(samples: int, backend: str | None) -> bool:
         await find_on_device(sounds)  # compiles and plans
         start = time.perf_counter()
         found, middle = await find_on_device(sounds), time.perf_counter()
-        copied = find_on_host(await (await ta.fft.rfft(sounds)).to_host())
+        copied = find_on_host(await ta.fft.rfft(sounds).to_host())
         end = time.perf_counter()
     print(f"{RECORDINGS} recordings of {samples} samples: on the device {1e3 * (middle - start):.1f} ms,")
     print(f"spectra copied out {1e3 * (end - middle):.1f} ms; {found.nbytes} bytes come back")

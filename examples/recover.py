@@ -17,7 +17,7 @@ import trio_accel as ta
 async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, fates: list[str]) -> None:
     """Ask for one product and write down what became of it."""
     try:
-        product = await (await ta.linalg.matmul(left, right)).to_host()
+        product = await (left @ right).to_host()
     except ta.ActorFailedError as error:
         fates.append(f"failed: {error.__cause__}")
     else:

@@ -64,8 +64,8 @@ async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) 
     async with into:
         x, last = await matrix.device.put(np.ones(matrix.shape[0])), 0.0
         while True:
-            x = await linalg.matmul(matrix, x)
-            norm = float(await (await linalg.nrm2(x)).item())
+            x = await (matrix @ x)
+            norm = float(await linalg.nrm2(x).item())
             x = await linalg.scal(1 / norm, x)
             await into.send({"estimate": norm})
             if abs(norm - last) < 1e-12 * norm:

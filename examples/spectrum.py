@@ -34,7 +34,7 @@ async def run(rate: int, samples: np.ndarray, count: int, backend: str | None) -
     frames = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[:: WINDOW // 2]
     frames = (frames * np.hanning(WINDOW)).astype(np.float32)
     async with ta.open_system("spectrum") as system, system.open_device(backend) as device:
-        spectra = await (await ta.fft.rfft(frames_ref := await device.put(frames))).to_host()
+        spectra = await ta.fft.rfft(frames_ref := await device.put(frames)).to_host()
         frames_ref.release()
     power = (np.abs(spectra) ** 2).mean(axis=0)
     is_peak = (power[1:-1] > power[:-2]) & (power[1:-1] >= power[2:])

@@ -90,7 +90,7 @@ class Verifier:
         self.calls += 1
         ends = range(len(score.tokens) - score.count + 1, len(score.tokens) + 1)
         rows = [score.tokens[end - 2] * V + score.tokens[end - 1] for end in ends]
-        return await ta.linalg.matmul(np.eye(V * V)[rows], self.table)
+        return await (np.eye(V * V)[rows] @ self.table)
 
 
 async def run(tokens: int, lookahead: int, backend: str | None) -> None:

@@ -24,7 +24,7 @@ async def client(device: ta.Device, array: ta.AccelRef, kills: int, fates: Count
     expected = left.astype(np.float64) @ (await right.to_host()).astype(np.float64)
     while device.generation <= kills:
         try:
-            product = await (await ta.linalg.matmul(left, right)).to_host()
+            product = await (left @ right).to_host()
         except ta.ContextLostError:
             fates["lost"] += 1  # it was in flight when a worker died; `retry=1` would run it again
         else:

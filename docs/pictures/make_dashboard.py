@@ -41,7 +41,7 @@ class Embedder(ta.Actor):
     async def embed(self, message: Embed) -> float:
         """Compute a little."""
         vector = await ta.random.Generator(self.device, seed=message.size).normal(message.size)
-        return float(await (await ta.linalg.nrm2(vector)).item())
+        return float(await ta.linalg.nrm2(vector).item())
 
 
 async def load(device: ta.Device, embedder: ta.Ref[Embedder], source: random.Random) -> None:

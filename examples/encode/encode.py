@@ -129,7 +129,7 @@ class Work:
         """Embeddings of queries, and which sentences are nearest to each."""
         found, _ = await self.encode(queries)
         text = await self.device.put(embeddings)
-        product = await (await ta.linalg.matmul(found, text.T)).to_host()
+        product = await (found @ text.T).to_host()
         results: list[Query] = []
         for query, row in zip(queries, product, strict=True):
             nearest = np.argsort(-row, kind="stable")[:NEAREST]

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from minilm import Shape, weights_of
 
 import trio_accel as ta
-from trio_accel import jit, linalg, nn
+from trio_accel import jit, nn
 
 __all__ = ["NOTHING", "Attention", "OperationsEncoder", "attention", "fused_attention", "load_encoder"]
 
+Array: TypeAlias = ta.AccelRef | ta.Call[ta.AccelRef]
 Attention: TypeAlias = Callable[[ta.AccelRef, ta.AccelRef, ta.AccelRef, ta.AccelRef], Awaitable[ta.AccelRef]]
 NOTHING = -1
 """In place of a token, behind the end of a sentence."""
@@ -62,9 +63,9 @@ async def attention(
         value: The same for values.
         lengths: How many tokens each sentence has; the keys behind them have no share.
     """
-    scores = await linalg.matmul(query, key.transpose(0, 1, 3, 2))
-    hidden = _rounded("hide", str(scores.dtype))(scores, lengths[:, None, None, None], query.shape[3] ** -0.5)
-    return await linalg.matmul(await ta.arrays.softmax(await hidden, axis=3), value)
+    scores = query @ key.transpose(0, 1, 3, 2)
+    hidden = _rounded("hide", str(query.dtype))(scores, lengths[:, None, None, None], query.shape[3] ** -0.5)
+    return await (ta.arrays.softmax(hidden, axis=3) @ value)
 
 
 async def fused_attention(
@@ -112,12 +113,12 @@ class OperationsEncoder:
         """
         size = (*tokens.shape, self._shape.width)
         lengths = await _count(tokens, axis=1)
-        x = await _embed(tokens[..., None], *self._tables, shape=size)
-        x = (await self._normalised("embeddings.LayerNorm", x)).reshape((-1, size[2]))
+        embedded = _embed(tokens[..., None], *self._tables, shape=size)
+        x = await self._normalised("embeddings.LayerNorm", embedded).reshape((-1, size[2]))
         for layer in range(self._shape.layers):
             x = await self._layer(f"encoder.layer.{layer}.", x, lengths)
         # Of length 1, the sum of the tokens is what their mean is.
-        total = await _pool(tokens[..., None], x.reshape(size), axis=1)
+        total = _pool(tokens[..., None], x.reshape(size), axis=1)
         return await ta.arrays.rms_norm(total, size[2] ** -0.5, eps=0.0)
 
     async def graph(self, length: int) -> ta.graphs.Graph[ta.AccelRef]:
@@ -161,29 +162,27 @@ class OperationsEncoder:
     async def _layer(self, name: str, x: ta.AccelRef, lengths: ta.AccelRef) -> ta.AccelRef:
         sentences, heads = lengths.shape[0], self._shape.heads
         # The bias is added where the heads of queries, keys and values are set apart: one launch for both.
-        apart = (await self._product(f"{name}{_JOINED}", x)).reshape(
-            (sentences, -1, 3, heads, x.shape[1] // heads)
-        )
+        apart = self._product(f"{name}{_JOINED}", x).reshape((sentences, -1, 3, heads, x.shape[1] // heads))
         bias = self._weights[f"{name}{_JOINED}.bias"].reshape((3, 1, heads, 1, -1))
         each = await self._expression("bias")(apart.transpose(2, 0, 3, 1, 4), bias)
         mixed = await self._attention(each[0], each[1], each[2], lengths)
         together = (await mixed.transpose(0, 2, 1, 3).copy()).reshape(x.shape)
         x = await self._add(f"{name}attention.output", together, x)
-        inner = await self._product(f"{name}intermediate.dense", x)
+        inner = self._product(f"{name}intermediate.dense", x)
         bias = self._weights[f"{name}intermediate.dense.bias"]
-        return await self._add(f"{name}output", await self._expression("bias_gelu")(inner, bias), x)
+        return await self._add(f"{name}output", self._expression("bias_gelu")(inner, bias), x)
 
-    async def _add(self, name: str, x: ta.AccelRef, residual: ta.AccelRef) -> ta.AccelRef:
-        made, bias = await self._product(f"{name}.dense", x), self._weights[f"{name}.dense.bias"]
-        added = await self._expression("bias_residual")(made, bias, residual)
-        return await self._normalised(f"{name}.LayerNorm", added)
+    def _add(self, name: str, x: Array, residual: ta.AccelRef) -> ta.Call[ta.AccelRef]:
+        made, bias = self._product(f"{name}.dense", x), self._weights[f"{name}.dense.bias"]
+        added = self._expression("bias_residual")(made, bias, residual)
+        return self._normalised(f"{name}.LayerNorm", added)
 
-    async def _product(self, name: str, x: ta.AccelRef) -> ta.AccelRef:
-        return await linalg.matmul(x, self._weights[f"{name}.weight"].T)
+    def _product(self, name: str, x: Array) -> ta.Call[ta.AccelRef]:
+        return x @ self._weights[f"{name}.weight"].T
 
-    async def _normalised(self, name: str, x: ta.AccelRef) -> ta.AccelRef:
+    def _normalised(self, name: str, x: Array) -> ta.Call[ta.AccelRef]:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
-        return await ta.arrays.layer_norm(x, weight, bias, eps=self._shape.epsilon)
+        return ta.arrays.layer_norm(x, weight, bias, eps=self._shape.epsilon)
 
     def _expression(self, name: str) -> jit.Elementwise[ta.AccelRef]:
         return _rounded(name, str(self._tables[0].dtype))

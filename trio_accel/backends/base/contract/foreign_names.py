@@ -19,7 +19,7 @@ _INSTEAD: dict[str, str] = {
     # Methods of an array x.
     "astype": "await x.cast(dtype)",
     **dict.fromkeys(("cpu", "get", "numpy", "tolist"), "await x.to_host()"),
-    **dict.fromkeys(("dot", "matmul"), "await ta.linalg.matmul(x, y)"),
+    **dict.fromkeys(("dot", "matmul"), "await (x @ y)"),
     **dict.fromkeys(("flatten", "ravel", "view"), "x.reshape(-1)"),
     "to": "await x.cast(dtype), or await x.copy_to(device)",
     "transpose": "x.T",
