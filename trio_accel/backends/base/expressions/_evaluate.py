@@ -147,6 +147,13 @@ def _floor_divide(x1: Any, x2: Any) -> Any:
     return made
 
 
+def _nextafter(x1: Any, x2: Any) -> Any:
+    """Compute it by NumPy, but from one zero to the other, where NumPy's of float16 stays."""
+    made = np.asarray(np.nextafter(x1, x2))
+    np.copyto(made, x2, where=x1 == x2)
+    return made
+
+
 def _tanh(x: Any) -> Any:
     """Compute it by NumPy, but of infinite complex numbers, where the standard has another zero than C99."""
     made: Any = np.asarray(np.tanh(x))
@@ -174,7 +181,7 @@ def _special(name: str, x: Any) -> Any:
 
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
-    "floor_divide": _floor_divide, "tanh": _tanh, "tan": _tan,
+    "floor_divide": _floor_divide, "nextafter": _nextafter, "tanh": _tanh, "tan": _tan,
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip
 

@@ -698,6 +698,24 @@ IN_DOUBLE(f_arcsinh)
 IN_DOUBLE(f_arccosh)
 IN_DOUBLE(f_arctanh)
 
+// The product of C99, where an infinite number makes one whose parts are not both NaN.
+template <class T> FUNCTION T box(T a, bool has_infinity)
+{
+    return has_infinity ? f_copysign((T)f_isinf(a), a) : f_isnan(a) ? f_copysign((T)0, a) : a;
+}
+template <class T> FUNCTION cx<T> product_of_c(cx<T> a, cx<T> b)
+{
+    const cx<T> made = f_multiply(a, b);
+    const bool is_first = f_isinf(a.re) || f_isinf(a.im), is_second = f_isinf(b.re) || f_isinf(b.im);
+    const bool is_large = f_isinf(a.re * b.re) || f_isinf(a.re * b.im);
+    if (!(f_isnan(made.re) && f_isnan(made.im) && (is_first || is_second || is_large)))
+        return made;
+    const T infinity = bits_as<float>(0x7f800000u);
+    const cx<T> turned = f_multiply(cx<T>{box(a.re, is_first), box(a.im, is_first)},
+                                    cx<T>{box(b.re, is_second), box(b.im, is_second)});
+    return {infinity * turned.re, infinity * turned.im};
+}
+
 template <class T> FUNCTION cx<T> f_power(cx<T> a, cx<T> b)
 {
     if (b.re == 0 && b.im == 0)
@@ -708,8 +726,9 @@ template <class T> FUNCTION cx<T> f_power(cx<T> a, cx<T> b)
     }
     // Small whole powers are products, as NumPy has them.
     if (b.im == 0 && f_absolute(b.re) < 100 && f_floor(b.re) == b.re) {
-        cx<T> result = a, factor = a;
-        bool is_begun = false;
+        // Others than the first three begin with one: of infinite numbers that makes NaN.
+        bool is_begun = b.re < 0 || b.re > 3;
+        cx<T> result = {(T)1, (T)0}, factor = a;
         for (int left = (int)f_absolute(b.re); left; left >>= 1) {
             if (left & 1) {
                 result = is_begun ? f_multiply(result, factor) : factor;
@@ -719,7 +738,7 @@ template <class T> FUNCTION cx<T> f_power(cx<T> a, cx<T> b)
         }
         return b.re < 0 ? f_reciprocal(result) : result;
     }
-    return f_exp(f_multiply(b, f_log(a)));
+    return f_exp(product_of_c(b, f_log(a)));
 }
 
 // ---- arrays
