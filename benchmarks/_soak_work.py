@@ -86,7 +86,7 @@ class Service:
     world: World
     program: Program[Model]
     graph: ta.graphs.Graph[ta.AccelRef]
-    batcher: ta.Ref[Batcher[Operand, Any]]
+    batcher: ta.Ref[Batcher[Any, Any]]
     scheduler: ta.Ref[FairScheduler[Operand, Any]]
     pool: ta.Ref[ReplicaPool[Numbers, Numbers]]
     kept: Sequence[Kept]

@@ -53,8 +53,7 @@ async def arrays(device: ta.Device, host: npt.NDArray[np.float32]) -> None:
     await a.to_host(host)  # type: ignore[call-arg]  # `out` is a keyword
     await device.zeros("three")  # type: ignore[arg-type]
     a["name"]  # type: ignore[index]
-    a + a  # type: ignore[operator]
-    a @ a  # type: ignore[operator]
+    await (a + "text")  # type: ignore[operator]
     a[0] = 1.0  # type: ignore[index]
     float(a)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
 from ..devices.base._refusals import shown, what_to_do, whole
 from ..devices.base._views import reshaped
-from ..expressions import axis_of
+from ..expressions import axis_of, on_device
 
 __all__ = [
     "axis_of", "check_number", "check_real", "check_ref", "flag", "flat", "placed",
@@ -56,7 +56,9 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
             DType.of(host_array(f"{name}: {argument}", array).dtype)
         else:
             check_ref(name, argument, array)
-    return [one if isinstance(one, AccelRef) else await device.put(one) for one in arrays.values()]
+    return [
+        await device.put(one) if isinstance(one, np.ndarray) else on_device(one) for one in arrays.values()
+    ]
 
 
 def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
+
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, check_array, promoted_dtype
+from ..expressions import Elementwise, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
 from ._joins import concat
@@ -221,7 +223,7 @@ async def diff(
         check_array("arrays.diff", **parts)
         promoted_dtype("arrays.diff", {name: DType.of(one.dtype) for name, one in parts.items()})
         x = await concat([*parts.values()], axis=axis)
-    ref = x if isinstance(x, AccelRef) else await device.put(x)
+    ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
     ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
     # Where no neighbours are left, there will be none.
     for _ in range(min(n, ref.shape[len(ahead)] + 1)):

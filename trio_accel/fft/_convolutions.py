@@ -23,7 +23,7 @@ from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, Out, intermediates
+from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     Fft,
     Fftn,
@@ -445,7 +445,9 @@ class _Convolution:
         lengths = [next_fast_len(self.full[one], real=not is_complex) for one in self.wide]
         lengths[place] = length
         with intermediates() as made:
-            source = long if isinstance(long, AccelRef) else made(await device_of(self.name, short).put(long))
+            if isinstance(long, np.ndarray):
+                long = made(await device_of(self.name, short).put(long))
+            source = on_device(long)
             cut = await fit(self.name, source, axis, count * step, made)
             cut = cut if cut.spec.is_contiguous else made(await cut.copy())
             blocks = cut.reshape((*cut.shape[:axis], count, step, *cut.shape[axis + 1 :]))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 import attrs
+import numpy as np
 
 from ..actors import arguments_of
 from ..backends.base import DType
@@ -21,7 +22,7 @@ from ..backends.base.contract.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, Out, intermediates
+from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     all_whole,
     axes_of,
@@ -217,7 +218,7 @@ async def _along(
     check_out(name, out, shape, DType.of(a.dtype))
     transform = _Transform(name, "dst" in name, kind, chosen, is_orthogonal)
     with intermediates() as made:
-        result = a if isinstance(a, AccelRef) else made(await device_of(name, out).put(a))
+        result = made(await device_of(name, out).put(a)) if isinstance(a, np.ndarray) else on_device(a)
         for place, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):
             fitted = await fit(name, result, axis, length, made)
             is_last = place == len(axes)

@@ -14,7 +14,7 @@ from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import ARRAYS, Elementwise, Reduction, Scatter
+from ..expressions import ARRAYS, Elementwise, Reduction, Scatter, on_device
 from ..linalg import nrm2
 from ._formats import CsrMatrix
 from ._products import CheckStructure, Spmm, Spmv
@@ -113,7 +113,7 @@ async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
     expression = _scaled(", ".join(by))
     named = {"row": row, "col": matrix.indices}
     given = {name: named[name] for name in expression.inputs if name in named}
-    factors = x if isinstance(x, AccelRef) else await matrix.device.put(x)
+    factors = await matrix.device.put(x) if isinstance(x, np.ndarray) else on_device(x)
     data = await expression(data=matrix.data, x=factors.reshape(shape), **given, shape=(matrix.nnz,))
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, data)
 

@@ -19,7 +19,7 @@ from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullErro
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import real, refuse_dtypes, whole
-from ..expressions import Elementwise, Out, Reduction
+from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
 from ..linalg import Nrm2
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
@@ -196,7 +196,8 @@ async def make_problem(
         await device.ask(CheckStructure(a.T))
     elif isinstance(a, CsrMatrix):
         await device.ask(CheckStructure(a))
-    return Problem(name, device, a, m, b if isinstance(b, AccelRef) else await device.put(b), dtype)
+    placed = await device.put(b) if isinstance(b, np.ndarray) else on_device(b)
+    return Problem(name, device, a, m, placed, dtype)
 
 
 def _check_kinds(where: str, a: object, m: object) -> None:
@@ -323,7 +324,7 @@ async def run(
     if x0 is None:
         begin = await problem.device.zeros(n, problem.dtype)
     else:
-        begin = x0 if isinstance(x0, AccelRef) else await problem.device.put(x0)
+        begin = await problem.device.put(x0) if isinstance(x0, np.ndarray) else on_device(x0)
     r = await problem.residual(None if x0 is None else begin)
     residual, rounds = await problem.size(r), 0
     # Methods compute squares. The system is linear, so they may solve a multiple of it.

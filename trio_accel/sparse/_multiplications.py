@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 from ..backends.base.contract.ops import Transpose
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import Elementwise, Out, Scatter
+from ..expressions import Elementwise, Out, Scatter, on_device
 from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import declared_spmm, declared_spmv, declared_to_dense
@@ -163,7 +165,7 @@ async def _by_places(
     extra = matrix.data.ndim
     shape = (*matrix.data.shape, n)
     indices = [one.reshape(*one.shape, 1) for one in places.indices]
-    dense = b if isinstance(b, AccelRef) else await matrix.device.put(b)
+    dense = await matrix.device.put(b) if isinstance(b, np.ndarray) else on_device(b)
     row, col = (places.row, places.col) if transpose == "N" else (places.col, places.row)
     named = {"row": indices[0], "col": indices[1]}
     to, of = ("row", "col") if transpose == "N" else ("col", "row")

@@ -143,9 +143,6 @@ class OnDevice:
             f"{self.noun} is not iterable: its elements are on the device; use await {self.first}.to_host()"
         )
 
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError(f"{self.noun} is no host array; use await {self.first}.to_host()")
-
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self.noun} is bound to its device and can be neither pickled nor copied by the copy module; "
@@ -153,6 +150,9 @@ class OnDevice:
         )
 
     if not TYPE_CHECKING:  # a type checker reports these where there is none
+        # A checker would take what has it for an operand of NumPy's operators.
+        def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise TypeError(f"{self.noun} is no host array; use await {self.first}.to_host()")
 
         def __format__(self, given: str) -> str:
             if given:

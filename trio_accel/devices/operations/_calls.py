@@ -626,7 +626,7 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for each in given:
         if type(each) in _SEVERAL:
-            flat += _OPENED[type(each)], *each, _CLOSED
+            flat += _OPENED[each.__class__], *each, _CLOSED
         else:
             flat.append(each)
     return flat
