@@ -38,8 +38,9 @@ EXCEPTIONS: dict[str, str] = {
 }
 
 # Correctly rounded by all; the others differ in the last bits.
-SIGNED_ZEROS = {"add", "subtract", "multiply", "divide", "true_divide", "copysign", "fmod", "cast"}
-SIGNED_ZEROS |= {"nextafter"}
+SIGNED_ZEROS = {
+    "add", "subtract", "multiply", "divide", "true_divide", "copysign", "fmod", "nextafter", "cast",
+}  # fmt: skip
 EXACT = SIGNED_ZEROS | {"fmax", "fmin", "maximum", "minimum"}
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "complex64": 1e-5}
 
@@ -136,7 +137,7 @@ async def by_reductions(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRe
 async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
     """A condition that is reduced chooses between twice the same."""
     rows = [each.reshape(-1, 1) if isinstance(each, ta.AccelRef) else each for each in (x, y)]
-    made = []
+    made: list[ta.AccelRef] = []
     for text in texts:
         whole = f"t = any(x != x); out = where(t, {text}, {text})"
         function = Rowwise(whole, ["x", "y"], precision=None, operation="test.rows")
