@@ -5,6 +5,7 @@ References to arrays and calls have the same operators, which make calls by func
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from numbers import Number
@@ -682,6 +683,7 @@ def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
     Args:
         find: Finds a function by its name, such as ``"add"``, once it is needed.
     """
+    find = functools.cache(find)
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         def ask(self: Any, other: Any) -> Any:

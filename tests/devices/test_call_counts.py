@@ -1,0 +1,70 @@
+"""Python calls of a warm request, on the application's side: a measure without noise.
+
+Half of them are Trio's: an asker that waits for another thread, and the loop's turns until it is woken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from isolations import inline
+
+import trio_accel as ta
+
+X = np.linspace(-1.0, 1.0, 8 * 64, dtype=np.float32).reshape(8, 64)
+W = np.linspace(-1.0, 1.0, 64 * 64, dtype=np.float32).reshape(64, 64)
+ROUNDS = 20
+
+
+async def python_calls(request: Callable[[], Awaitable[object]]) -> float:
+    """The calls of Python functions in this thread for one request: the least of some."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    for _ in range(10):
+        await request()
+    found: list[int] = []
+    for _ in range(ROUNDS):
+        count = 0
+        sys.setprofile(profile)
+        await request()
+        sys.setprofile(None)
+        found.append(count)
+    return min(found)
+
+
+@pytest.mark.skipif(hasattr(sys, "gettrace") and sys.gettrace() is not None, reason="traced")
+@pytest.mark.parametrize(("steps", "most"), [(1, 150), (3, 170)])
+@inline
+async def test_a_request_takes_few_calls(device: ta.Device, steps: int, most: int) -> None:
+    w = await device.put(W)
+
+    def request() -> Awaitable[Any]:
+        y = X @ w
+        if steps == 3:
+            y = ta.arrays.softmax(ta.nn.relu(y) @ w, axis=1)
+        return y.to_host()
+
+    assert 100 < await python_calls(request) <= most
+
+
+@inline
+async def test_a_further_step_takes_a_handful(device: ta.Device) -> None:
+    x = await device.put(W)
+
+    def request(steps: int) -> Awaitable[Any]:
+        y = x + 1
+        for _ in range(steps):
+            y = y + x
+        return y.to_host()
+
+    few, many = await python_calls(lambda: request(10)), await python_calls(lambda: request(60))
+    assert (many - few) / 50 <= 8
