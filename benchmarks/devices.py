@@ -283,6 +283,40 @@ async def mixed(stand: Stand) -> tuple[Result, ...]:
     return tuple(rows)
 
 
+async def requests(stand: Stand) -> tuple[Result, ...]:
+    """A whole request: 8 × 512 float32 of the host in, one or three operations, a host array out.
+
+    Peer: the same operations awaited one by one.
+    """
+    calls, weights = stand.plan.count(100), _matrix(512)
+    x, w = weights[:8].copy(), await stand.device.put(weights)
+    linalg, relu, softmax = ta.linalg, ta.nn.relu, ta.arrays.softmax
+
+    async def one_by_one() -> Host:
+        return await (await linalg.matmul(x, w)).to_host()
+
+    async def three_by_three() -> Host:
+        hidden = await relu(await linalg.matmul(x, w))
+        return await (await softmax(await linalg.matmul(hidden, w), axis=1)).to_host()
+
+    async def microseconds(function: Call) -> float:
+        await stand.plan.rest(_BLAS_RESTS)
+        return await per_call(function, calls) * 1e6
+
+    def one() -> Awaitable[Host]:
+        return linalg.matmul(x, w).to_host()
+
+    def three() -> Awaitable[Host]:
+        return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
+
+    works: dict[str, tuple[Call, Call]] = {"one": (one, one_by_one), "three": (three, three_by_three)}
+    rows: list[Result] = []
+    for name, (ours, steps) in works.items():
+        pairs = await alternate(partial(microseconds, ours), partial(microseconds, steps), stand.plan)
+        rows.append(Result.compare(stand.name(f"devices.request-{name}"), pairs, unit="µs"))
+    return tuple(rows)
+
+
 BENCHMARKS = (
     *on_device("devices.gemm-1024", gemm_1024),
     *on_device("devices.gemm-2048", gemm_2048),
@@ -295,4 +329,5 @@ BENCHMARKS = (
     *on_device("devices.copies", copies),
     *on_device("devices.rfft", rfft),
     *on_device("devices.mixed", mixed),
+    *on_device("devices.request", requests),
 )
