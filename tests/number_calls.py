@@ -359,6 +359,9 @@ def drawn(message: Any, **more: Any) -> Use:
 CALLS: dict[str, Use] = {
     "AccelRef.assign": lambda at, given: at.vector.assign(**given),
     "AccelRef.fill": lambda at, given: at.vector.fill(**given),
+    "Call.fill": lambda at, given: (at.vector + 1).fill(**given),
+    "Call.reshape": lambda at, given: (at.vector + 1).reshape(*given.values(), 1),
+    "Call.transpose": lambda at, given: (at.vector + 1).transpose(*given.values(), 0),
     "ActorContext.after": lambda at, given: clocked(at, "after", given["seconds"]),
     "ActorContext.every": lambda at, given: clocked(at, "every", given["seconds"]),
     "ActorContext.part": lambda at, given: clocked(at, "part", given["queue_time"]),
@@ -582,6 +585,7 @@ CALLS: dict[str, Use] = {
 
 # Numbers of what has no annotation with a number: messages, and arguments behind an alias.
 UNSAID: dict[str, tuple[str, ...]] = {
+    "AccelRef.assign": ("value",),
     "random.Bits": ("seed", "row"),
     "random.Exponential": ("seed", "row", "scale"),
     "random.Integers": ("seed", "row", "low", "high"),

@@ -88,6 +88,7 @@ def test_what_is_there_afterwards(
 ) -> None:
     device = Device()
     memory = opened(sizes, device)
+    device.believed.update(sizes)
     # What becomes another block was dropped before, and is not to be given back.
     again = again & sizes.keys() - set(dropped)
     uses = [memory.pin(block) for block in sorted(pinned & sizes.keys())]

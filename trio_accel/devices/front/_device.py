@@ -587,7 +587,7 @@ def _check_host(host: object) -> None:
             f"put: the array is on {host.device.path} already; await ref.copy() copies it there, and "
             "await ref.copy_to(device) to another device"
         )
-    if inspect.iscoroutine(host) or isinstance(host, NotAwaited):
+    if inspect.isawaitable(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
 
 
