@@ -63,7 +63,7 @@ class Expert:
 
     async def __call__(self, tokens: Array) -> ta.AccelRef:
         """The rows of its tokens, times its matrix."""
-        return await (tokens @ self.matrix)
+        return await ta.linalg.matmul(tokens, self.matrix)
 
 
 class Broken(Expert):
