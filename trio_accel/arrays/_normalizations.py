@@ -124,7 +124,7 @@ def softmax() -> None:
     >>> async def main() -> None:
     ...     async with ta.open_system("odds") as system, system.open_device("cpu") as device:
     ...         x = await device.put(np.log([[1.0, 3.0], [2.0, 2.0]]))
-    ...         print(await (await ta.arrays.softmax(x, axis=1)).to_host())
+    ...         print(await ta.arrays.softmax(x, axis=1).to_host())
     >>> trio.run(main)
     [[0.25 0.75]
      [0.5  0.5 ]]

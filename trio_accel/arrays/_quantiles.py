@@ -112,7 +112,7 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
     >>> async def main() -> None:
     ...     async with ta.open_system("middle") as system, system.open_device("cpu") as device:
     ...         x = await device.put(np.array([[3.0, 9.0, 1.0], [4.0, np.nan, 5.0]]))
-    ...         print(await (await ta.arrays.median(x, axis=1)).to_host())
+    ...         print(await ta.arrays.median(x, axis=1).to_host())
     >>> trio.run(main)
     [ 3. nan]
 

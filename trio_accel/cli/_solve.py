@@ -202,18 +202,18 @@ class SolveStep(Step):
         r = await device.put(load)
         p = await r.copy()
         q = await ta.sparse.spmv(a, p)
-        norm = float(await (await ta.linalg.nrm2(r)).item())
+        norm = float(await ta.linalg.nrm2(r).item())
         rr = norm * norm
         history = [1.0]
         alphas: list[float] = []
         betas: list[float] = []
         while history[-1] > self.rtol and len(alphas) < limit:
-            pq = float(await (await ta.linalg.dot(p, q)).item())
+            pq = float(await ta.linalg.dot(p, q).item())
             _require_positive(matrix, pq, len(alphas) + 1)
             alpha = rr / pq
             await ta.linalg.axpy(alpha, p, x)
             await ta.linalg.axpy(-alpha, q, r)
-            previous, rr = rr, float(await (await ta.linalg.dot(r, r)).item())
+            previous, rr = rr, float(await ta.linalg.dot(r, r).item())
             _require_finite(matrix, rr, len(alphas) + 1)
             beta = rr / previous
             await ta.linalg.scal(beta, p)

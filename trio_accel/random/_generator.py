@@ -53,9 +53,9 @@ class Generator(Rejections):
     ...     async with ta.open_system("dice") as system, system.open_device("cpu") as device:
     ...         generator = ta.random.Generator(device, seed=1)
     ...         saved = generator.state
-    ...         print(await (await generator.integers(8, 1, 6, endpoint=True)).to_host())
+    ...         print(await generator.integers(8, 1, 6, endpoint=True).to_host())
     ...         generator.state = saved
-    ...         print(await (await generator.integers(8, 1, 6, endpoint=True)).to_host())
+    ...         print(await generator.integers(8, 1, 6, endpoint=True).to_host())
     >>> trio.run(main)
     [6 5 6 4 2 3 6 3]
     [6 5 6 4 2 3 6 3]

@@ -40,7 +40,7 @@ class Sobol:
     >>> import trio, trio_accel as ta
     >>> async def main() -> None:
     ...     async with ta.open_system("points") as system, system.open_device("cpu") as device:
-    ...         print(await (await ta.random.Sobol(device, 2, scramble=False).random(4)).to_host())
+    ...         print(await ta.random.Sobol(device, 2, scramble=False).random(4).to_host())
     >>> trio.run(main)
     [[0.   0.  ]
      [0.5  0.5 ]
