@@ -196,8 +196,11 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             self.__class__ = SpentCall
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
-        self.is_told = True
-        chain = Chain(self)
+        try:
+            chain = Chain(self)
+        except Exception:
+            _tell_no_more(self)
+            raise
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device if chain.refs else chain.device
         return device.ask_chain(chain)
@@ -329,8 +332,8 @@ class Call(SpentCall[T_co]):
     def __del__(self) -> None:
         # Once for a chain; and not where awaiting it was refused.
         if not hasattr(self, "is_told"):
+            _tell_no_more(self)
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
-        _tell_no_more(self)
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -497,8 +500,11 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     if type(call) is not Call:
         raise _spent(call)
     values: dict[int, Any] = {}
-    call.is_told = True
-    chain = Chain(call)
+    try:
+        chain = Chain(call)
+    except Exception:
+        _tell_no_more(call)
+        raise
     for step in chain.steps:
         function = step.function
         if function.how == "awaitable":
@@ -565,10 +571,13 @@ def _flat(given: Iterable[Any]) -> list[Any]:
 
 
 def _tell_no_more(call: SpentCall[Any]) -> None:
-    """Let the calls that a call is made of end without a warning."""
-    for each in arguments_of(call):
-        if type(each) is Call:
-            each.is_told = True
+    """Let a call, and those that it is made of, end without a warning."""
+    stack = [call]
+    while stack:
+        step = stack.pop()
+        if not hasattr(step, "is_told"):
+            step.is_told = True
+            stack += [each for each in arguments_of(step) if type(each) is Call]
 
 
 def _told(value: Any) -> object:
