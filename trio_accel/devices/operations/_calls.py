@@ -42,7 +42,8 @@ _OF_TWO = _ORDER | {
 }  # fmt: skip
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 # They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
-_OPENED, _CLOSED = {list: object(), tuple: object()}, object()
+_OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
+_CLOSED = object()
 
 
 @attrs.frozen(eq=False)
@@ -217,7 +218,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         return start(self)
 
     @property
-    def spec(self: SpentCall[RefT]) -> ArraySpec:
+    def spec(self: SpentCall[Operators[RefT]]) -> ArraySpec:
         """Layout of the array that it will make. It is found by a plan that is not launched.
 
         Raises:
@@ -234,81 +235,81 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         return found
 
     @property
-    def dtype(self: SpentCall[RefT]) -> DType:
+    def dtype(self: SpentCall[Operators[RefT]]) -> DType:
         """Element type of the array that it will make; see `spec` for errors."""
         return self.spec.dtype
 
     @property
-    def shape(self: SpentCall[RefT]) -> tuple[int, ...]:
+    def shape(self: SpentCall[Operators[RefT]]) -> tuple[int, ...]:
         """Elements along each axis of the array that it will make; see `spec` for errors."""
         return self.spec.shape
 
     @property
-    def ndim(self: SpentCall[RefT]) -> int:
+    def ndim(self: SpentCall[Operators[RefT]]) -> int:
         """Number of axes; see `spec` for errors."""
         return self.spec.ndim
 
     @property
-    def size(self: SpentCall[RefT]) -> int:
+    def size(self: SpentCall[Operators[RefT]]) -> int:
         """Number of elements; see `spec` for errors."""
         return self.spec.size
 
     @property
-    def nbytes(self: SpentCall[RefT]) -> int:
+    def nbytes(self: SpentCall[Operators[RefT]]) -> int:
         """Bytes that the elements take; see `spec` for errors."""
         return self.spec.size * self.spec.dtype.itemsize
 
-    def __len__(self: SpentCall[RefT]) -> int:
+    def __len__(self: SpentCall[Operators[RefT]]) -> int:
         if not self.shape:
             raise TypeError("len() of a call of an array without axes; await its item()")
         return self.shape[0]
 
-    def __getitem__(self: SpentCall[RefT], index: Index) -> Call[RefT]:
+    def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]:
         """View a part; see `AccelRef.__getitem__`."""
         return Call(METHODS["__getitem__"], (self, index))
 
-    def reshape(self: SpentCall[RefT], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
+    def reshape(self: SpentCall[Operators[RefT]], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
         """View the elements under another shape; see `AccelRef.reshape`."""
         return Call(METHODS["reshape"], (self, shape, *sizes))
 
     @property
-    def T(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+    def T(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
         return Call(METHODS["T"], (self,))
 
     @property
-    def mT(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+    def mT(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
         """A view of a stack of matrices, each transposed."""
         return Call(METHODS["mT"], (self,))
 
-    def transpose(self: SpentCall[RefT], axes: int | Sequence[int], *more: int) -> Call[RefT]:
+    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
         """View it with the axes in another order; see `AccelRef.transpose`."""
         return Call(METHODS["transpose"], (self, axes, *more))
 
-    def to_host(self: SpentCall[RefT], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
+    def to_host(self: SpentCall[Operators[RefT]], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
         """Copy the array to host memory; see `AccelRef.to_host`."""
         return Call(
             METHODS["to_host"] if out is None else METHODS["to_host_out"],
             (self, out)[: 1 + (out is not None)],
         )
 
-    def item(self: SpentCall[RefT]) -> Call[Any]:
+    def item(self: SpentCall[Operators[RefT]]) -> Call[Any]:
         """Copy the only element to the host; see `AccelRef.item`."""
         return Call(METHODS["item"], (self.to_host(),))
 
-    def copy(self: SpentCall[RefT]) -> Call[RefT]:
+    def copy(self: SpentCall[Operators[RefT]]) -> Call[RefT]:
         """Copy the array to new memory."""
         return Call(METHODS["copy"], (self,))
 
-    def cast(self: SpentCall[RefT], dtype: DTypeLike) -> Call[RefT]:
+    def cast(self: SpentCall[Operators[RefT]], dtype: DTypeLike) -> Call[RefT]:
         """Copy the array with another element type; see `AccelRef.cast`."""
         return Call(METHODS["copy"], (self, DType.of(dtype)))
 
-    def fill(self: SpentCall[RefT], value: complex) -> Call[RefT]:
+    def fill(self: SpentCall[Operators[RefT]], value: complex) -> Call[RefT]:
         """Set every element to one value; see `AccelRef.fill`."""
         return Call(METHODS["fill"], (self, value))
 
-    def assign(self: SpentCall[RefT], value: Other) -> Call[RefT]:
+    def assign(self: SpentCall[Operators[RefT]], value: Other) -> Call[RefT]:
         """Write an array or a number into it; see `AccelRef.assign`."""
         return Call(METHODS["assign"], (self, value))
 
