@@ -453,7 +453,8 @@ class OperationRequest(RemoteRequest):
                 hosts.filled = [one for one in words if one is not None]
             # A plain tuple, as the next: each operation has one, and a declaration takes a call.
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
-        if hosts.is_used:
+        # It may have gone to a lost worker by a template.
+        if hosts.is_used or hosts.filled:
             hosts.begin()
         read, write = partial(hosts.tell, is_upload=True), partial(hosts.tell, is_upload=False)
         whole = encode_launch(launch, read, write, hosts.fill_later)

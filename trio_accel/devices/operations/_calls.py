@@ -50,7 +50,8 @@ _EQUALITY = ("equal", "not_equal")
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 # They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
-_OPENED, _CLOSED = {list: object(), tuple: object()}, object()
+_OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
+_CLOSED = object()
 
 
 @attrs.frozen(eq=False)
@@ -108,45 +109,47 @@ class Operators(OnDevice, Generic[T_co]):
 
     if TYPE_CHECKING:
 
-        def __add__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __radd__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __sub__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rsub__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __mul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __truediv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rtruediv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __floordiv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rfloordiv__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __mod__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rmod__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __pow__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rpow__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __matmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rmatmul__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __and__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rand__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __or__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __ror__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __xor__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rxor__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __lshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rlshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __rrshift__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __lt__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __le__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __gt__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __ge__(self: Operators[RefT], other: Other) -> Call[RefT]: ...
-        def __eq__(self: Operators[RefT], other: Other) -> Call[RefT]: ...  # type: ignore[override]
-        def __ne__(self: Operators[RefT], other: Other) -> Call[RefT]: ...  # type: ignore[override]
-        def __neg__(self: Operators[RefT]) -> Call[RefT]: ...
-        def __pos__(self: Operators[RefT]) -> Call[RefT]: ...
-        def __abs__(self: Operators[RefT]) -> Call[RefT]: ...
-        def __invert__(self: Operators[RefT]) -> Call[RefT]: ...
+        def __add__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __radd__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __sub__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rsub__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __mul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __truediv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rtruediv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __floordiv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rfloordiv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __mod__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rmod__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __pow__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rpow__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __matmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rmatmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __and__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rand__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __or__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __ror__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __xor__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rxor__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __lshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rlshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __rrshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __lt__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __le__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __gt__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __ge__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
+        def __eq__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...  # type: ignore[override]
+        def __ne__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...  # type: ignore[override]
+        def __neg__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
+        def __pos__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
+        def __abs__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
+        def __invert__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
 
     @named_arguments
-    def to_host(self: Operators[RefT], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
+    def to_host(
+        self: Operators[Operators[RefT]], *, out: npt.NDArray[Any] | None = None
+    ) -> Call[npt.NDArray[Any]]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
@@ -164,7 +167,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["to_host out"], (self, out))
 
     @named_arguments
-    def item(self: Operators[RefT]) -> Call[Any]:
+    def item(self: Operators[Operators[RefT]]) -> Call[Any]:
         """Copy the only element to the host, as a Python scalar.
 
         Raises:
@@ -175,12 +178,12 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["item of ref"], (self,))
 
     @named_arguments
-    def copy(self: Operators[RefT]) -> Call[RefT]:
+    def copy(self: Operators[Operators[RefT]]) -> Call[RefT]:
         """Copy the array to new memory of its device."""
         return Call(METHODS["copy"], (self,))
 
     @named_arguments
-    def cast(self: Operators[RefT], dtype: DTypeLike) -> Call[RefT]:
+    def cast(self: Operators[Operators[RefT]], dtype: DTypeLike) -> Call[RefT]:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
 
         Raises:
@@ -189,7 +192,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["copy"], (self, DType.of(dtype)))
 
     @named_arguments
-    def fill(self: Operators[RefT], value: complex) -> Call[RefT]:
+    def fill(self: Operators[Operators[RefT]], value: complex) -> Call[RefT]:
         """Set every element to one value; returns this reference.
 
         Raises:
@@ -198,7 +201,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["fill"], (self, value))
 
     @named_arguments
-    def assign(self: Operators[RefT], value: Other) -> Call[RefT]:
+    def assign(self: Operators[Operators[RefT]], value: Other) -> Call[RefT]:
         """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
 
         On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
@@ -287,9 +290,12 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             # Who keeps a call keeps no arrays by it.
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
-        # What is refused here needs no warning besides.
-        self.is_told = True
-        chain = Chain(self)
+        try:
+            chain = Chain(self)
+        except Exception:
+            # What is refused here needs no warning besides.
+            _tell_no_more(self)
+            raise
         if not chain.refs or len(chain.steps) == 1:
             return run_steps(chain.steps, {})
         # `Chain.device` says the same, with two calls.
@@ -308,7 +314,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         return start(self)
 
     @property
-    def spec(self: SpentCall[RefT]) -> ArraySpec:
+    def spec(self: SpentCall[Operators[RefT]]) -> ArraySpec:
         """Layout of the array that it will make. It is found by a plan that is not launched.
 
         Raises:
@@ -323,59 +329,59 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         return self.ahead
 
     @property
-    def dtype(self: SpentCall[RefT]) -> DType:
+    def dtype(self: SpentCall[Operators[RefT]]) -> DType:
         """Element type of the array that it will make; see `spec` for errors."""
         return self.spec.dtype
 
     @property
-    def shape(self: SpentCall[RefT]) -> tuple[int, ...]:
+    def shape(self: SpentCall[Operators[RefT]]) -> tuple[int, ...]:
         """Elements along each axis of the array that it will make; see `spec` for errors."""
         return self.spec.shape
 
     @property
-    def strides(self: SpentCall[RefT]) -> tuple[int, ...]:
+    def strides(self: SpentCall[Operators[RefT]]) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis; see `spec` for errors."""
         return self.spec.strides
 
     @property
-    def ndim(self: SpentCall[RefT]) -> int:
+    def ndim(self: SpentCall[Operators[RefT]]) -> int:
         """Number of axes; see `spec` for errors."""
         return self.spec.ndim
 
     @property
-    def size(self: SpentCall[RefT]) -> int:
+    def size(self: SpentCall[Operators[RefT]]) -> int:
         """Number of elements; see `spec` for errors."""
         return self.spec.size
 
     @property
-    def nbytes(self: SpentCall[RefT]) -> int:
+    def nbytes(self: SpentCall[Operators[RefT]]) -> int:
         """Bytes that the elements take; see `spec` for errors."""
         return self.spec.size * self.spec.dtype.itemsize
 
-    def __len__(self: SpentCall[RefT]) -> int:
+    def __len__(self: SpentCall[Operators[RefT]]) -> int:
         if not self.shape:
             raise TypeError("len() of a call of an array without axes; await its item()")
         return self.shape[0]
 
-    def __getitem__(self: SpentCall[RefT], index: Index) -> Call[RefT]:
+    def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]:
         """View a part; see `AccelRef.__getitem__`."""
         return Call(METHODS["__getitem__"], (self, index))
 
-    def reshape(self: SpentCall[RefT], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
+    def reshape(self: SpentCall[Operators[RefT]], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
         """View the elements under another shape; see `AccelRef.reshape`."""
         return Call(METHODS["reshape"], (self, shape, *sizes))
 
     @property
-    def T(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+    def T(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
         return Call(METHODS["T"], (self,))
 
     @property
-    def mT(self: SpentCall[RefT]) -> Call[RefT]:  # noqa: N802  # NumPy's name
+    def mT(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
         """A view of a stack of matrices, each transposed."""
         return Call(METHODS["mT"], (self,))
 
-    def transpose(self: SpentCall[RefT], axes: int | Sequence[int], *more: int) -> Call[RefT]:
+    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
         """View it with the axes in another order; see `AccelRef.transpose`."""
         return Call(METHODS["transpose"], (self, axes, *more))
 
@@ -401,8 +407,8 @@ class Call(SpentCall[T_co]):
     def __del__(self) -> None:
         # Once for a chain; and not where awaiting it was refused.
         if not hasattr(self, "is_told"):
+            _tell_no_more(self)
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
-        _tell_no_more(self)
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -571,8 +577,11 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
         raise _spent(call)
     values: dict[int, Any] = {}
     pending: Pending[Any] | None = None
-    call.is_told = True
-    chain = Chain(call)
+    try:
+        chain = Chain(call)
+    except Exception:
+        _tell_no_more(call)
+        raise
     for step in chain.steps:
         function, pending = step.function, None
         if function.how == "awaitable":
@@ -627,17 +636,20 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for each in given:
         if type(each) in _SEVERAL:
-            flat += _OPENED[each.__class__], *each, _CLOSED
+            flat += _OPENED[type(each)], *each, _CLOSED
         else:
             flat.append(each)
     return flat
 
 
 def _tell_no_more(call: SpentCall[Any]) -> None:
-    """Let the calls that a call is made of end without a warning."""
-    for each in arguments_of(call):
-        if type(each) is Call:
-            each.is_told = True
+    """Let a call, and those that it is made of, end without a warning."""
+    stack = [call]
+    while stack:
+        step = stack.pop()
+        if not hasattr(step, "is_told"):
+            step.is_told = True
+            stack += [each for each in arguments_of(step) if type(each) is Call]
 
 
 def _told(value: Any) -> object:

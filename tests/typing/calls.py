@@ -1,0 +1,59 @@
+"""What type checkers know of calls, in a user's program; read by mypy and pyright, never run."""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+import trio_accel as ta
+from trio_accel import arrays, linalg, nn
+
+
+async def service(device: ta.Device, x: npt.NDArray[np.float32], w: ta.AccelRef, b: ta.AccelRef) -> None:
+    hidden = assert_type(nn.relu(x @ w + b), ta.Call[ta.AccelRef])
+    y = arrays.softmax(hidden @ w.T * 2.0, axis=1)
+    on_host = assert_type(y.to_host(), ta.Call[npt.NDArray[Any]])
+    assert_type(await on_host, npt.NDArray[Any])
+    assert_type(await linalg.matmul(w, 1.0 - b), ta.AccelRef)
+    negative = assert_type(-w + np.float32(2) * b, ta.Call[ta.AccelRef])
+    assert_type(await negative, ta.AccelRef)
+    assert_type(await ((w > b) & ~(w == 1j)), ta.AccelRef)
+    assert_type((await (w + 1)[0, 1:].reshape(2, -1).cast("float64").copy()).shape, tuple[int, ...])
+    assert_type(await arrays.concat([w, w + b, x], axis=0), ta.AccelRef)
+    total: float = await arrays.sum(w * w).item()
+    halved = w / 2 if total > 1.0 else w * 2
+    assert_type(halved.shape, tuple[int, ...])
+    assert_type(halved.start(), ta.Pending[ta.AccelRef])
+    q, r = await linalg.qr(w @ b)
+    assert_type(await arrays.add(q, r, out=w), ta.AccelRef)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(linalg.matmul, w, w)
+        nursery.start_soon(nn.relu, w)
+    z = w + b
+    z += 1
+    assert_type(await z, ta.AccelRef)
+
+
+async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
+    y = x + 1.0
+    # A call where an array is wanted, and the other way round.
+    ref: ta.AccelRef = x * 2.0  # type: ignore[assignment]
+    await x.copy_to(device=y)  # type: ignore[arg-type]
+    x += 1.0  # type: ignore[assignment]
+    # Operands that are none.
+    await (x + "1")  # type: ignore[operator]
+    await (y @ plain)  # type: ignore[operator]
+    await linalg.matmul(y, plain)  # type: ignore[arg-type]
+    # The host has no such methods, and a call no elements.
+    await y.to_host().cast("float32")  # type: ignore[misc]
+    y[0] = 1.0  # type: ignore[index]
+    # Wrong values of arguments.
+    await arrays.sum(y, axis="0")  # type: ignore[arg-type]
+    await linalg.gemm(1.0, y, x, 0.0, x, "X")  # type: ignore[arg-type]
+    await arrays.add(x, y, out=y)  # type: ignore[arg-type]
+    assert ref
