@@ -269,6 +269,21 @@ async def test_items(device: ta.Device, dtype: str) -> None:
         assert item == plain
 
 
+async def test_solvers_are_steps_too(device: ta.Device) -> None:
+    if "solver" not in device.libraries:
+        pytest.skip("the device has no solvers")
+    for turn in range(TURNS):
+        x = await device.put(numbers(turn))
+        squares = await (x @ x.T + np.eye(4))
+        factor = await (await linalg.cholesky(squares)).to_host()
+        same(await linalg.cholesky(x @ x.T + np.eye(4)).to_host(), factor)
+        with pytest.raises(ta.LinAlgError, match="^linalg.cholesky: the matrix is not positive definite"):
+            await (linalg.cholesky(x @ x.T * -1.0) + 1.0).to_host()
+    found = device.chains.found  # type: ignore[attr-defined]  # an open device has them
+    assert found == 2 * (TURNS - 1)
+    assert device.generation == 1
+
+
 async def test_a_call_is_an_asynchronous_function_for_a_nursery(device: ta.Device) -> None:
     x = await device.put(np.eye(2))
     async with trio.open_nursery() as nursery:

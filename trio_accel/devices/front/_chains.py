@@ -27,7 +27,7 @@ from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
-from ._recorder import LookingAhead, Recorder
+from ._recorder import ChainRecorder, LookingAhead, Recorder
 
 # The most structures that are known, those that were used last.
 _MOST = 256
@@ -257,7 +257,7 @@ class Chains:
 
     async def _recorded(self, chain: Chain) -> Template | None:
         """Record a chain; None where a graph cannot hold it."""
-        recorder = Recorder(self._device, self._state, None)
+        recorder = ChainRecorder(self._device, self._state, None)
         steps = [step for step in chain.steps if step.function is not METHODS["item"]]
         is_host = steps[-1].function is METHODS["to_host"]
         token = RECORDING.set(recorder)

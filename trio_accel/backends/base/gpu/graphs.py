@@ -260,7 +260,9 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 is_captured, is_blocking = is_captured and part.is_captured, is_blocking or part.is_blocking
                 has_conditions = has_conditions or part.has_conditions
                 continue
-            is_captured = is_captured and library.captures(bound)
+            # Status words are looked at behind each run.
+            has_status = bound.descriptor().has_status
+            is_captured = is_captured and library.captures(bound) and not has_status
             while (prepare := library.prepare(bound)) is not None:
                 prepare()
                 if isinstance(prepare, InThread):
