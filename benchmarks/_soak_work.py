@@ -87,7 +87,7 @@ class Service:
     program: Program[Model]
     graph: ta.graphs.Graph[ta.AccelRef]
     batcher: ta.Ref[Batcher[Any, Any]]
-    scheduler: ta.Ref[FairScheduler[Operand, Any]]
+    scheduler: ta.Ref[FairScheduler[Any, Any]]
     pool: ta.Ref[ReplicaPool[Numbers, Numbers]]
     kept: Sequence[Kept]
     sparse: tuple[ta.sparse.CsrMatrix, Numbers]

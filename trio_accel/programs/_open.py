@@ -292,7 +292,8 @@ class Plan:
             for where, array in found:
                 ref: AccelRef | None = array if isinstance(array, AccelRef) else hosts.get(id(array))
                 if ref is None:
-                    ref = hosts[id(array)] = await self._device.put(array)
+                    host: Any = array
+                    ref = hosts[id(array)] = await self._device.put(host)
                 state.append(StateArray(parameter, where.partition(": ")[2], ref))
         return trees, state
 

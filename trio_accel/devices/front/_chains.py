@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 import numpy as np
@@ -22,7 +22,7 @@ from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block
-from ..operations._calls import METHODS, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
+from ..operations._calls import METHODS, Call, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_reply
@@ -281,7 +281,7 @@ class Chains:
         given: dict[int, Any] = {
             id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype)
             for each in arguments_of(step)
-            if isinstance(each, SpentCall)
+            if type(each) is Call
         }
         args, named = replaced(step, given)
         asked = evaluate(step.function, args, named)
@@ -379,8 +379,9 @@ def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
     if isinstance(value, AccelRef):
         return value.spec
     if isinstance(value, np.ndarray):
-        dtype = DType.of(value.dtype)
-        return ArraySpec(0, 0, dtype, value.shape, contiguous_strides(value.shape, dtype.itemsize))
+        host: npt.NDArray[Any] = cast("Any", value)
+        dtype = DType.of(host.dtype)
+        return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
     raise NotSupportedError(
         f"{step.function.name} makes {type(value).__name__}, which is no operand: await it, and take a part",
         operation=step.function.name,

@@ -267,7 +267,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
 
     def close(self) -> None:
         """Let it end without being run."""
-        self.__class__ = SpentCall
+        self.__class__ = SpentCall  # pyright: ignore[reportAttributeAccessIssue]  # no warning at its end
         _tell_no_more(self)
         if hasattr(self, "_running"):
             self._running.close()
@@ -286,7 +286,9 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             named is None or _COMPOSED.isdisjoint(map(type, named.values()))
         ):
             # The usual call has no other in it, and no array of the host's.
-            self.__class__ = SpentCall  # type: ignore[assignment]  # no warning at its end
+            used: Any = self  # pyright: ignore[reportUnknownVariableType]
+            # No warning at its end.
+            used.__class__ = SpentCall
             # Who keeps a call keeps no arrays by it.
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
@@ -435,7 +437,7 @@ class Chain:
 
     __slots__ = ("hosts", "key", "refs", "steps")
 
-    def __init__(self, call: SpentCall[Any], *, is_spent: bool = True) -> None:
+    def __init__(self, call: Any, *, is_spent: bool = True) -> None:
         self.steps: list[SpentCall[Any]] = []
         steps, places, stack = self.steps, dict[int, int](), [call]
         while stack:
@@ -446,7 +448,7 @@ class Chain:
             for each in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
-                kind = type(each)
+                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
                 if kind is Call and id(each) not in places:
                     stack.append(each)
                 elif kind is SpentCall:
@@ -455,7 +457,7 @@ class Chain:
                 # The first operand runs first, as in an expression of Python.
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
-            stack.pop()  # type: ignore[unused-awaitable]  # it is in the list
+            stack.pop()
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
@@ -480,11 +482,11 @@ class Chain:
             for each in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
-                kind = type(each)
+                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
                 if kind is SpentCall or kind is Call:
                     key.append(places[id(each)])
                 elif isinstance(each, Operators):
-                    array: Any = each
+                    array: Any = each  # pyright: ignore[reportUnknownVariableType]
                     spec, block = array.spec, array.block
                     key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
                     key.append(blocks.setdefault(block.id, len(blocks)))
@@ -532,7 +534,7 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
             if function.ask is not None:
                 made = function.ask(made)
             elif isinstance(first, Operators):
-                array: Any = first
+                array: Any = first  # pyright: ignore[reportUnknownVariableType]
                 made = array.block.table.device.ask(made)
             else:
                 made = asked(function.name, args, named).ask(made)
@@ -552,7 +554,8 @@ async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -
     """
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
-        last.update((id(each), number) for each in arguments_of(step) if isinstance(each, SpentCall))
+        used: list[Any] = [each for each in arguments_of(step) if type(each) is SpentCall]
+        last.update(dict.fromkeys(map(id, used), number))
     over: dict[int, list[int]] = {}
     for each, number in last.items():
         over.setdefault(number, []).append(each)
@@ -642,7 +645,7 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def _tell_no_more(call: SpentCall[Any]) -> None:
+def _tell_no_more(call: Any) -> None:
     """Let a call, and those that it is made of, end without a warning."""
     stack = [call]
     while stack:
@@ -652,17 +655,18 @@ def _tell_no_more(call: SpentCall[Any]) -> None:
             stack += [each for each in arguments_of(step) if type(each) is Call]
 
 
-def _told(value: Any) -> object:
+def _told(given: Any) -> object:
     """Return what tells an argument from others; NotImplemented where nothing does."""
-    if isinstance(value, DType):
+    value: Any = given
+    if isinstance(given, DType):
         # Its hash takes longer than all the rest.
         return id(value)
-    if isinstance(value, slice):
+    if isinstance(given, slice):
         bounds = value.start, value.stop, value.step
         return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
-    if isinstance(value, np.generic):
+    if isinstance(given, np.generic):
         return value.dtype, value.tobytes()
-    return value if isinstance(value, (np.dtype, type)) else NotImplemented
+    return value if isinstance(given, (np.dtype, type)) else NotImplemented
 
 
 def _spent(call: SpentCall[Any]) -> RuntimeError:
@@ -706,9 +710,12 @@ def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
 
         return ask
 
+    def of_one(name: str) -> Callable[[Any], Any]:
+        return lambda self: find(name)(self)  # noqa: PLW0108  # it is not found before it is needed
+
     for special, name in _OF_TWO.items():
         setattr(Operators, f"__{special}__", of_two(name, is_reflected=False))
         if special not in _ORDER:
             setattr(Operators, f"__r{special}__", of_two(name, is_reflected=True))
     for special, name in _OF_ONE.items():
-        setattr(Operators, f"__{special}__", lambda self, name=name: find(name)(self))
+        setattr(Operators, f"__{special}__", of_one(name))

@@ -9,6 +9,7 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from operator import attrgetter
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import attrs
@@ -24,7 +25,7 @@ from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
-from ._calls import DEVICE_OF, METHODS, Chain, Function, Operators, SpentCall
+from ._calls import DEVICE_OF, METHODS, Chain, Function, Operators
 from ._pending import Pending, ReplyT
 
 LibraryT = TypeVar("LibraryT")
@@ -542,7 +543,7 @@ def device_of(operation: str, *operands: Any) -> Device:
         if isinstance(device, Device):
             return device
     for operand in operands:
-        if inspect.iscoroutine(operand) or isinstance(operand, (NotAwaited, SpentCall)):
+        if inspect.isawaitable(operand) or isinstance(operand, NotAwaited):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
@@ -566,7 +567,6 @@ async def _item_of(ref: AccelRef) -> Any:
 
 DEVICE_OF.append(device_of)
 METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
-METHODS["T"] = Function("AccelRef.T", lambda ref: ref.T, "value")
-METHODS["mT"] = Function("AccelRef.mT", lambda ref: ref.mT, "value")
+METHODS.update({name: Function(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
 METHODS["item"] = Function("AccelRef.item", _item, "value")
 METHODS["item of ref"] = Function("AccelRef.item", _item_of, "awaitable")
