@@ -57,6 +57,8 @@ from .actors import (
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
 from .arrays import fused
+from .arrays._namespace import PRODUCTS as _PRODUCTS
+from .arrays._namespace import Namespace as _Namespace
 from .backends import list_devices, topology
 from .backends.base import (
     AccelError,
@@ -177,11 +179,12 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
-def _operator(name: str) -> _typing.Any:
-    return getattr(_import_module(f"{__name__}.linalg") if name == "matmul" else arrays, name)
+def _of_standard(name: str) -> _typing.Any:
+    return getattr(_import_module(f"{__name__}.linalg") if name in _PRODUCTS else arrays, name)
 
 
-_have_operators(_operator)
+fused.xp = _Namespace(_of_standard)
+_have_operators(fused.xp)
 
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())

@@ -5,9 +5,14 @@ The page of the reference has what they have in common: promotion, `out`, errors
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, cast
+
+from ..actors import binder
 from ..backends.base import DType
-from ..devices import AccelRef
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Call
+from ..devices.operations._calls import Function, called
 from ..expressions import Elementwise, ExpressionArgument, Out, expression, like
 
 __all__ = [
@@ -20,6 +25,42 @@ __all__ = [
     "pow", "real", "reciprocal", "remainder", "round", "sign", "signbit", "sin", "sinh", "sqrt", "square",
     "subtract", "tan", "tanh", "trunc", "where",
 ]  # fmt: skip
+
+
+ParametersP = ParamSpec("ParametersP")
+
+clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
+    bounds: Elementwise[AccelRef](
+        text, inputs=("x", *bounds), operation="arrays.clip", promoted=("x", *bounds)
+    )
+    for bounds, text in (
+        ((), "+x"),
+        (("min",), "maximum(x, min)"),
+        (("max",), "minimum(x, max)"),
+        (("min", "max"), "clip(x, min, max)"),
+    )
+}
+
+
+def _clipping(
+    function: Callable[ParametersP, Coroutine[Any, Any, AccelRef]],
+) -> Callable[ParametersP, Call[AccelRef]]:
+    """Declare a function that chooses the expression by the bounds that are given."""
+    bound = binder("arrays.clip", function)
+
+    def message(*args: Any, **named: Any) -> Any:
+        given = bound(args, named)
+        for name in ("x", "min", "max"):
+            each = given[name]
+            dtype = DType.bool if isinstance(each, bool) else getattr(each, "dtype", None)
+            if dtype is not None and DType.of(dtype).kind in ("bool", "complex"):
+                raise TypeError(f"arrays.clip: {name} must be of real numbers, got {DType.of(dtype)}")
+        bounds = {name: given[name] for name in ("min", "max") if given[name] is not None}
+        return clips[tuple(bounds)].compute(given["x"], *bounds.values(), out=given["out"])
+
+    made: Any = wraps(function)(called(Function("arrays.clip", message)))
+    made.message = message
+    return cast("FunctionT", made)
 
 
 @expression("abs(x)")
@@ -125,7 +166,7 @@ def ceil() -> None:
     """Round up to whole numbers, of the same dtype."""
 
 
-@composed
+@_clipping
 async def clip(
     x: ExpressionArgument,
     min: ExpressionArgument | None = None,
@@ -147,25 +188,7 @@ async def clip(
     Raises:
         TypeError: Truth values or complex numbers.
     """
-    for name, given in (("x", x), ("min", min), ("max", max)):
-        dtype = DType.bool if isinstance(given, bool) else getattr(given, "dtype", None)
-        if dtype is not None and DType.of(dtype).kind in ("bool", "complex"):
-            raise TypeError(f"arrays.clip: {name} must be of real numbers, got {DType.of(dtype)}")
-    bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
-    return await clips[tuple(bounds)](x, *bounds.values(), out=out)
-
-
-clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
-    bounds: Elementwise[AccelRef](
-        text, inputs=("x", *bounds), operation="arrays.clip", promoted=("x", *bounds)
-    )
-    for bounds, text in (
-        ((), "+x"),
-        (("min",), "maximum(x, min)"),
-        (("max",), "minimum(x, max)"),
-        (("min", "max"), "clip(x, min, max)"),
-    )
-}
+    ...
 
 
 @like(abs, "conj(x)")

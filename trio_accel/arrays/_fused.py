@@ -1,18 +1,18 @@
-"""Functions over names of the array API standard, recorded once and computed as expressions (D147).
+"""Functions over names of the array API standard, computed in one launch (D147).
 
-A function is called with stand-ins of its arguments. What it does with them is written as statements of an
-expression of rows: the texts that `ta.arrays` has of its functions, with other names. Expressions do the
-rest: they are cut where something is reduced, typed, checked and launched.
+A function is called with its operands, and makes calls of them. These are written as statements of an
+expression of rows: the texts that functions are declared by, with other names. What each call makes is found
+ahead, by its own plan.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from types import NoneType
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
@@ -20,495 +20,377 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import binder
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, NotSupportedError
 from ..backends.base import expressions as base
-from ..backends.base.contract.ops import common_shape
-from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
-from ..devices import AccelRef
-from ..devices.base._refusals import said
+from ..backends.base.contract.ops import ArraySpec, common_shape, contiguous_strides
+from ..backends.base.expressions import COUNT, RowExpression
+from ..devices import AccelRef, Call, Device, device_of
+from ..devices.operations._calls import METHODS, Chain, Function, Operators, SpentCall
 from ..expressions import (
+    DECLARED,
+    ComputeReduction,
     Elementwise,
-    ExpressionArgument,
     Out,
     Reduction,
     Rowwise,
     argument_of,
     reduced,
 )
-from . import _elementwise, _normalizations, _numeric, _reductions, _special, _statistics  # pyright: ignore[reportPrivateUsage]  # beside it
+from ._elementwise import clip, clips
+from ._namespace import Namespace
 
 __all__ = ["fused"]
 
-_MODULES: Sequence[Any] = (_elementwise, _numeric, _special, _reductions, _statistics, _normalizations)
-_FUNCTIONS = {name: getattr(module, name) for module in _MODULES for name in module.__all__}
+_CLIP: Function = cast("Any", clip).asked
+DECLARED[_CLIP] = clip
+_COPY = METHODS["copy"]
+_OPTIONS = ("axis", "keepdims", "dtype")
+_WIDEST = DType.float64, DType.complex128
 # Names that an argument has not in a text; nor one with "_" in it, which the names of other values have.
 _TAKEN = {*base.FUNCTIONS, *base.CONSTANTS, *base.REDUCTIONS, COUNT, "axis", "i", "keepdims", "out", "shape"}
-_MOST_RECORDINGS = 256
-# The text of so many is longer than any expression may be.
-_MOST_STEPS = 1000
+_MOST = 256
+_ADVICE = "leave ta.fused off: calls compose, and are one request all the same"
 
-_Ones: TypeAlias = tuple[int, ...]
-"""For each axis 1 if it has one element, else 0: that decides what shapes broadcast to."""
+_Launch: TypeAlias = tuple[Any, Mapping[str, Any]]
+"""What makes the message, and options."""
+_Step: TypeAlias = tuple[Function, tuple[Any, ...], tuple[tuple[str, Any], ...]]
+"""A function, its arguments by their places and by name. A whole number is the place of a value, and others
+are in a tuple: the argument and its type."""
+
+_IS_INSIDE = ContextVar("_IS_INSIDE", default=False)
+"""Whether a fused function runs: those that it calls are a part of it."""
 
 
-@functools.cache
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(_FUNCTIONS[name]).parameters
-
-
-@functools.cache
-def _binder(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    return binder(name, _FUNCTIONS[name])
+def _shape_of(given: Any) -> tuple[int, ...]:
+    return getattr(given, "shape", ())
 
 
 def _is_array(given: object) -> bool:
-    return isinstance(given, (AccelRef, np.ndarray))
+    return isinstance(given, (Operators, np.ndarray))
 
 
-class _NotRecordedError(NotSupportedError, AttributeError):
-    """An attribute that a recording has not; an `AttributeError`, as `hasattr` wants it."""
+def _is_reduction(function: Function) -> bool:
+    return hasattr(DECLARED.get(function), "text")
 
 
-class _Traced:
-    """A stand-in of an array or a number, while a function is recorded.
-
-    Attributes:
-        recording: Where it is written.
-        text: Its name there, or a literal.
-        kind: Its type.
-        ones: Its axes.
-    """
-
-    __array_ufunc__ = None  # NumPy's numbers leave operators to it
-    __hash__ = None  # type: ignore[assignment]  # it is compared by element
-
-    def __init__(self, recording: _Recording, text: str, kind: ArgumentType, ones: _Ones = ()) -> None:
-        self.recording = recording
-        self.text = text
-        self.kind = kind
-        self.ones = ones
-
-    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        return fused.xp
-
-    @property
-    def ndim(self) -> int:
-        return len(self.ones)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dtype" and isinstance(self.kind, DType):
-            return self.kind
-        raise _NotRecordedError(
-            f"{self.recording.operation}: .{name} is not recorded, as one recording is for all shapes: there "
-            "are dtype and ndim; give what you need as an argument"
-        )
+@functools.cache
+def _weak(function: Function) -> frozenset[int]:
+    """Find the places of parameters whose numbers never widen the result."""
+    parameters = inspect.signature(DECLARED.get(function, _is_array)).parameters.values()
+    return frozenset([place for place, each in enumerate(parameters) if each.annotation == "float"])
 
 
-def _operator(name: str, step: int = 1) -> Callable[..., _Traced]:
-    def method(*operands: Any) -> _Traced:
-        return _call(name, *operands[::step])
-
-    return method
-
-
-def _refusal(name: str, told: str) -> Callable[..., Any]:
-    def method(self: _Traced, *_: object) -> Any:
-        raise NotSupportedError(f"{self.recording.operation}: {name} of an array is not recorded: {told}")
-
-    return method
-
-
-_OF_TWO = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}  # fmt: skip
-_OTHERS = {
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal", "neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert",
-}  # fmt: skip
-_ELEMENT = "a number that the function looks at is a keyword-only argument"
-_PART = "take parts before the call, as by x[1:]"
-_REFUSED = {
-    "bool": "xp.where(condition, a, b) chooses by element, and a keyword-only argument once for all",
-    **dict.fromkeys(("float", "int", "complex", "index"), _ELEMENT),
-    **dict.fromkeys(("len", "iter", "getitem", "setitem"), _PART),
-    **dict.fromkeys(("matmul", "rmatmul"), "call ta.linalg.matmul before or behind it"),
-    "array": "take functions of xp = x.__array_namespace__() in place of NumPy's",
-}
-for _method, _name in (_OF_TWO | _OTHERS).items():
-    setattr(_Traced, f"__{_method}__", _operator(_name))
-for _method, _name in _OF_TWO.items():
-    setattr(_Traced, f"__r{_method}__", _operator(_name, -1))
-for _method, _told in _REFUSED.items():
-    setattr(_Traced, f"__{_method}__", _refusal(f"__{_method}__", _told))
-
-
-class _Namespace:
-    """The functions of `ta.arrays` that are expressions, for stand-ins."""
-
-    e: float = math.e
-    inf: float = math.inf
-    nan: float = math.nan
-    pi: float = math.pi
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _FUNCTIONS:
-            return functools.partial(_call, name)
-        if name in DType.__members__:
-            return DType[name]
-        raise _NotRecordedError(
-            f"fused: {name} is not recorded: there are functions of each element, reductions, normalizations "
-            "and astype; call others before or behind the function"
-        )
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_FUNCTIONS, *DType.__members__})
-
-    def astype(self, x: _Traced, dtype: DTypeLike, /, *, copy: bool = True) -> _Traced:
-        return x.recording.cast(x, DType.of(dtype))
-
-
-def _call(name: str, /, *arguments: Any, **named: Any) -> _Traced:
-    """Record a function of the namespace."""
-    given = _binder(name)(arguments, named)
-    traced = [each for each in given.values() if isinstance(each, _Traced)]
-    if not traced:
-        raise TypeError(f"fused: {name}: one argument must be an argument of the recorded function")
-    recording = traced[0].recording
-    try:
-        return recording.call(name, given)
-    except (TypeError, ValueError, NotSupportedError) as error:
-        raise type(error)(f"{recording.operation}: {error}") from None
-
-
-def _broadcast(every: Iterable[_Ones]) -> _Ones:
-    shapes = [*every]
-    ndim = max(map(len, shapes), default=0)
-    return tuple(map(all, zip(*[(1,) * (ndim - len(ones)) + ones for ones in shapes], strict=True)))
-
-
-@attrs.frozen
-class _Stage:
-    """A reduction of a recording.
-
-    Attributes:
-        call: Number of the function that it is a part of.
-        ones: Axes of what is reduced.
-        axes: The axes that are reduced.
-        keepdims: Whether they stay in what the function makes of it.
-    """
-
-    call: int
-    ones: _Ones
-    axes: tuple[int, ...]
-    keepdims: bool
-
-
-@attrs.frozen
-class _Statement:
-    """A statement of a recording, or several that make one value.
-
-    Attributes:
-        result: Name of the value.
-        text: The statement.
-        read: Names that it reads.
-        stages: Its reductions, in order.
-    """
-
-    result: str
-    text: str
-    read: frozenset[str]
-    stages: tuple[_Stage, ...]
-
-
-def _count(call: int) -> str:
-    """Return the name of the count of elements that a function reduces."""
-    return f"_n{call}"
-
-
-class _Recording:
-    """The record of a function's call, for arguments of certain types and axes.
+class _Made(Chain):
+    """The calls that a function has made, up to its operands.
 
     Args:
-        operation: Name of the operation.
-    """
+        operation: Name of the function.
+        result: The last call.
+        given: Names of the function's arguments that are arrays or calls, by their identities.
 
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
-        self.statements: list[_Statement] = []
-        self.places: list[str] = []
-        # The axes of arguments that are arrays, and the numbers, each under its name.
-        self.arrays: dict[str, _Ones] = {}
-        self.numbers: dict[str, Any] = {}
-
-    def argument(self, name: str, given: tuple[str, _Ones | None] | None) -> _Traced | None:
-        """Make a stand-in of the next argument; a number has no axes, and None stays."""
-        chosen = f"{name}_" if "_" in name or name in _TAKEN else name
-        self.places.append(chosen)
-        if given is None:
-            return None
-        text, ones = given
-        if ones is not None:
-            self.arrays[chosen] = ones
-        return _Traced(self, chosen, base.Argument.decode(text).kind, ones or ())
-
-    def call(self, name: str, given: dict[str, Any]) -> _Traced:
-        """Record a function of the namespace."""
-        function = _FUNCTIONS[name]
-        if given.pop("out", None) is not None:
-            raise TypeError(f"{name}: out is an argument of the recorded function, and of no step of it")
-        parameters = _parameters(name)
-        options = {key: given[key] for key in ("axis", "keepdims", "dtype") if key in given}
-        values: dict[str, _Traced] = {}
-        for key in parameters:
-            if key in given and key not in options and (name != "clip" or given[key] is not None):
-                # `rows` declares the same: such a number never widens the result.
-                is_weak = parameters[key].annotation == "float" and isinstance(given[key], np.generic)
-                values[key] = self._lifted(name, key, given[key].item() if is_weak else given[key])
-        return (self._reduced if hasattr(function, "text") else self._applied)(name, values, **options)
-
-    def cast(self, value: _Traced, dtype: DType) -> _Traced:
-        """Record a conversion."""
-        if dtype.value not in base.FUNCTIONS:
-            raise NotSupportedError(f"{self.operation}: expressions do not compute with {dtype}; cast() does")
-        made = Elementwise[AccelRef](f"{dtype}(x)", operation="astype")
-        made.dtype_of(f"{self.operation}: astype", [value.kind])
-        return value if value.kind is dtype else self._written(made.text, {"x": value}, dtype)
-
-    def _lifted(self, name: str, key: str, given: Any) -> _Traced:
-        if isinstance(given, _Traced):
-            return given
-        if _is_array(given):
-            raise TypeError(
-                f"{name}: {key} is an array that is no argument of the recorded function: make it one"
-            )
-        kind = base.Argument.decode(argument_of(name, key, given)).kind
-        if isinstance(given, (np.generic, complex)):
-            text = f"_c{len(self.numbers)}"
-            self.numbers[text] = given
-        else:
-            # The text of a subclass may differ, so that of the plain type is written.
-            text = f"({next(each for each in (bool, int, float) if isinstance(given, each))(given)!r})"
-        return _Traced(self, text, kind)
-
-    def _written(
-        self,
-        text: str,
-        values: Mapping[str, _Traced],
-        kind: ArgumentType,
-        ones: _Ones | None = None,
-        stages: Sequence[_Stage] = (),
-    ) -> _Traced:
-        """Write a text, with other names."""
-        if len(self.statements) == _MOST_STEPS:
-            # A function that never ends is told, too.
-            raise NotSupportedError(
-                f"too much for one expression: more than {_MOST_STEPS} steps; make several functions of it"
-            )
-        number, assigned = len(self.statements), re.findall(r"(\w+) = ", text) or [""]
-        result, read = f"_{number}", {key: value.text for key, value in values.items()}
-        names = (
-            {each: result + each for each in assigned} | {assigned[-1]: result, COUNT: _count(number)} | read
-        )
-        made = re.sub(r"\b[a-z]\w*", lambda each: names.get(each[0], each[0]), text)
-        text = made if assigned[-1] else f"{result} = {made}"
-        self.statements.append(_Statement(result, text, frozenset(read.values()), tuple(stages)))
-        ones = _broadcast(value.ones for value in values.values()) if ones is None else ones
-        return _Traced(self, result, kind, ones)
-
-    def _applied(self, name: str, values: Mapping[str, _Traced]) -> _Traced:
-        """Record a function of each element."""
-        made: Elementwise[AccelRef] = (
-            _elementwise.clips[tuple(values)[1:]] if name == "clip" else _FUNCTIONS[name].elementwise
-        )
-        kinds = [each.kind for each in values.values()]
-        kind: ArgumentType = made.dtype_of(name, kinds)
-        if all(isinstance(each, Weak) for each in kinds):
-            (_, node), *_ = base.parse(made.text).statements
-            if not isinstance(node, base.Apply) or node.function not in base.WEAK_ARITHMETIC:
-                raise TypeError(f"{name}: one argument must be an array: of numbers, arithmetic is recorded")
-            kind = next(weak for weak in Weak if weak.carrier is kind)
-        result = self._written(made.text, self._widened(values, made.precision), kind)
-        return result if made.precision is None else self._rounded(result)
-
-    def _widened(self, values: Mapping[str, _Traced], precision: str | None) -> dict[str, _Traced]:
-        """Record conversions to what a function computes in at least."""
-        wide: Mapping[str, DType] = {} if precision is None else base.WIDE[precision]
-        casts = {key: wide[str(value.kind)] for key, value in values.items() if str(value.kind) in wide}
-        return {**values, **{key: self.cast(values[key], dtype) for key, dtype in casts.items()}}
-
-    def _rounded(self, result: _Traced) -> _Traced:
-        """Record that what was computed in a wider dtype is rounded."""
-        return self._written(f"{result.kind}(x)", {"x": result}, result.kind)
-
-    def _reduced(
-        self,
-        name: str,
-        values: Mapping[str, _Traced],
-        axis: int | Sequence[int] | None = None,
-        keepdims: bool = True,
-        dtype: DTypeLike | None = None,
-    ) -> _Traced:
-        """Record a function along axes."""
-        if dtype is not None:
-            chosen = DType.of(dtype)
-            values = {key: self.cast(value, chosen) for key, value in values.items()}
-            return self.cast(self._reduced(name, values, axis, keepdims), chosen)
-        if all(isinstance(value.kind, Weak) for value in values.values()):
-            raise TypeError(f"{name}: one argument must be an array, got a number")
-        function, ones = _FUNCTIONS[name], _broadcast(value.ones for value in values.values())
-        precision = function.precision
-        named: dict[str, Any] = {"precision": precision, "operation": name}
-        rows = Rowwise(function.text, tuple(values), wide=function.wide, **named)
-        kinds = [base.Argument(value.kind, isinstance(value.kind, DType)) for value in values.values()]
-        specialized, _ = rows.specialize(tuple([kind.encode() for kind in kinds]), None)
-        stages = specialized.rows.stages
-        if any(stage.is_index for stage in stages) and not isinstance(axis, (int, NoneType)):
-            raise TypeError(f"{name}: axis must be one axis or None, got {axis!r}")
-        if any(
-            _broadcast(values[key].ones for key in stage.map.inputs if key in values) != ones
-            for stage in stages
-        ):
-            raise NotSupportedError(f"{name}: its arrays must have one shape: broadcast them before the call")
-        try:
-            axes = tuple(sorted(normalize_axis_tuple(range(len(ones)) if axis is None else axis, len(ones))))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise said(f"{name}: axis {axis!r} of {len(ones)} axes", error) from None
-        values = self._widened(values, precision)
-        made = ones if specialized.is_whole else reduced(ones, axes, keepdims=keepdims)
-        each = _Stage(len(self.statements), ones, axes, keepdims)
-        result = self._written(
-            rows.chosen(kinds).text, values, specialized.result, made, [each] * len(stages)
-        )
-        return result if precision is None else self._rounded(result)
-
-
-class _Launches:
-    """Computes what a function was recorded to do.
-
-    Args:
-        recording: What that is. Statements that the result does not need go.
-        result: What the function has returned.
+    Attributes:
+        key: A `_Step` for each call.
+        operands: Arrays, numbers, and calls from outside of the function.
+        names: Names of the operands in a text.
 
     Raises:
-        TypeError: It is computed of numbers alone.
+        TypeError: A call has `out`.
+        NotSupportedError: A call is no expression.
     """
 
-    def __init__(self, recording: _Recording, result: _Traced) -> None:
-        live, needed = list[_Statement](), {result.text}
-        for statement in reversed(recording.statements):
-            if statement.result in needed:
-                live.insert(0, statement)
-                needed |= statement.read
-        self._arrays = {name: ones for name, ones in recording.arrays.items() if name in needed}
-        if not self._arrays:
-            raise TypeError(f"{recording.operation}: the result must be computed of an array, not of numbers")
-        stages = [stage for statement in live for stage in statement.stages]
-        counts = dict.fromkeys(_count(stage.call) for stage in stages)
-        text = "\n".join([*[statement.text for statement in live], f"out = {result.text}"])
+    __slots__ = ("_given", "_operation", "_places", "names", "operands")
+
+    def __init__(self, operation: str, result: Call[Any], given: Mapping[int, str]) -> None:
+        self.operands: list[Any] = []
+        self.names: list[str] = []
+        self._operation, self._given = operation, given
+        # The places of calls count from 0, those of operands from -1 down.
+        self._places: dict[int, int] = {}
+        super().__init__(result, ends=given)
+
+    def _read(self, places: Mapping[int, int]) -> tuple[_Step, ...]:
+        steps: list[_Step] = []
+        views: list[SpentCall[Any]] = []
+        for step in self.steps:
+            function, named = step.function, step.named or {}
+            if function.how == "value" and not any(self._places.get(id(each), -1) >= 0 for each in step.args):
+                views.append(step)
+                continue
+            if function not in DECLARED and function is not _COPY:
+                raise NotSupportedError(
+                    f"{self._operation}: {function.name} is no function of each element, reduction or "
+                    f"normalization. Call it before or behind the function, or {_ADVICE}"
+                )
+            if named.get("out") is not None:
+                raise TypeError(
+                    f"{self._operation}: out is an argument of the function, and of no step of it"
+                )
+            weak, is_handed = _weak(function), not _is_reduction(function)
+            told = tuple([self._told(each, is_handed, place in weak) for place, each in enumerate(step.args)])
+            options = tuple([(name, self._told(each)) for name, each in named.items()])
+            self._places[id(step)] = len(steps)
+            steps.append((function, told, options))
+        for view in views:
+            # It is an operand, and is made before the launch.
+            view.__class__ = Call
+        return tuple(steps)
+
+    def _told(self, value: Any, is_handed: bool = False, is_weak: bool = False) -> Any:
+        """Return the place of a value; in a tuple what is part of the text, so that 1 differs from True."""
+        if _is_array(value):
+            if id(value) not in self._places:
+                self._places[id(value)] = self._operand(value, self._given.get(id(value)))
+            return self._places[id(value)]
+        given: Any = value
+        if isinstance(value, complex) or (is_handed and isinstance(value, (int, float, np.generic))):
+            argument_of(self._operation, "a number", given)
+            return self._operand(given.item() if is_weak and isinstance(value, np.generic) else given)
+        known = tuple(given) if isinstance(value, list) else given
+        return known, repr(given) if isinstance(value, float) else type(given)
+
+    def _operand(self, value: Any, name: str | None = None) -> int:
+        self.operands.append(value)
+        self.names.append(name or f"_a{len(self.operands)}")
+        return -len(self.operands)
+
+
+@attrs.frozen
+class _Value:
+    """A value of a text.
+
+    Attributes:
+        text: Its name there.
+        spec: Its dtype and shape; None for a Python number.
+        is_bare: Whether it was reduced, and has not the axes any more.
+    """
+
+    text: str
+    spec: ArraySpec | None
+    is_bare: bool = False
+
+
+class _Expression:
+    """What a function makes of its operands.
+
+    Args:
+        operation: Name of the function.
+        steps: The functions that it calls.
+        names: Names of the operands.
+
+    Attributes:
+        function: The function, as its calls know it.
+    """
+
+    def __init__(self, operation: str, steps: tuple[_Step, ...], names: tuple[str, ...]) -> None:
+        self._operation = operation
+        self._steps = steps
+        self._names = names
+        self._known: dict[tuple[Any, ...], _Launch] = {}
+        is_reduced = any(_is_reduction(function) for function, _, _ in steps)
+        self.function = Function(operation, self._compute, ask=_ask if is_reduced else None)
+
+    def _compute(self, *operands: Any, out: Out = None) -> Any:
+        """Make the message."""
+        # What axes have one element decides what shapes broadcast to.
+        signature = tuple(
+            [
+                (argument_of(self._operation, name, each), *[extent == 1 for extent in _shape_of(each)])
+                for name, each in zip(self._names, operands, strict=True)
+            ]
+        )
+        known = self._known.get(signature)
+        if known is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            device = device_of(self._operation, *operands)
+            writer = _Writer(self._names, operands)
+            try:
+                known = self._known[signature] = writer.launch(device, self._operation, self._steps)
+            except (TypeError, ValueError, NotSupportedError) as error:
+                raise type(error)(f"{self._operation}: {error}") from None
+        expression, options = known
+        return expression.compute(*operands, out=out, **options)
+
+
+class _Writer:
+    """Writes functions as statements.
+
+    Args:
+        names: Names of the operands.
+        operands: The operands.
+    """
+
+    def __init__(self, names: tuple[str, ...], operands: Sequence[Any]) -> None:
+        self._names = names
+        self._operands = operands
+        self._values: dict[int, _Value] = {}
+        self._statements: list[str] = []
+        # The functions that reduce, the shapes that they reduce, and along which axes.
+        self._stages: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+
+    def launch(self, device: Device, operation: str, steps: Sequence[_Step]) -> _Launch:
+        """Find one launch that does the steps."""
+        # What each step makes is found by its own plan, which refuses wrong arguments.
+        calls: dict[int, Any] = {}
+        for number, (name, each) in enumerate(zip(self._names, self._operands, strict=True), 1):
+            calls[-number], spec = each, None
+            if hasattr(each, "dtype"):
+                dtype = DType.of(each.dtype)
+                spec = ArraySpec(0, 0, dtype, each.shape, contiguous_strides(each.shape, dtype.itemsize))
+            if _is_array(each):
+                calls[-number] = stand_in = Call[Any](_COPY, ())
+                stand_in.ahead = spec
+            self._values[-number] = _Value(name, spec)
+
+        def given(told: Any) -> Any:
+            return calls[told] if isinstance(told, int) else told[0]
+
+        for number, (function, args, named) in enumerate(steps):
+            options = {key: given(each) for key, each in named}
+            calls[number] = Call[Any](function, tuple(map(given, args)), options)
+        device.look_ahead(Chain(calls[len(steps) - 1]))
+        for number, step in enumerate(steps):
+            self._values[number] = self._written(*step, calls[number].ahead)
+        result = self._values[len(steps) - 1]
         try:
-            self._rows = RowExpression.parse(text, (*recording.places, *recording.numbers, *counts))
+            rows = RowExpression.parse("\n".join([*self._statements, f"out = {result.text}"]), self._names)
         except ValueError as error:
             raise NotSupportedError(
-                f"{recording.operation}: too much for one expression: {error}; make several functions of it"
+                f"too much for one expression: {error}; make several functions of it"
             ) from None
-        # The keys are the names that its reductions have in the text.
-        self._stages = {base.found(number): stage for number, stage in enumerate(stages)}
-        self._recording, self._ones = recording, result.ones
-        self._named: dict[str, Any] = {"operation": recording.operation}
+        return self._one(rows, _shape_of(result.spec), operation)
 
-    async def compute(self, arguments: Sequence[Any], out: Out) -> AccelRef:
-        """Compute it: in one launch if that is the same, else in steps."""
-        values = {**self._recording.numbers, **dict(zip(self._recording.places, arguments, strict=True))}
-        shape = common_shape(*[values[name].shape for name in self._arrays])
-        # Arrays that never meet in the function need not broadcast.
-        if self._at_once is not None and shape is not None:
-            rows, inputs, axes, keepdims = self._at_once
-            count = math.prod(shape[axis] for axis in axes)
-            values |= {_count(stage.call): count for stage in self._stages.values()}
-            axis, given = _axis_of(axes, len(shape)), [values[name] for name in inputs]
-            return await rows.ask(rows.compute(*given, axis=axis, keepdims=keepdims, out=out))
-        reductions, last = self._steps
-        for (name, stage), reduction in zip(self._stages.items(), reductions, strict=True):
-            given = [self._value(values, each, stage.call) for each in reduction.inputs]
-            axes, is_last = stage.axes, last is None and reduction is reductions[-1]
-            array = await reduction(
-                *given,
-                axis=_axis_of(axes, len(stage.ones)),
-                keepdims=stage.keepdims or not is_last,
-                out=out if is_last else None,
-            )
-            if is_last:
-                return array
-            shape = common_shape(*[each.shape for each in given if _is_array(each)]) or ()
-            values[name], values[_count(stage.call)] = array, math.prod(shape[axis] for axis in axes)
-        assert last is not None
-        return await last(*[self._value(values, each) for each in last.inputs], out=out)
+    def _written(self, function: Function, args: tuple[Any, ...], named: Any, spec: ArraySpec) -> _Value:
+        """Write the text of a function, with other names."""
+        if spec.dtype.value not in base.FUNCTIONS:
+            raise NotSupportedError(f"expressions do not compute with {spec.dtype}; cast() does")
+        if function is _COPY:
+            x = self._values[args[0]]
+            return attrs.evolve(x, text=_converted(x, spec.dtype), spec=spec)
+        signature = inspect.signature(DECLARED[function])
+        given = signature.bind(*args, **dict(named)).arguments
+        options, read, texts = dict[str, Any](), dict[str, _Value](), dict[str, str]()
+        for key, parameter in signature.parameters.items():
+            told = given.get(key, (parameter.default,))
+            if isinstance(told, int):
+                read[key] = self._values[told]
+            elif key in _OPTIONS:
+                options[key] = told[0]
+            elif told[0] is not None:
+                texts[key] = _literal(told[0], is_weak=parameter.annotation == "float")
+        is_bare = self._is_bare(function, read)
+        text, precision = _text_of(function, read, texts)
+        if _is_reduction(function):
+            shape = _common(read.values())
+            axes = range(len(shape)) if options["axis"] is None else options["axis"]
+            axes = tuple(sorted(normalize_axis_tuple(axes, len(shape))))
+            for stage in RowExpression.parse(text, (*read, *texts)).stages:
+                over = _common([read[key] for key in stage.map.inputs if key in read])
+                self._stages.append((function.name, over, axes))
+            is_bare = spec.ndim < len(shape)
+        # Values are converted to what a function computes in at least, and the result is rounded.
+        to = None if options.get("dtype") is None else DType.of(options["dtype"])
+        wide: Mapping[str, DType] = {} if precision is None else base.WIDE[precision]
+        for key, each in read.items():
+            dtype = to or (None if each.spec is None else wide.get(each.spec.dtype.value))
+            texts[key] = each.text if dtype is None else _converted(each, dtype)
+        assigned = re.findall(r"(\w+) = ", text) or [""]
+        result = f"_{len(self._statements)}"
+        names = {each: result + each for each in assigned} | {assigned[-1]: result} | texts
+        text = re.sub(r"\b[a-z]\w*", lambda each: names.get(each[0], each[0]), text)
+        self._statements.append(text if assigned[-1] else f"{result} = {text}")
+        return _Value(f"{spec.dtype}({result})" if to or precision else result, spec, is_bare)
 
-    @functools.cached_property
-    def _steps(self) -> tuple[list[Reduction], Elementwise[AccelRef] | None]:
-        """A launch for each reduction, and one for the result, unless that is the last reduction."""
-        maps = [(stage.map, stage.name) for stage in self._rows.stages]
-        reductions = [Reduction(each.text, name, inputs=each.inputs, **self._named) for each, name in maps]
-        last = self._rows.last
-        if self._stages and all(isinstance(node, base.Name) for _, node in last.statements):
-            return reductions, None
-        return reductions, Elementwise[AccelRef](last.text, inputs=last.inputs, **self._named)
-
-    @functools.cached_property
-    def _at_once(self) -> tuple[Rowwise, list[str], tuple[int, ...], bool] | None:
-        """One launch, its inputs, axes and `keepdims`; None where steps are better or needed.
-
-        An expression of rows reduces arrays of one shape along the same axes, and what it finds broadcasts
-        back as with `keepdims`.
-        """
-        stages, parts, last = [*self._stages.values()], self._rows.stages, self._rows.last.inputs
-        if not stages or (len(stages) == 1 and self._steps[1] is None):
-            return None
-        axes, whole = stages[0].axes, _broadcast(self._arrays.values())
-        is_whole = any(name in self._arrays for name in last)
-        kept, gone = reduced(whole, axes, keepdims=True), reduced(whole, axes)
-        inner = [
-            self._is_squeezed(name, stage.call)
-            for stage, part in zip(stages, parts, strict=True)
-            for name in part.map.inputs
-        ]
-        outer = [self._is_squeezed(name) for name in last if name in self._stages]
+    def _is_bare(self, function: Function, read: Mapping[str, _Value]) -> bool:
+        """Tell whether values that a function reads were reduced, and have not the axes any more."""
+        bare = {each.is_bare for each in read.values() if _shape_of(each.spec)}
         # Without their first axes, arrays broadcast as with them.
-        is_aligned = axes == tuple(range(len(axes))) or not (
-            any(inner) or (any(outer) and (is_whole or not all(outer)))
-        )
-        is_alike = all(stage.axes == axes and stage.ones == whole for stage in stages)
-        if not is_aligned or not is_alike or self._ones not in ((whole,) if is_whole else (kept, gone)):
-            return None
-        read = {*last, *[name for part in parts for name in part.map.inputs]}
-        inputs = [name for name in self._rows.inputs if name in read]
-        rows = Rowwise(self._rows.text, inputs, precision=None, **self._named)
-        return rows, inputs, axes, self._ones == kept
+        if len(bare) > 1 and any(axes != tuple(range(len(axes))) for _, _, axes in self._stages):
+            raise _refusal(
+                f"{function.name} takes a result without its axes with others; keepdims=True keeps them"
+            )
+        return bare == {True}
 
-    def _is_squeezed(self, name: str, call: int | None = None) -> bool:
-        """Tell whether a value is a reduction without its axes for those who read it: not in its function."""
-        stage = self._stages.get(name)
-        return stage is not None and not stage.keepdims and stage.call != call
+    def _one(self, rows: RowExpression, shape: tuple[int, ...], operation: str) -> _Launch:
+        """Make one launch of the statements."""
+        last = rows.last
+        named: dict[str, Any] = {"inputs": self._names, "operation": operation}
+        if not self._stages:
+            return Elementwise[AccelRef](last.text, **named), {}
+        _, over, axes = self._stages[0]
+        axis = None if len(axes) == len(over) else axes[0] if len(axes) == 1 else axes
+        options = {"axis": axis, "keepdims": len(shape) == len(over)}
+        if len(self._stages) == 1 and all(isinstance(node, base.Name) for _, node in last.statements):
+            return Reduction(rows.stages[0].map.text, rows.stages[0].name, **named), options
+        self._check_alike(last.inputs, shape)
+        return Rowwise(rows.text, precision=None, **named), options
 
-    def _value(self, values: Mapping[str, Any], name: str, call: int | None = None) -> Any:
-        value = values[name]
-        is_squeezed = self._is_squeezed(name, call)
-        return value.reshape(reduced(value.shape, self._stages[name].axes)) if is_squeezed else value
+    def _check_alike(self, last: Sequence[str], shape: tuple[int, ...]) -> None:
+        """Require reductions along the same axes of one shape, and a result of that or of the reduced one."""
+        arrays = {
+            name: each for name, each in zip(self._names, self._operands, strict=True) if _is_array(each)
+        }
+        whole = common_shape(*[each.shape for each in arrays.values()])
+        first, _, axes = self._stages[0]
+        for name, over, others in self._stages:
+            if others != axes:
+                raise _refusal(f"{first} is along axes {axes}, and {name} along {others}")
+            if over != whole:
+                told = whole or "no one shape"
+                raise _refusal(f"{name} reduces shape {over}, and all arrays together have {told}")
+        of_rows = [reduced(whole or (), axes, keepdims=keepdims) for keepdims in (True, False)]
+        if shape not in ([whole] if arrays.keys() & {*last} else of_rows):
+            raise _refusal(f"the result has shape {shape}, and all arrays together have {whole}")
 
 
-def _axis_of(axes: tuple[int, ...], ndim: int) -> int | tuple[int, ...] | None:
-    """Name axes as a call does: the place of an extreme takes one axis or None."""
-    return None if len(axes) == ndim else axes[0] if len(axes) == 1 else axes
+def _common(values: Iterable[_Value]) -> tuple[int, ...]:
+    return common_shape(*[_shape_of(each.spec) for each in values]) or ()
+
+
+def _text_of(
+    function: Function, read: Mapping[str, _Value], more: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """Return the text of a function, and the least that it computes in."""
+    declared: Any = DECLARED[function]
+    if not _is_reduction(function):
+        bounds = tuple([key for key in ("min", "max") if key in read or key in more])
+        made: Elementwise[AccelRef] = clips[bounds] if function is _CLIP else declared.elementwise
+        return made.text, made.precision
+    is_wide = declared.wide and any(each.spec and each.spec.dtype in _WIDEST for each in read.values())
+    return declared.wide if is_wide else declared.text, declared.precision
+
+
+def _converted(value: _Value, dtype: DType) -> str:
+    return value.text if value.spec and value.spec.dtype is dtype else f"{dtype}({value.text})"
+
+
+def _refusal(why: str) -> NotSupportedError:
+    return NotSupportedError(f"it takes several launches, as {why}; {_ADVICE}")
+
+
+def _literal(value: Any, *, is_weak: bool) -> str:
+    """Write a number."""
+    given: Any = value
+    number = given.item() if isinstance(value, np.generic) else given
+    # The text of a subclass may differ, so that of the plain type is written.
+    text = f"({next(each for each in (bool, int, float) if isinstance(number, each))(number)!r})"
+    return text if is_weak or number is given else f"{DType.of(given.dtype)}{text}"
+
+
+def _ask(message: ComputeReduction) -> Awaitable[AccelRef]:
+    """Ask for a reduction, or for rows, which may take steps."""
+    if isinstance(message.reduction, Rowwise):
+        return message.reduction.ask(message)
+    return device_of(message.operation, *message.arguments).ask(message)
 
 
 class fused:  # noqa: N801  # a decorator, as `property` is
-    """Record a function over names of the array API standard, and compute it in one launch or a few.
+    """Make one launch of the calls that a function makes, or refuse them.
 
-    The function is called once for arguments of certain dtypes and numbers of axes, with stand-ins of them.
-    What it does with these is written as one expression. Later calls compute that with other elements and
-    shapes. Results have the dtypes that `ta.arrays` gives step by step, and the same elements up to rounding.
+    The function runs at each call, with its arguments, and returns a call: of functions for each element,
+    reductions along the same axes, normalizations and casts. They are written as one expression, which is
+    kept for calls of the same structure. Results have the dtypes that `ta.arrays` gives step by step, and the
+    same elements up to rounding.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> @ta.fused
@@ -518,30 +400,29 @@ class fused:  # noqa: N801  # a decorator, as `property` is
     >>> async def main() -> None:
     ...     async with ta.open_system("norms") as system, system.open_device("cpu") as device:
     ...         x = await device.put(np.array([3.0, 5.0]))
-    ...         print(await (await norm(x, np.array([4.0, 12.0]))).to_host())
+    ...         print(await norm(x, np.array([4.0, 12.0])).to_host())
     >>> trio.run(main)
     [ 5. 13.]
 
-    Arguments by position are arrays and numbers; None is given as it is. Keyword-only arguments, such as an
-    axis, are given as they are, and the function is recorded for each of their values. The namespace is
-    ``x.__array_namespace__()``, so that the function takes arrays of other libraries as well; or `fused.xp`.
-    It has the functions of `ta.arrays` for each element, its reductions and normalizations, and ``astype``.
+    Arguments are arrays, calls and anything else, such as an axis. Calls that are arguments, or members of a
+    list or tuple that is one, are operands: they run before the launch, in the same request. Numbers are
+    handed over with the launch, so that one that changes makes no new expression.
 
-    A function without reductions is one launch, and so is one whose result is a reduction. Reductions along
-    the same axes, and functions of their results, are one launch too (see `ta.arrays.softmax` for few long
-    rows). Other reductions are a launch each, with one more for the result.
+    A function without reductions is one launch. So is one whose result is a reduction, and so are reductions
+    along the same axes with functions of their results (see `ta.arrays.softmax` for few long rows). What
+    would take several launches is refused: without `fused` it is as many launches, and one request.
 
     Args:
-        function: The function. It returns one array, and must do the same for the same types of arguments.
+        function: The function. It returns one array.
 
     Raises:
         TypeError: It is async, or takes `out`, ``*args`` or ``**kwargs``.
 
     Attributes:
-        xp: The namespace.
+        xp: The namespace of the array API standard over calls, which ``x.__array_namespace__()`` returns.
     """
 
-    xp: ClassVar[Any] = _Namespace()
+    xp: ClassVar[Namespace]
     __name__: str
     __wrapped__: Callable[..., Any]
 
@@ -556,25 +437,22 @@ class fused:  # noqa: N801  # a decorator, as `property` is
             raise TypeError(f"{self._operation}: must name its parameters, without * and **")
         self._function = function
         self._bound = binder(self._operation, function)
-        self._names = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
-        self._options = [name for name in parameters if name not in self._names]
-        self._record = functools.lru_cache(_MOST_RECORDINGS)(self._recorded)
+        self._names = {name: f"{name}_" if "_" in name or name in _TAKEN else name for name in parameters}
+        self._expression = functools.lru_cache(_MOST)(partial(_Expression, self._operation))
 
     def __repr__(self) -> str:
         return f"<fused {self._operation.removeprefix('fused.')}{inspect.signature(self._function)}>"
 
-    def __call__(
-        self, *arguments: ExpressionArgument | None, out: Out = None, **named: Any
-    ) -> Coroutine[Any, Any, AccelRef]:
-        """Compute it on the device of its arrays; in a function that is recorded, it is a part of that.
+    def __call__(self, *arguments: Any, out: Out = None, **named: Any) -> Call[AccelRef]:
+        """Make the call of one launch; in a function that is fused, it is a part of that.
 
         Args:
-            *arguments: Arrays and numbers; arrays broadcast, and a Python number takes their dtype.
+            *arguments: Arguments of the function; arrays broadcast, and a Python number takes their dtype.
             out: Array to write to, of the shape of the result. It may be an argument that is not broadcast.
             **named: Arguments by their names.
 
         Returns:
-            The result.
+            The call of the result.
 
         Raises:
             TypeError: A wrong argument, dtypes that the standard does not promote, or the function does not
@@ -582,45 +460,31 @@ class fused:  # noqa: N801  # a decorator, as `property` is
             ValueError: Shapes that do not broadcast, an axis that there is not, a number that a dtype cannot
                 hold, `out` that shares memory with an argument and is not the same array, or the function
                 calls itself without end.
-            NotSupportedError: The function does something that no expression has. The message names it.
+            NotSupportedError: The function makes a call that is no expression, or it takes several launches.
+                The message says which, and why.
         """
         given = self._bound(arguments, named)
-        if any(isinstance(each, _Traced) for each in given.values()):
-            return cast("Coroutine[Any, Any, AccelRef]", self._function(*arguments, **named))
-        return self._compute(given, out)
-
-    async def _compute(self, given: Mapping[str, Any], out: Out) -> AccelRef:
-        places = [given[name] for name in self._names]
-        signature: list[tuple[str, _Ones | None] | None] = []
-        for name, each in zip(self._names, places, strict=True):
-            ones = tuple([int(extent == 1) for extent in each.shape]) if _is_array(each) else None
-            signature.append(None if each is None else (argument_of(self._operation, name, each), ones))
-        # Equal options may differ yet, as 1, 1.0 and True do.
-        options = tuple([(name, given[name], repr(given[name])) for name in self._options])
+        if _IS_INSIDE.get():
+            if out is not None:
+                raise TypeError(f"{self._operation}: out is an argument of the outer fused function")
+            return self._function(*arguments, **named)  # type: ignore[no-any-return]
+        token = _IS_INSIDE.set(True)
         try:
-            hash(options)
-        except TypeError as error:
-            told = ", ".join(self._options)
-            raise TypeError(
-                f"{self._operation}: {told} must be hashable, to be known again: {error}"
-            ) from None
-        return await self._record(tuple(signature), options).compute(places, out)
-
-    def _recorded(
-        self,
-        signature: tuple[tuple[str, _Ones | None] | None, ...],
-        options: tuple[tuple[str, Any, str], ...],
-    ) -> _Launches:
-        recording = _Recording(self._operation)
-        stands = [recording.argument(*each) for each in zip(self._names, signature, strict=True)]
-        try:
-            result = self._function(*stands, **{name: value for name, value, _ in options})
+            result = self._function(*arguments, **named)
         except RecursionError as error:
-            text = (
-                "calls itself without end; a keyword-only argument can say when it ends, and no element can"
-            )
-            raise ValueError(f"{self._operation}: {text}") from error
-        if not isinstance(result, _Traced):
+            raise ValueError(f"{self._operation}: calls itself without end") from error
+        finally:
+            _IS_INSIDE.reset(token)
+        if not _is_array(result):
             told = type(result).__name__
             raise TypeError(f"{self._operation}: must return one array that it computes, got {told}")
-        return _Launches(recording, result)
+        ends: dict[int, str] = {}
+        for name, value in given.items():
+            if type(value) in (list, tuple):
+                ends |= dict.fromkeys(map(id, value), "")
+            elif _is_array(value):
+                ends[id(value)] = self._names[name]
+        # A copy is no statement of its own, and what the function returns may be one of its arguments.
+        made = _Made(self._operation, Call(_COPY, (result,)), ends)
+        function = self._expression(cast("Any", made.key), tuple(made.names)).function
+        return Call(function, tuple(made.operands), None if out is None else {"out": out})

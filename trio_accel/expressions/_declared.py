@@ -18,7 +18,10 @@ from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
 from ._rows import Rowwise
 
-__all__ = ["DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
+__all__ = ["DECLARED", "DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
+
+DECLARED: dict[Function, Any] = {}
+"""Functions as `expression`, `reduction` and `rows` make them, by what their calls know."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
@@ -132,6 +135,7 @@ def expression(
         make = made.compute if is_plain else message
         declared: Any = functools.wraps(function)(called(Function(made.operation, make)))
         declared.elementwise, declared.message, declared.again = made, make, again
+        DECLARED[declared.asked] = declared
         return declared
 
     return declare
@@ -239,6 +243,7 @@ def _declared(
     declared: Any = functools.wraps(function)(ask)
     declared.message, declared.precision, declared.again = message, precision, again
     declared.text, declared.wide = text, wide
+    DECLARED[declared.asked] = declared
     return declared
 
 

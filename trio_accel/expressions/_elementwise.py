@@ -280,15 +280,6 @@ class Elementwise(Generic[ReplyT]):
             taken.check_places(operation, known.typed.axes)
         return known
 
-    def dtype_of(self, operation: str, arguments: Sequence[ArgumentType]) -> DType:
-        """Return the dtype of the first result, of arguments of these types.
-
-        Raises:
-            TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
-        """
-        given = tuple([Argument(kind, isinstance(kind, DType)) for kind in arguments])
-        return self._find_types(operation, given, (None,) * len(self.outputs)).dtypes[0]
-
     def _find_types(
         self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | ArraySpec | None]
     ) -> KnownExpression:

@@ -279,7 +279,7 @@ class Chains:
     def _ahead_of(self, step: SpentCall[Any]) -> ArraySpec:
         recorder = LookingAhead(self._device, self._state, None)
         given: dict[int, Any] = {
-            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype)
+            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype)  # pyright: ignore[reportUnknownArgumentType]
             for each in arguments_of(step)
             if type(each) is Call
         }

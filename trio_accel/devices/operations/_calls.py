@@ -5,9 +5,9 @@ References to arrays and calls have the same operators, which make calls by func
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
@@ -94,6 +94,12 @@ class Asked(Protocol):
         ...
 
 
+VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""Versions of the array API standard."""
+
+NAMESPACE: list[Any] = []
+"""The namespace of the standard over calls: the layers above add it."""
+
 METHODS: dict[str, Function] = {}
 """Functions that operators and methods make calls of, by their names; the layers above add them."""
 
@@ -106,6 +112,16 @@ class Operators(OnDevice, Generic[T_co]):
     # NumPy leaves operators of its arrays with these to the other operand.
     __array_ufunc__ = None
     __hash__ = object.__hash__
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """Return the namespace of the array API standard, whose functions make calls.
+
+        Raises:
+            ValueError: A version of the standard that is not there.
+        """
+        if api_version not in (None, *VERSIONS):
+            raise ValueError(f"api_version must be one of {', '.join(VERSIONS)}, got {api_version!r}")
+        return NAMESPACE[0]
 
     if TYPE_CHECKING:
 
@@ -422,6 +438,7 @@ class Chain:
     Args:
         call: The last one.
         is_spent: Whether the calls are used now, which each is once.
+        ends: Identities of calls that are operands of the chain, and none of its steps.
 
     Attributes:
         steps: The calls; each comes behind its operands.
@@ -437,9 +454,9 @@ class Chain:
 
     __slots__ = ("hosts", "key", "refs", "steps")
 
-    def __init__(self, call: Any, *, is_spent: bool = True) -> None:
+    def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[SpentCall[Any]] = []
-        steps, places, stack = self.steps, dict[int, int](), [call]
+        steps, places, stack = self.steps, dict.fromkeys(ends, -1), [call]
         while stack:
             step = stack[-1]
             depth = len(stack)
@@ -693,13 +710,14 @@ def called(function: Function) -> Callable[..., Call[Any]]:
     return made  # type: ignore[no-any-return]  # it is the function
 
 
-def have_operators(find: Callable[[str], Callable[..., Any]]) -> None:
+def have_operators(namespace: Any) -> None:
     """Give references and calls their operators.
 
     Args:
-        find: Finds a function by its name, such as ``"add"``, once it is needed.
+        namespace: Has the functions by their names, such as ``add``, once they are needed.
     """
-    find = functools.cache(find)
+    NAMESPACE.append(namespace)
+    find = partial(getattr, namespace)
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         def ask(self: Any, other: Any) -> Any:
