@@ -32,6 +32,7 @@ from ._recorder import ChainRecorder, LookingAhead, Recorder
 # The most structures that are known, those that were used last.
 _MOST = 256
 _UINT8 = DType.uint8
+_CALLS = (Call, SpentCall)
 # What is known of a structure without a template: it came once, or it can have none.
 _SEEN, _NONE = "seen", "none"
 _TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
@@ -278,10 +279,9 @@ class Chains:
 
     def _ahead_of(self, step: SpentCall[Any]) -> ArraySpec:
         recorder = LookingAhead(self._device, self._state, None)
+        operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
         given: dict[int, Any] = {
-            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype)  # pyright: ignore[reportUnknownArgumentType]
-            for each in arguments_of(step)
-            if type(each) is Call
+            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype) for each in operands
         }
         args, named = replaced(step, given)
         asked = evaluate(step.function, args, named)
