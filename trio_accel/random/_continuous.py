@@ -12,6 +12,7 @@ import numpy as np
 from ..actors import binder
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef
+from ..devices.operations._calls import composed
 from ..expressions import Elementwise, ExpressionArgument, Out, like
 from ._messages import Exponential, Lognormal, Normal, Uniform
 from ._stream import Shape
@@ -60,6 +61,7 @@ def _formed(text: str) -> Callable[[FunctionT], FunctionT]:
 class Continuous(WordStream):
     """Floating numbers of distributions that are functions of uniform and normal ones."""
 
+    @composed
     async def uniform(
         self,
         shape: Shape,
@@ -90,6 +92,7 @@ class Continuous(WordStream):
             "uniform", "y = low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
         )
 
+    @composed
     async def normal(
         self,
         shape: Shape,
@@ -113,6 +116,7 @@ class Continuous(WordStream):
             return await self._device.ask(Normal(*self._placed(extents), kind, loc, scale, out))
         return await self._moved_normals("normal", "loc + scale * x", extents, kind, loc, scale, out)
 
+    @composed
     async def exponential(
         self, shape: Shape, dtype: DTypeLike = "float32", *, scale: float = 1.0, out: Out = None
     ) -> AccelRef:
@@ -133,6 +137,7 @@ class Continuous(WordStream):
         )
         return await self._computed("exponential", "y = -scale * log(u)", extents, kind, out, scale=factor)
 
+    @composed
     async def lognormal(
         self,
         shape: Shape,
@@ -241,6 +246,7 @@ class Continuous(WordStream):
         """
         ...
 
+    @composed
     async def triangular(
         self,
         shape: Shape,

@@ -13,6 +13,7 @@ import trio
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise, Out
 from ._continuous import after
@@ -74,6 +75,7 @@ class Generator(Rejections):
         TypeError: The seed is no whole number, or `device` is no device.
     """
 
+    @composed
     async def integers(
         self,
         shape: Shape,
@@ -112,6 +114,7 @@ class Generator(Rejections):
             return await self._device.ask(Integers(*self._placed(extents), first, end, out))
         return await self._whole("integers", extents, width, first, kind, out)
 
+    @composed
     async def permutation(self, x: int | Operand) -> AccelRef:
         """Bring numbers or rows into a random order, as `numpy.random.Generator.permutation`.
 
@@ -132,6 +135,7 @@ class Generator(Rejections):
         order = await self._device.ask(Order(await self._keys(count), count, False))
         return order if rows is None else await self._taken("permutation", rows, order)
 
+    @composed
     async def choice(
         self, a: int | Operand, shape: Shape = (), replace: bool = True, p: npt.ArrayLike | None = None
     ) -> AccelRef:
@@ -172,6 +176,7 @@ class Generator(Rejections):
             places = await self._device.ask(Search(edges / edges[-1], u))
         return places if rows is None else await self._taken("choice", rows, places)
 
+    @composed
     async def multivariate_normal(
         self, mean: npt.ArrayLike, cov: npt.ArrayLike, shape: Shape = (), dtype: DTypeLike = "float32"
     ) -> AccelRef:

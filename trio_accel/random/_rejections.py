@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.contract.ops import Rejection
 from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
 from ..expressions import ExpressionArgument, Out, Rowwise
 from ._continuous import Continuous, after
 from ._messages import Rejected
@@ -27,6 +28,7 @@ _SHARES = Rowwise(
 class Rejections(Continuous):
     """Gamma, Poisson and binomial numbers, and what is made of them."""
 
+    @composed
     async def gamma(
         self,
         shape: Shape,
@@ -54,6 +56,7 @@ class Rejections(Continuous):
         made = after("gamma", "where(scale >= 0, scale * x, nan)", kind.value, "x", "scale")
         return await made(x, factor, shape=x.shape, out=out)
 
+    @composed
     async def chisquare(
         self, shape: Shape, dtype: DTypeLike = "float32", *, df: ExpressionArgument, out: Out = None
     ) -> AccelRef:
@@ -70,6 +73,7 @@ class Rejections(Continuous):
         x = await self._drawn("chisquare", "gamma", shape, DType.float64, freedom, factor=0.5)
         return await after("chisquare", "2.0 * x", kind.value, "x")(x, out=out)
 
+    @composed
     async def standard_t(
         self, shape: Shape, dtype: DTypeLike = "float32", *, df: ExpressionArgument, out: Out = None
     ) -> AccelRef:
@@ -86,6 +90,7 @@ class Rejections(Continuous):
         made = after("standard_t", "where(df > 0, z / sqrt(2.0 * x / df), nan)", kind.value, "x", "z", "df")
         return await made(x, await self._normals(x.shape), freedom, shape=x.shape, out=out)
 
+    @composed
     async def beta(
         self,
         shape: Shape,
@@ -112,6 +117,7 @@ class Rejections(Continuous):
         y = await self._drawn("beta", "log_gamma", shape, DType.float64, second)
         return await after("beta", "1.0 / (1.0 + exp(y - x))", kind.value, "x", "y")(x, y, out=out)
 
+    @composed
     async def dirichlet(self, shape: Shape, alpha: npt.ArrayLike, dtype: DTypeLike = "float32") -> AccelRef:
         """Draw shares that add up to 1, of a Dirichlet distribution.
 
@@ -131,6 +137,7 @@ class Rejections(Continuous):
         shares = await _SHARES.ask(_SHARES.compute(logs, axis=-1, keepdims=False, out=None))
         return shares if kind is DType.float64 else await shares.cast(kind)
 
+    @composed
     async def poisson(self, shape: Shape, lam: ExpressionArgument = 1.0, *, out: Out = None) -> AccelRef:
         """Draw counts of a Poisson distribution: an array of int64, by Hörmann's PTRS (1993).
 
@@ -142,6 +149,7 @@ class Rejections(Continuous):
         mean = _bounded("poisson", "lam", lam, _LARGEST)
         return await self._drawn("poisson", "poisson", shape, DType.int64, mean, out=out)
 
+    @composed
     async def binomial(
         self, shape: Shape, n: ExpressionArgument, p: ExpressionArgument, *, out: Out = None
     ) -> AccelRef:

@@ -14,6 +14,7 @@ import trio
 
 from ..backends.base import DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, check_device
+from ..devices.operations._calls import composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
 from ._continuous import after
@@ -96,6 +97,7 @@ class Sobol:
         """Number of the next point: another one goes on from there by `fast_forward`."""
         return self._position
 
+    @composed
     async def random(self, n: int = 1, dtype: DTypeLike = "float64") -> AccelRef:
         """Make the next points.
 
@@ -124,6 +126,7 @@ class Sobol:
         scale = np.float64(2.0 ** (left - self._bits))
         return await _scaled(kind.value)(points, np.uint32(left), scale)
 
+    @composed
     async def random_base2(self, m: int, dtype: DTypeLike = "float64") -> AccelRef:
         """Make the next 2**m points, which end at a power of two.
 

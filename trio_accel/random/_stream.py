@@ -14,6 +14,7 @@ import numpy as np
 from ..backends.base import NotSupportedError
 from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device
+from ..devices.operations._calls import composed
 from ..expressions import Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
@@ -154,6 +155,7 @@ class Stream:
         ]
         return [type(self)(self._device, self._kind, int(seed)) for seed in seeds]
 
+    @composed
     async def bits(self, shape: Shape, *, out: Out = None) -> AccelRef:
         """Draw 32-bit words, an array of uint32 (cuRAND ``curandGenerate``).
 
