@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
 import numpy as np
 
 from ..actors import binder
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef
+from ..devices import AccelRef, Call
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, ExpressionArgument, Out, like
 from ._messages import Exponential, Lognormal, Normal, Uniform
 from ._stream import Shape
 from ._words import WordStream, checked_dtype, real
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+ParametersP = ParamSpec("ParametersP")
 
 _TRIANGULAR = (
     "w = right - left; below = left + sqrt(u * w * (mode - left));"
@@ -29,7 +29,9 @@ _TRIANGULAR = (
 _LEAST = {"scale": ">= 0", "a": "> 0"}
 
 
-def _formed(text: str) -> Callable[[FunctionT], FunctionT]:
+def _formed(
+    text: str,
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
     """Declare a draw by an expression of a uniform number `u`: NaN where a parameter is below its bound.
 
     The parameters of the expression stand alone in the signature, besides those of every draw.

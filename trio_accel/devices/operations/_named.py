@@ -72,8 +72,13 @@ def _naming(name: str, function: Any) -> Any:
     if inspect.iscoroutinefunction(function):
         return wraps(function)(called(Function(name, function, "awaitable", refuse=refuse)))
 
+    viewed = Function(name, function, "value")
+
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is Call:
+            # A view of what is to be made is a step of the chain.
+            return Call(viewed, args, kwargs or None)
         try:
             return function(*args, **kwargs)
         except Exception as error:
