@@ -287,7 +287,7 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = 
     "without its last axis": (
         lambda x: x - xp.mean(x, axis=1),
         ((5, 5),),
-        "arrays.subtract takes a result without its axes with others; keepdims=True keeps them",
+        r"arrays.subtract takes arrays with and without reduced axes \(keepdims=True keeps them\)",
     ),
     "both with its axis and without": (
         lambda x: xp.max(x, axis=1, keepdims=True) - xp.min(x, axis=1),
