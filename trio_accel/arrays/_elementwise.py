@@ -10,10 +10,10 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from ..actors import binder
-from ..backends.base import DType
+from ..backends.base.expressions import Argument
 from ..devices import AccelRef, Call
 from ..devices.operations._calls import Function, called
-from ..expressions import Elementwise, ExpressionArgument, Out, expression, like
+from ..expressions import Elementwise, ExpressionArgument, Out, argument_of, expression, like
 
 __all__ = [
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
@@ -50,13 +50,13 @@ def _clipping(
 
     def message(*args: Any, **named: Any) -> Any:
         given = bound(args, named)
-        for name in ("x", "min", "max"):
-            each = given[name]
-            dtype = DType.bool if isinstance(each, bool) else getattr(each, "dtype", None)
-            if dtype is not None and DType.of(dtype).kind in ("bool", "complex"):
-                raise TypeError(f"arrays.clip: {name} must be of real numbers, got {DType.of(dtype)}")
-        bounds = {name: given[name] for name in ("min", "max") if given[name] is not None}
-        return clips[tuple(bounds)].compute(given["x"], *bounds.values(), out=given["out"])
+        out, x = given.pop("out"), given.pop("x")
+        bounds = {name: each for name, each in given.items() if each is not None}
+        for name, each in ({"x": x} | bounds).items():
+            dtype = Argument.decode(argument_of("arrays.clip", name, each)).dtype
+            if dtype.kind in ("bool", "complex"):
+                raise TypeError(f"arrays.clip: {name} must be of real numbers, got {dtype}")
+        return clips[tuple(bounds)].compute(x, *bounds.values(), out=out)
 
     made: Any = wraps(function)(called(Function("arrays.clip", message)))
     made.message = message

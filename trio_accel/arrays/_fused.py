@@ -307,7 +307,7 @@ class _Writer:
         # Without their first axes, arrays broadcast as with them.
         if len(bare) > 1 and any(axes != tuple(range(len(axes))) for _, _, axes in self._stages):
             raise _refusal(
-                f"{function.name} takes a result without its axes with others; keepdims=True keeps them"
+                f"{function.name} takes arrays with and without reduced axes (keepdims=True keeps them)"
             )
         return bare == {True}
 
