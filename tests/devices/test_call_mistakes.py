@@ -340,3 +340,24 @@ async def test_two_tasks_that_await_one_call(device: ta.Device) -> None:
         nursery.start_soon(ask)
     assert min(outcomes) == "(3,)"
     assert "was awaited before" in max(outcomes)
+
+
+async def test_an_index_that_is_outside(device: ta.Device) -> None:
+    x, places = await device.put(np.ones((3, 2))), await device.put(np.array([0, 7]))
+    for _ in range(TURNS + 1):
+        with pytest.raises(
+            ta.OutOfRangeError, match=r"^nn\.embedding: .*7 is (not from 0 to 2|outside axis 0)"
+        ) as caught:
+            await (nn.embedding(places, x * 2.0) + 1.0)
+        assert caught.value.operation == "nn.embedding"
+        del caught
+    device.chains.give_back()  # type: ignore[attr-defined]
+    assert await blocks(device) == 2
+
+
+async def test_no_array_at_all(device: ta.Device) -> None:
+    x = await device.put(np.ones((3, 2)))
+    text = await refused(lambda: linalg.lstsq(x + 1.0, None), TypeError)
+    assert text == "linalg.lstsq: b must be an AccelRef or a NumPy array, got None"
+    text = await refused(lambda: nn.glu(3) + 1.0, TypeError)
+    assert text.startswith("nn.glu: x must be an AccelRef or a NumPy array, got ")

@@ -403,3 +403,34 @@ async def test_a_call_ends_with_its_device() -> None:
             call = (x + 1.0) * 2.0
         with pytest.raises((ta.DeviceLostError, ta.StaleRefError)):
             await call
+
+
+async def test_the_reference_that_is_written_is_the_result(device: ta.Device) -> None:
+    x, y = await device.put(numbers(1)), await device.put(numbers(2))
+    for _ in range(TURNS):
+        assert await arrays.add(x * 2.0, 1.0, out=y) is y
+        assert await linalg.gemm(1.0, x, x + 1.0, 0.0, y) is y
+        assert await linalg.axpy(2.0, numbers(1), y) is y
+        view = y[1:]
+        assert await arrays.add(x[1:] * 2.0, 1.0, out=view) is view
+
+
+async def test_calls_that_make_arrays_are_operands(device: ta.Device) -> None:
+    for turn in range(TURNS):
+        row = arrays.arange(device, 3.0)
+        found = await (arrays.ones(device, (2, 3)) * float(turn) + row).to_host()
+        same(found, np.full((2, 3), float(turn)) + np.arange(3.0))
+        host = numbers(turn)
+        found = await (arrays.asarray(device, host) @ host).to_host()
+        same(found, await (await linalg.matmul(await device.put(host), host)).to_host())
+    call = arrays.ones(device, (2, 3)) * 2.0
+    assert call.shape == (2, 3)
+    call.close()
+
+
+async def test_arrays_in_other_objects(device: ta.Device) -> None:
+    x = await device.put(np.eye(3) * 2.0)
+    factors = await linalg.lu(x)
+    for turn in range(TURNS):
+        found = await (linalg.lu_solve(factors, numbers(turn, 3)) * 2.0).to_host()
+        np.testing.assert_allclose(found, numbers(turn, 3), rtol=1e-12)

@@ -51,7 +51,8 @@ class Template:
         result: See `ChainSpec`.
         host: Dtype and shape of the result that goes to the host; None if it stays.
         reply: The result that stays, with arrays of the recording.
-        leaves: Places of the arrays of the chain that a reply has, by their blocks in the recording.
+        leaves: Places of the arrays of the chain that a reply has, by their blocks in the recording; and
+            whether it is the reference itself.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Template:
     result: tuple[int, ...]
     host: tuple[DType, tuple[int, ...]] | None
     reply: Any
-    leaves: Mapping[int, int]
+    leaves: Mapping[int, tuple[int, bool]]
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -138,9 +139,11 @@ class RunChain(Operation[Any, Any]):
 
     def _seen(self, ref: AccelRef, made: Mapping[int, AccelRef]) -> AccelRef:
         number = ref.block.id
-        return _on(
-            made[number].block if number in made else self.refs[self.template.leaves[number]].block, ref
-        )
+        if number in made:
+            return _on(made[number].block, ref)
+        place, is_itself = self.template.leaves[number]
+        given = self.refs[place]
+        return given if is_itself else _on(given.block, ref)
 
 
 def _on(block: Block, ref: AccelRef) -> AccelRef:
@@ -171,7 +174,8 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
-        template, hosts, given = None, chain.hosts, dict[int, Any]()
+        template: Any = None
+        hosts, given = chain.hosts, dict[int, Any]()
         recording = RECORDING.get()
         is_launched = recording is None or recording.is_over
         if is_launched and chain.key is not None and not self._state.faults.waiting:
@@ -191,10 +195,7 @@ class Chains:
                 if not is_whole or block.generation < block.table.valid_since:
                     template = None
         if template is None:
-            try:
-                return await run_steps(chain.steps, given)
-            finally:
-                chain.let_go()
+            return await chain.run(given)
         self.found += 1
         chain.let_go()
         reply = await self._device.ask(RunChain(self, template, chain.refs, hosts, template.name))
@@ -301,7 +302,7 @@ def _made(
     recorded = recorder.recorded()
     places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
     returned: list[int] = []
-    leaves: dict[int, int] = {}
+    leaves: dict[int, tuple[int, bool]] = {}
 
     def note(ref: AccelRef) -> AccelRef:
         returned.append(ref.block.id)
@@ -309,7 +310,9 @@ def _made(
             return ref
         # An array of the program's own, which a template is not to hold.
         stand_in = recorder.stand_in(ref)
-        leaves[stand_in.block.id] = places[ref.block.id]
+        # What is written comes last among the arguments.
+        same = [place for place, given in enumerate(chain.refs) if given is ref]
+        leaves[stand_in.block.id] = (same[-1], True) if same else (places[ref.block.id], False)
         return stand_in
 
     reply = map_reply(reply, note)

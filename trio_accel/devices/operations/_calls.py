@@ -202,8 +202,11 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         except Exception:
             _tell_no_more(self)
             raise
+        if not chain.refs:
+            # Where a step runs is for its function to find: its arrays are in other objects.
+            return chain.run({})
         # `Chain.device` says the same, with two calls.
-        device: Asked = chain.refs[0].block.table.device if chain.refs else chain.device
+        device: Asked = chain.refs[0].block.table.device
         return device.ask_chain(chain)
 
     def start(self) -> Pending[T_co]:
@@ -286,7 +289,9 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         """View it with the axes in another order; see `AccelRef.transpose`."""
         return Call(METHODS["transpose"], (self, axes, *more))
 
-    def to_host(self: SpentCall[Operators[RefT]], *, out: npt.NDArray[Any] | None = None) -> Call[npt.NDArray[Any]]:
+    def to_host(
+        self: SpentCall[Operators[RefT]], *, out: npt.NDArray[Any] | None = None
+    ) -> Call[npt.NDArray[Any]]:
         """Copy the array to host memory; see `AccelRef.to_host`."""
         return Call(
             METHODS["to_host"] if out is None else METHODS["to_host_out"],
@@ -430,6 +435,13 @@ class Chain:
         """Let the arguments go: the calls may stay in variables of the program."""
         for step in self.steps:
             step.args, step.named = (), None
+
+    async def run(self, given: Mapping[int, Any]) -> Any:
+        """Run it step by step; see `run_steps`."""
+        try:
+            return await run_steps(self.steps, given)
+        finally:
+            self.let_go()
 
     @property
     def device(self) -> Asked:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...actors import bind_arguments
 from ...backends.base import AccelError, NotSupportedError
 from ..base._refusals import shown, what_to_do
-from ._calls import Function, called
+from ._calls import Call, Function, called
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
@@ -27,7 +27,7 @@ _HEADLESS = (*_PLAIN, AttributeError, NotSupportedError)
 _ARGUMENT = re.compile(r"[\w.]+: (\w\d?)(?=:| (?:must|has|have|is|holds) )")
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real, complex: Complex, inspect.Parameter.empty: object}
 _BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
-_KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Any": Any, "Sequence": Sequence}
+_KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Call": Call, "Any": Any, "Sequence": Sequence}
 _NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
 _SEVERAL = (list, tuple, range, np.ndarray)
 _WORDS = {
@@ -178,7 +178,9 @@ class _Kind:
         self._is_any = origin in (Union, UnionType)
         self._is_several = origin in (tuple, Sequence)
         parts = get_args(note) if self._is_any or self._is_several else ()
-        self._members = [_Kind(one, space) for one in parts if one is not ...]
+        # A call is the array that it makes, by the time that a function has it.
+        members = [one for one in parts if one is not ... and get_origin(one) is not Call]
+        self._members = [_Kind(one, space) for one in members]
 
     def fits(self, value: object) -> bool:
         """Tell whether a value is allowed."""

@@ -70,21 +70,22 @@ def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callabl
             turns += 1
         count(turns)
     else:
-        run_works(works)
+        run_works(works, is_graph=isinstance(spec, GraphSpec))
 
 
-def run_works(works: Works, numbers: Sequence[int] | None = None) -> None:
+def run_works(works: Works, numbers: Sequence[int] | None = None, *, is_graph: bool = True) -> None:
     """Run operations of a chain one after the other: all, or those of certain numbers.
 
     Raises:
-        AccelError: One failed; the message begins with its number and its name.
+        AccelError: One failed; the message begins with its name, and in a graph with its number.
     """
     for number in range(len(works)) if numbers is None else numbers:
         name, work = works[number]
         try:
             work()
         except AccelError as error:
-            error.message = f"node {number} of the graph, {name}: {error.message}"
+            where = f"node {number} of the graph, {name}" if is_graph else name
+            error.message, error.operation = f"{where}: {error.message}", error.operation or name
             raise
 
 
