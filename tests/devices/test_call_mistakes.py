@@ -268,7 +268,6 @@ async def test_wrong_arguments(device: ta.Device, kind: str) -> None:
     assert len(found) < 260
     assert "NoneType' object" not in found
     # Nothing of the chain is left, and the device is as before.
-    device.chains.give_back()  # type: ignore[attr-defined]
     assert await blocks(device) == 2
     assert (await (x + 1.0).to_host())[0, 0] == 2.0
 
@@ -353,7 +352,6 @@ async def test_an_index_that_is_outside(device: ta.Device) -> None:
         assert caught.value.operation == "nn.embedding"
         del caught
         await x.fill(1.0)
-    device.chains.give_back()  # type: ignore[attr-defined]
     assert await blocks(device) == 2
 
 

@@ -29,7 +29,6 @@ def chains_of(device: ta.Device) -> Chains:
 
 async def nothing_left(device: ta.Device, blocks: int) -> None:
     """Only the program's own blocks are there, and no request waits."""
-    chains_of(device).give_back()
     gc.collect()
     await device.synchronize()
     statistics = await device.statistics()

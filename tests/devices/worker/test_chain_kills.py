@@ -24,7 +24,6 @@ TURNS = 3
 
 
 async def nothing_left(device: ta.Device, blocks: int) -> None:
-    device.chains.give_back()  # type: ignore[attr-defined]
     gc.collect()
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == blocks
