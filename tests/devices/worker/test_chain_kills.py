@@ -102,6 +102,7 @@ async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
         await nothing_left(device, 2)
 
 
+@pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
 async def test_chains_that_had_not_begun(system: ta.System) -> None:
     """They went to the lost worker by templates that the next one does not know."""
     async with system.open_device(BACKEND, options=options(retry=0)) as device:
