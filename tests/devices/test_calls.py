@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from chosen import INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from isolations import inline
 
 import trio_accel as ta
@@ -413,8 +413,40 @@ async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest
 
 async def test_a_call_ends_with_its_device() -> None:
     async with ta.open_system("test") as system:
-        async with system.open_device("cpu", options=INLINE) as device:
+        async with system.open_device(BACKEND, options=INLINE) as device:
             x = await device.put(np.ones(2))
             call = (x + 1.0) * 2.0
         with pytest.raises((ta.DeviceLostError, ta.StaleRefError)):
             await call
+
+
+async def test_the_reference_that_is_written_is_the_result(device: ta.Device) -> None:
+    x, y = await device.put(numbers(1)), await device.put(numbers(2))
+    for _ in range(TURNS):
+        assert await arrays.add(x * 2.0, 1.0, out=y) is y
+        assert await linalg.gemm(1.0, x, x + 1.0, 0.0, y) is y
+        assert await linalg.axpy(2.0, numbers(1), y) is y
+        view = y[1:]
+        assert await arrays.add(x[1:] * 2.0, 1.0, out=view) is view
+
+
+async def test_calls_that_make_arrays_are_operands(device: ta.Device) -> None:
+    for turn in range(TURNS):
+        row = arrays.arange(device, 3.0)
+        found = await (arrays.ones(device, (2, 3)) * float(turn) + row).to_host()
+        same(found, np.full((2, 3), float(turn)) + np.arange(3.0))
+        host = numbers(turn)
+        found = await (arrays.asarray(device, host) @ host).to_host()
+        same(found, await (await linalg.matmul(await device.put(host), host)).to_host())
+    call = arrays.ones(device, (2, 3)) * 2.0
+    assert call.shape == (2, 3)
+    call.close()
+
+
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no solvers")
+async def test_arrays_in_other_objects(device: ta.Device) -> None:
+    x = await device.put(np.eye(3) * 2.0)
+    factors = await linalg.lu(x)
+    for turn in range(TURNS):
+        found = await (linalg.lu_solve(factors, numbers(turn, 3)) * 2.0).to_host()
+        np.testing.assert_allclose(found, numbers(turn, 3), rtol=1e-12)

@@ -51,7 +51,6 @@ async def search(device: ta.Device, most: int) -> None:
     assert device.generation == 1
     # Most of them are templates.
     assert found[0] > most
-    device.chains.give_back()  # type: ignore[attr-defined]
     gc.collect()
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == 0

@@ -430,8 +430,6 @@ async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
     memory: dict[str, tuple[int, int]] = {}
     for device in open_devices(belongs):
         try:
-            # It is the device's own, and no array of the program's.
-            device.chains.give_back()
             await device.synchronize()
             await _wait_for_spares(device)
             used = (await device.statistics()).memory

@@ -24,7 +24,6 @@ TURNS = 3
 
 
 async def nothing_left(device: ta.Device, blocks: int) -> None:
-    device.chains.give_back()  # type: ignore[attr-defined]
     gc.collect()
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == blocks
@@ -103,6 +102,7 @@ async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
         await nothing_left(device, 2)
 
 
+@pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
 async def test_chains_that_had_not_begun(system: ta.System) -> None:
     """They went to the lost worker by templates that the next one does not know."""
     async with system.open_device(BACKEND, options=options(retry=0)) as device:

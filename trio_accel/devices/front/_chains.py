@@ -335,7 +335,8 @@ def _made(
         # A template keeps no array of the program's.
         stand_in = recorder.stand_in_for((), ref.dtype)
         same = [place for place, one in enumerate(chain.refs) if one is ref]
-        leaves[stand_in.block.id] = (same or [places[ref.block.id]])[0], bool(same)
+        # What is written comes last among the arguments.
+        leaves[stand_in.block.id] = (same or [places[ref.block.id]])[-1], bool(same)
         return _on(stand_in.block, ref)
 
     kept = map_reply(reply, note)

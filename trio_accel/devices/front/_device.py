@@ -315,6 +315,7 @@ class OpenDevice(Device):
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
         self.state.check_run("synchronize")
+        self.chains.give_back()
         await self.dispatch.synchronize()
 
     @enable_ki_protection

@@ -315,7 +315,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             _tell_no_more(self)
             raise
         if not chain.refs or len(chain.steps) == 1:
-            return run_steps(chain.steps, {})
+            return chain.run()
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device
         return device.ask_chain(chain)
@@ -518,6 +518,13 @@ class Chain:
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
         return tuple(key) if is_keyed else None
+
+    async def run(self) -> Any:
+        """Run it step by step; see `run_steps`."""
+        try:
+            return await run_steps(self.steps, {})
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         """Let the arguments go: the calls may stay in variables of the program."""

@@ -539,7 +539,7 @@ def device_of(operation: str, *operands: Any) -> Device:
     for operand in operands:
         if type(operand) is AccelRef:
             return operand.device
-        device = getattr(operand, "device", None)
+        device = operand if isinstance(operand, Device) else getattr(operand, "device", None)
         if isinstance(device, Device):
             return device
     for operand in operands:

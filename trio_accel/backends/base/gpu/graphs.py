@@ -85,7 +85,7 @@ def run_works(works: Works, numbers: Sequence[int] | None = None, *, is_graph: b
             work()
         except AccelError as error:
             where = f"node {number} of the graph, {name}" if is_graph else name
-            error.message = f"{where}: {error.message}"
+            error.message, error.operation = f"{where}: {error.message}", error.operation or name
             raise
 
 
