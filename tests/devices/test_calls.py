@@ -16,13 +16,13 @@ from isolations import inline
 
 import trio_accel as ta
 from trio_accel import arrays, linalg, nn
-from trio_accel.devices.base._host_pool import SMALL
-from trio_accel.devices.front import _chains
 from trio_accel.devices.operations._blocks import Block
 
 pytestmark = pytest.mark.any_backend
 
 Host = npt.NDArray[Any]
+# Bytes of host arrays that a chain takes in its message.
+SMALL = 64 << 10
 # The first is asked step by step, the second recorded, the others are runs of the template.
 TURNS = 4
 
@@ -41,7 +41,7 @@ def same(found: Any, expected: Any) -> None:
 
 def is_kept(device: ta.Device) -> bool:
     """Whether a chain of this device has run by a template."""
-    chains: _chains.Chains = device.chains  # type: ignore[attr-defined]
+    chains: Any = device.chains  # type: ignore[attr-defined]
     return chains.found > 0
 
 
@@ -400,9 +400,9 @@ async def test_a_chain_as_long_as_it_may_be(device: ta.Device) -> None:
 
 
 async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chains, "_MOST", 8)
+    monkeypatch.setattr("trio_accel.devices.front._chains._MOST", 8)
     x = await device.put(np.ones(2))
-    chains: _chains.Chains = device.chains  # type: ignore[attr-defined]
+    chains: Any = device.chains  # type: ignore[attr-defined]
     for number in range(3, 40):
         await ((x + 0.5) * 2.0)
         await ((x + 0.5) * float(number))
