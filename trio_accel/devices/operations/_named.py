@@ -78,7 +78,8 @@ def _naming(name: str, function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is Call:
             # A view of what is to be made is a step of the chain.
-            return Call(viewed, args, kwargs or None)
+            made: Call[Any] = Call(viewed, args, kwargs or None)
+            return made
         try:
             return function(*args, **kwargs)
         except Exception as error:

@@ -255,9 +255,9 @@ def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
 
 def arrays_of(value: object) -> tuple[ArraySpec, ...]:
     """Return the arrays that a field holds which is a tuple of them; an empty tuple for any other."""
-    kind = type(value)
-    arrays = cast("tuple[ArraySpec, ...]", value) if kind is tuple else ()
-    return arrays if arrays and type(arrays[0]) is ArraySpec else ()
+    # No `cast`: it would be a call for each field of each operation.
+    arrays: Any = value
+    return arrays if type(value) is tuple and arrays and type(arrays[0]) is ArraySpec else ()
 
 
 def array_key(array: ArraySpec) -> tuple[object, ...]:
@@ -271,8 +271,9 @@ def value_key(value: object) -> tuple[object, ...] | None:
 
     The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
     """
-    kind = type(value)
-    if kind in _PLAIN or (kind is tuple and _INT.issuperset(map(type, cast("tuple[object, ...]", value)))):
+    kind: type[Any] = type(value)
+    items: Any = value
+    if kind in _PLAIN or (kind is tuple and _INT.issuperset(map(type, items))):
         return kind, value
     if kind is float or kind is complex or issubclass(kind, np.generic):
         return type(value), repr(value)
