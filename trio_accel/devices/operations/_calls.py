@@ -728,8 +728,8 @@ def have_operators(namespace: Any) -> None:
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         def ask(self: Any, other: Any) -> Any:
-            is_other = not isinstance(other, _COMPARED) if name in _EQUALITY else other is None
-            if is_other:
+            is_other = other is None or isinstance(other, (str, bytes))
+            if not isinstance(other, _COMPARED) if name in _EQUALITY else is_other:
                 return NotImplemented
             return find(name)(other, self) if is_reflected else find(name)(self, other)
 
