@@ -66,7 +66,7 @@ def test_every_specification_belongs_to_one_library(rig):
         }
         specs -= solvers
     if "graphs" not in rig.device.libraries:
-        specs -= {ops.BranchSpec, ops.GraphSpec, ops.LoopSpec}
+        specs -= {ops.BranchSpec, ops.ChainSpec, ops.GraphSpec, ops.LoopSpec}
     # Each program has a library of its own, made from what the program was opened with.
     names = [name for name in rig.device.libraries if name != "program"]
     owners = [spec for name in names for spec in rig.library(name).operations]

@@ -251,7 +251,11 @@ class Chains:
     async def _template(self, chain: Chain) -> Template | None:
         """Make the template of a structure that comes for the second time; None if it has none."""
         assert chain.key is not None  # it was found by it
-        template = await self._recorded(chain) if _may_be_one(chain) else None
+        if not self._state.availability.is_ready:
+            # It goes by steps, which wait for the next context.
+            return None
+        has_graphs = "graphs" in self._device.libraries
+        template = await self._recorded(chain) if has_graphs and _may_be_one(chain) else None
         self._known[chain.key] = template or _NONE
         self.made += template is not None
         return template
