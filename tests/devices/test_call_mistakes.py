@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -363,3 +364,12 @@ async def test_no_array_at_all(device: ta.Device) -> None:
     assert text == "linalg.lstsq: b must be an AccelRef or a NumPy array, got None"
     text = await refused(lambda: nn.glu(3) + 1.0, TypeError)
     assert text.startswith("nn.glu: x must be an AccelRef or a NumPy array, got ")
+
+
+async def test_a_call_that_was_not_made_ends_in_silence(device: ta.Device) -> None:
+    call: Any = (await device.put(np.ones(2))) + 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            type(call)("no function")
+    call.close()

@@ -423,8 +423,8 @@ class Call(SpentCall[T_co]):
     __slots__ = ()
 
     def __del__(self) -> None:
-        # Once for a chain; and not where awaiting it was refused.
-        if not hasattr(self, "is_told"):
+        # Once for a chain; and not where it was refused to await it, or to make it.
+        if hasattr(self, "ahead") and not hasattr(self, "is_told"):
             _tell_no_more(self)
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
 

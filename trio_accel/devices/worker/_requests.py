@@ -312,7 +312,9 @@ class WorkerRequests:
 
     def _give_back(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         self._table.remove(place.block)
-        engine.release_all((place.block,))
+        # The context may be gone, and all blocks with it: the end of a lease can come behind its end.
+        if self.session is not None and self.session.engine is engine:
+            engine.release_all((place.block,))
         self._memory.give_back(place.chunk)
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
