@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,51 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.special
-import trio
-from array_numbers import DTYPES, numbers, wide
-from chosen import BACKEND, IS_STAND_IN
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from array_numbers import numbers, wide
+from chosen import BACKEND
+from fused_checks import assert_same, outcome, stepwise
 
 import trio_accel as ta
 from trio_accel.testing import inject_fault
 
 xp = ta.fused.xp
-ROUNDED = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}
-# The stand-in's compiler takes a second for each kernel.
-STEP = 7 if IS_STAND_IN else 1
-ALONG_AXES = [name for name in ta.arrays.__all__ if hasattr(getattr(ta.arrays, name), "text")]
-BY_ELEMENT = [
-    "clip",
-    *[name for name in ta.arrays.__all__ if hasattr(getattr(ta.arrays, name), "elementwise")],
-]
-
-
-async def stepwise(device: ta.Device, function: Callable[..., Any], *given: Any, **named: Any) -> ta.AccelRef:
-    """Call a function with arrays of the blocking namespace, which computes each step by `ta.arrays`."""
-    space = ta.interop.array_api(device)
-
-    def run() -> Any:
-        return function(*[space.asarray(x) if isinstance(x, np.ndarray) else x for x in given], **named)
-
-    found: ta.AccelRef = (await trio.to_thread.run_sync(run)).ref
-    return found
-
-
-async def outcome(of: Any) -> ta.AccelRef | type[Exception]:
-    try:
-        made: ta.AccelRef = await of
-    except (TypeError, ValueError) as error:
-        # An axis out of bounds is a ValueError of NumPy's own.
-        return TypeError if isinstance(error, TypeError) else ValueError
-    return made
-
-
-async def assert_same(found: ta.AccelRef, want: ta.AccelRef, what: object = "") -> None:
-    assert (found.dtype, found.shape) == (want.dtype, want.shape), what
-    tolerance = ROUNDED.get(found.dtype.value, 1e-12)
-    got, expected = wide(await found.to_host()), wide(await want.to_host())
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=str(what))
 
 
 async def launches(device: ta.Device, of: Any) -> int:
@@ -127,102 +88,6 @@ async def test_special_values_and_signs_of_zeros(device: ta.Device) -> None:
         np.testing.assert_array_equal(found, want)
         number = ~np.isnan(want)
         np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(want[number]))
-
-
-@pytest.mark.parametrize("isolation", ["inline"])
-@pytest.mark.parametrize("name", BY_ELEMENT[::STEP])
-async def test_every_function_of_each_element(device: ta.Device, name: str) -> None:
-    """The dtype, or the refusal, is that of the function without fusing."""
-    function = getattr(ta.arrays, name)
-    several = ("x", "min", "max") if name == "clip" else function.elementwise.inputs
-    named = {"rtol": 1e-3, "atol": 1e-3, "equal_nan": True} if name == "isclose" else {}
-    several = [each for each in several if each not in named]
-    call = ", ".join([*several, *(f"{each}={value}" for each, value in named.items())])
-    fused = ta.fused(eval(f"lambda {', '.join(several)}: xp.{name}({call})", {"xp": xp}))
-    kinds = DTYPES[::6] if IS_STAND_IN else DTYPES
-    pairs = [(one, one) for one in kinds] + [
-        *itertools.pairwise(kinds),
-        ("float32", "complex64"),
-        ("int8", 2),
-    ]
-    compared = 0
-    for first, second in [
-        *pairs,
-        (2.5, "float32"),
-        ("int64", 1.5),
-        (True, "bool"),
-        ("float16", np.float64(2)),
-    ]:
-        made = [numbers((5,), each, 7) if isinstance(each, str) else each for each in (first, second)]
-        arguments = {
-            1: made[:1],
-            2: made,
-            3: [numbers((5,), "bool"), *made] if name == "where" else [*made, made[1]],
-        }[len(several)]
-        if not any(isinstance(each, np.ndarray) for each in arguments):
-            continue
-        given = [await device.put(each) if isinstance(each, np.ndarray) else each for each in arguments]
-        found = await outcome(fused(*given))
-        want = await outcome(function(*given, **named))
-        if isinstance(found, type) or isinstance(want, type):
-            assert found is want, (name, first, second)
-        else:
-            await assert_same(found, want, (name, first, second))
-            compared += 1
-    assert compared > 0
-
-
-@pytest.mark.parametrize("isolation", ["inline"])
-@pytest.mark.parametrize("name", ALONG_AXES)
-async def test_every_function_along_axes(device: ta.Device, name: str) -> None:
-    function = getattr(ta.arrays, name)
-
-    def call(*arrays: Any, **options: Any) -> Any:
-        return getattr(xp, name)(*arrays, **options)
-
-    def one(x: Any, *, options: Any = ()) -> Any:
-        return call(x, **dict(options))
-
-    def two(x: Any, y: Any, *, options: Any = ()) -> Any:
-        return call(x, y, **dict(options))
-
-    fused = ta.fused(two if name == "cosine_similarity" else one)
-    takes_keepdims = "keepdims" in inspect.signature(function).parameters
-    compared = 0
-    for kind in DTYPES[::STEP]:
-        seeds = (3, 4)[: 1 + (name == "cosine_similarity")]
-        arrays = [await device.put(numbers((3, 4, 5), kind, seed)) for seed in seeds]
-        for axis, keepdims in itertools.product(
-            (None, 0, -1, (0, 2), ()), (False, True)[: 1 + takes_keepdims]
-        ):
-            if IS_STAND_IN and axis not in (None, -1):
-                continue
-            options = {"axis": axis, **({"keepdims": keepdims} if takes_keepdims else {})}
-            found = await outcome(fused(*arrays, options=tuple(options.items())))
-            want = await outcome(function(*arrays, **options))
-            if isinstance(found, type) or isinstance(want, type):
-                assert found is want, (name, kind, axis)
-            else:
-                await assert_same(found, want, (name, kind, axis, keepdims))
-                compared += 1
-    assert compared > 0
-
-
-@pytest.mark.parametrize("name", ["sum", "prod"])
-async def test_sums_of_other_dtypes(device: ta.Device, name: str) -> None:
-    function = getattr(ta.arrays, name)
-    fused = ta.fused(lambda x, *, dtype: getattr(xp, name)(x + x, axis=0, dtype=dtype))
-    for kind, dtype in (
-        ("int8", "int8"),
-        ("int8", "float32"),
-        ("bool", "int32"),
-        ("float16", "float64"),
-        ("uint8", "uint8"),
-    ):
-        x = numbers((9, 6), kind) if kind != "bool" else numbers((9, 6), "int16")
-        found = await fused(await device.put(x), dtype=dtype)
-        await assert_same(found, await function(await ta.arrays.add(await device.put(x), x), 0, dtype=dtype))
-        assert found.dtype == dtype
 
 
 async def test_functions_of_rows_are_one_launch(device: ta.Device) -> None:
@@ -619,87 +484,6 @@ async def test_long_functions(device: ta.Device) -> None:
         ta.NotSupportedError, match=r"fused\.horner: too much .* characters.*several functions"
     ):
         await horner(x, count=450)
-
-
-async def in_one_launch_or_several(function: Callable[..., Any], *on: ta.AccelRef) -> ta.AccelRef:
-    found: ta.AccelRef
-    try:
-        found = await ta.fused(function)(*on)
-    except ta.NotSupportedError as error:
-        assert "several launches" in str(error)  # noqa: PT017
-        found = await function(*on)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:.*never awaited")  # the result needs only some of the calls
-@settings(max_examples=4 if IS_STAND_IN else 40, deadline=None)
-@given(draw=st.data())
-async def test_any_function(draw: st.DataObject) -> None:
-    """Trees of functions: the same as NumPy in float64."""
-    unary = ("sin", "exp", "abs", "tanh", "square", "negative", "floor", "expm1", "atan", "sign", "isfinite")
-    binary = (
-        "add",
-        "subtract",
-        "multiply",
-        "maximum",
-        "minimum",
-        "less",
-        "hypot",
-        "atan2",
-        "where",
-        "copysign",
-    )
-    along = ("sum", "max", "min", "mean", "var", "std", "prod", "any", "argmax", "count_nonzero")
-    seen: list[Any] = []
-
-    def tree(arrays: list[Any], space: Any, choices: list[Any]) -> Any:
-        """Build the tree of the choices; it has one value more with each."""
-        values = [*arrays, 0.5, -2.0]
-        for kind, name, first, second, axis, keepdims in choices:
-            x, y = values[first % len(arrays)], values[second % len(values)]
-            if kind == "unary":
-                made = getattr(space, name)(x)
-            elif kind == "along":
-                axis = axis if axis is None or x.ndim else None  # noqa: PLW2901
-                axis = axis % x.ndim if axis is not None else None  # noqa: PLW2901
-                made = space.astype(getattr(space, name)(x, axis=axis, keepdims=keepdims), space.float64)
-            elif name == "where":
-                made = space.where(x > 0, x, y)
-            else:
-                made = getattr(space, name)(x, y)
-            made = space.astype(made, space.float64)
-            # What does not fit stays small: NumPy and the device may differ beyond.
-            made = space.clip(made, -50.0, 50.0)
-            arrays, values = [*arrays, made], [*arrays, made, 0.5, -2.0]
-        return arrays[-1]
-
-    step = st.one_of(
-        st.tuples(st.just("unary"), st.sampled_from(unary)),
-        st.tuples(st.just("binary"), st.sampled_from(binary)),
-        st.tuples(st.just("along"), st.sampled_from(along)),
-    )
-    several = st.tuples(
-        step, st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 3), st.booleans()
-    )
-    choices = [(*head, *rest) for head, *rest in draw.draw(st.lists(several, min_size=1, max_size=7))]
-    size = draw.draw(st.integers(1, 4))
-    shape = st.sampled_from([(size, size), (1, size), (size, 1), (size,), ()])
-    arrays = [numbers(draw.draw(shape), "float64", seed) for seed in (1, 2)]
-    arrays = [np.asarray(each, np.float64) for each in arrays]
-    seen.append(choices)
-    try:
-        with np.errstate(all="ignore"):
-            want = np.asarray(tree([np.asarray(each) for each in arrays], np, choices))
-    except ValueError as error:
-        assert "broadcast" in str(error)  # noqa: PT017
-        return
-    options = ta.DeviceOptions(isolation="inline")
-    async with ta.open_system("any") as system, system.open_device(BACKEND, options=options) as device:
-        found = await in_one_launch_or_several(
-            lambda x, y: tree([x, y], xp, choices), *[await device.put(each) for each in arrays]
-        )
-        assert (found.dtype, found.shape) == ("float64", want.shape)
-        np.testing.assert_allclose(await found.to_host(), want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.skipif(BACKEND == "third", reason="it has no graphs")
