@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,25 +45,15 @@ async def test_a_chain_in_flight(system: ta.System, retry: int) -> None:
 
         for _ in range(TURNS):
             assert await chain() == 2.0 * LARGE
-        found: list[object] = []
-
-        async def ask() -> None:
-            found.append(await _outcome(chain()))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await wait_in_flight(device, 1, GRAPHS)
-            await replace_worker(device)
+        found = await _outcome_of_a_kill(device, chain)
         if retry:
-            assert found == [2.0 * LARGE]
+            assert found == 2.0 * LARGE
         else:
-            (error,) = found
-            assert type(error) is ta.ContextLostError
-            assert error.operation is not None
-            assert error.operation.startswith("linalg.matmul, arrays.multiply, linalg.matmul")
-            assert len(str(error)) < 500
-            del error
-        found.clear()
+            assert type(found) is ta.ContextLostError
+            assert found.operation is not None
+            assert found.operation.startswith("linalg.matmul, arrays.multiply, linalg.matmul")
+            assert len(str(found)) < 500
+        del found
         # What it only read is as it was, and the chain runs on the next worker.
         assert await chain() == 2.0 * LARGE
         assert device.generation == 2
@@ -81,17 +72,7 @@ async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
 
         for _ in range(TURNS):
             await chain()
-        found: list[object] = []
-
-        async def ask() -> None:
-            found.append(await _outcome(chain()))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await wait_in_flight(device, 1, GRAPHS)
-            await replace_worker(device)
-        assert [type(one) for one in found] == [ta.ContextLostError]
-        found.clear()
+        assert type(await _outcome_of_a_kill(device, chain)) is ta.ContextLostError
         with pytest.raises(ta.StaleRefError, match="spoiled by"):
             await (y + 1.0).item()
         for turn in range(TURNS):
@@ -128,11 +109,23 @@ async def test_chains_that_had_not_begun(system: ta.System) -> None:
         await nothing_left(device, 1)
 
 
-async def _outcome(call: ta.Call[Any]) -> object:
-    try:
-        return await call
-    except ta.AccelError as error:
-        return error
+async def _outcome_of_a_kill(device: ta.Device, chain: Callable[[], ta.Call[Any]]) -> object:
+    """Ask a chain, and kill the worker while it runs."""
+    found: list[object] = []
+
+    async def ask() -> None:
+        try:
+            found.append(await chain())
+        except ta.AccelError as error:
+            found.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait_in_flight(device, 1, GRAPHS)
+        await replace_worker(device)
+    one = found.pop()
+    assert not found
+    return one
 
 
 # What the last step does not use is not awaited.
@@ -152,7 +145,11 @@ async def test_random_chains_and_kills(system: ta.System, retry: int) -> None:
             found: list[Any] = []
 
             async def ask() -> None:
-                found.append(await outcome(program.call(mine)))
+                try:
+                    found.append(await outcome(program.call(mine)))
+                except ta.ContextLostError as error:
+                    # The result stays on the device, and its read is an operation that can be lost too.
+                    found.append((type(error), str(error)))
 
             async with trio.open_nursery() as nursery:
                 for _ in range(3):
