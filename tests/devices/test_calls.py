@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -192,11 +193,30 @@ async def test_a_host_array_is_read_when_the_await_begins(device: ta.Device) -> 
         same(found[0], np.full(3, turn + 2.0))
 
 
-async def test_large_host_arrays_and_results_go_step_by_step(device: ta.Device) -> None:
+async def test_large_host_arrays_and_results_go_step_by_step(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "trio_accel.devices")
     x = await device.put(np.ones(SMALL // 8 + 1))
     for turn in range(TURNS):
         host = numbers(turn, SMALL // 8 + 1)
         same(await ((x + host) * 2.0).to_host(), (1.0 + host) * 2.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count("arrays.add, arrays.multiply, AccelRef.to_host goes step by step") == 1
+    assert not is_kept(device)
+
+
+@pytest.mark.skipif(BACKEND == "third", reason="it has no graphs")
+async def test_the_log_says_why_a_chain_goes_step_by_step(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "trio_accel.devices")
+    x = await device.put(np.arange(4.0))
+    for _ in range(TURNS):
+        same(await arrays.compress(x > 1.0, x * 2.0).to_host(), [4.0, 6.0])
+    (record,) = [record for record in caplog.records if "is in no graph" in record.getMessage()]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ta.NotSupportedError)
 
 
 @pytest.mark.parametrize("count", [SMALL // 8 - 1, SMALL // 8])

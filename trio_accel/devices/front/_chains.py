@@ -8,6 +8,7 @@ between, or that a graph cannot hold.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -29,6 +30,7 @@ from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
 from ._recorder import ChainRecorder, LookingAhead, Recorder
 
+_logger = logging.getLogger("trio_accel.devices")
 # The most structures that are known, those that were used last.
 _MOST = 256
 _UINT8 = DType.uint8
@@ -258,6 +260,8 @@ class Chains:
         template = await self._recorded(chain) if has_graphs and _may_be_one(chain) else None
         self._known[chain.key] = template or _NONE
         self.made += template is not None
+        if template is None:
+            _logger.debug("%s goes step by step", _name_of(chain))
         return template
 
     async def _recorded(self, chain: Chain) -> Template | None:
@@ -275,7 +279,8 @@ class Chains:
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
             return _made(chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched)
-        except Exception:  # noqa: BLE001  # it comes again, or does not, as the chain is asked step by step
+        except Exception:  # it comes again, or does not, as the chain is asked step by step
+            _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
         finally:
             RECORDING.reset(token)
