@@ -52,7 +52,7 @@ _MOST = 256
 _ADVICE = "leave ta.fused off: calls compose, and are one request all the same"
 
 _Launch: TypeAlias = tuple[Any, Mapping[str, Any]]
-"""What makes the message, and options."""
+"""The function that makes the message, and its options."""
 _Step: TypeAlias = tuple[Function, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 """A function, its arguments by their places and by name. A whole number is the place of a value, and others
 are in a tuple: the argument and its type."""
@@ -136,7 +136,7 @@ class _Made(Chain):
         return tuple(steps)
 
     def _told(self, value: Any, is_handed: bool = False, is_weak: bool = False) -> Any:
-        """Return the place of a value; in a tuple what is part of the text, so that 1 differs from True."""
+        """Return the place of a value, or the value and its type in a tuple, so that 1 differs from True."""
         if _is_array(value):
             if id(value) not in self._places:
                 self._places[id(value)] = self._operand(value, self._given.get(id(value)))
@@ -170,7 +170,7 @@ class _Value:
 
 
 class _Expression:
-    """What a function makes of its operands.
+    """The expression that a fused function becomes.
 
     Args:
         operation: Name of the function.
@@ -191,7 +191,7 @@ class _Expression:
 
     def _compute(self, *operands: Any, out: Out = None) -> Any:
         """Make the message."""
-        # What axes have one element decides what shapes broadcast to.
+        # The axes of one element decide what the shapes broadcast to.
         signature = tuple(
             [
                 (argument_of(self._operation, name, each), *[extent == 1 for extent in _shape_of(each)])
@@ -230,7 +230,7 @@ class _Writer:
 
     def launch(self, device: Device, operation: str, steps: Sequence[_Step]) -> _Launch:
         """Find one launch that does the steps."""
-        # What each step makes is found by its own plan, which refuses wrong arguments.
+        # The plan of each step finds what it makes, and refuses wrong arguments.
         calls: dict[int, Any] = {}
         for number, (name, each) in enumerate(zip(self._names, self._operands, strict=True), 1):
             calls[-number], spec = each, None

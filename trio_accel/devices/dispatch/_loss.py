@@ -1,4 +1,7 @@
-"""What a loss of the context means for an operation, in a worker and inline alike (D63, D136)."""
+"""The rules after a loss of the context: who failed by it, and who runs again (D63, D136).
+
+They are the same in a worker and inline.
+"""
 
 from __future__ import annotations
 
