@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType, InThread, LibraryError, LibraryUsage
@@ -20,7 +22,7 @@ from trio_accel.backends.base.contract.ops import (
     LoopSpec,
     OperationSpec,
 )
-from trio_accel.backends.base.gpu.graphs import ChainLibrary, ChainSpec
+from trio_accel.backends.base.gpu.graphs import AnyChain, ChainLibrary, ChainSpec
 from trio_accel.backends.base.kit.kernels import kernel
 
 WHERE = ArraySpec(1, 0, DType.int64, (), ())
@@ -39,6 +41,32 @@ class Stream:
 
     def after(self, finisher: Callable[[], None]) -> None:
         self.behind.append(finisher)
+
+    def copy_in(self, target: int, host: int, nbytes: int) -> None:
+        self.log.append(f"{nbytes} bytes of {host} in")
+
+    def copy_out(self, host: int, source: int, nbytes: int) -> None:
+        self.log.append(f"{nbytes} bytes to {host} out")
+
+    def end(self) -> None:
+        """Do what is done on the host at the next event."""
+        ended, self.behind = self.behind, []
+        for finisher in ended:
+            finisher()
+
+
+class Pinned:
+    """Memory of the host, of which the piece that came back last is the next one."""
+
+    def __init__(self) -> None:
+        self.pieces = [ctypes.create_string_buffer(256) for _ in range(2)]
+        self.free = [ctypes.addressof(piece) for piece in self.pieces]
+
+    def take(self, nbytes: int) -> int:
+        return self.free.pop()
+
+    def give_back(self, nbytes: int, address: int) -> None:
+        self.free.append(address)
 
 
 class Capturing(Stream):
@@ -77,6 +105,7 @@ class Graphs(ChainLibrary):
             info=SimpleNamespace(name="none:0"),
             context=nullcontext(),
             usage_of=lambda library: LibraryUsage(),
+            pinned=Pinned(),
         )
         super().__init__(device)
         self.base = self.freed = 0
@@ -85,9 +114,10 @@ class Graphs(ChainLibrary):
         self.refuses = ""
 
     @kernel(GraphSpec, backend="none", plan=ChainLibrary.plan_chain)
+    @kernel(ChainSpec, backend="none", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="none", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="none", plan=ChainLibrary.plan_chain)
-    def _replay(self, spec: ChainSpec, call: Any) -> None:
+    def _replay(self, spec: AnyChain, call: Any) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
     def enqueue(self, spec: Any, stream: Stream) -> None:
@@ -192,3 +222,51 @@ def test_conditions_are_read_where_they_are_not_captured() -> None:
     library.enqueue(loop, stream)
     assert stream.log == [1, 2, 5, 5, "2 turns"]
     assert library.conditions == [0]
+
+
+def request(*values: int, words: Any, given: bytes = b"abc") -> ChainSpec:
+    return ChainSpec(recipe(*values), (0, 8, 5), given, (), (), (WHERE,), words)
+
+
+def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> None:
+    library, stream = Graphs(), Stream()
+    pinned: Any = library._device.pinned
+    place = pinned.free[-1]
+    words = np.zeros(2, np.int32)
+    for turn in range(5):
+        library.enqueue(request(1, 2, words=words), stream)
+        assert len(pinned.free) == 1
+        assert ctypes.string_at(place, 3) == b"abc"
+        # The device writes the result behind what is given, where any dtype is aligned.
+        ctypes.memmove(place + 64, bytes([turn] * 5), 5)
+        stream.end()
+        assert len(pinned.free) == 2
+        assert words.tobytes() == bytes([turn] * 5 + [0] * 3)
+    steps = [f"3 bytes of {place} in", 1, 2, f"5 bytes to {place + 64} out"]
+    assert stream.log == steps * 3 + [tuple(steps)] * 2
+    # A second one in flight has another piece, and goes one by one until that is known, too.
+    library.enqueue(request(1, 2, words=words), stream)
+    library.enqueue(request(1, 2, words=words), stream)
+    other = pinned.free
+    assert not other
+    assert stream.log[-5:] == [tuple(steps), *(stream.log[-4:])]
+    assert str(place) not in str(stream.log[-4:])
+    stream.end()
+    assert len(pinned.free) == 2
+
+
+def test_pinned_memory_comes_back_behind_a_chain_that_is_refused() -> None:
+    library, stream = Graphs(), Stream()
+    pinned: Any = library._device.pinned
+    words = np.zeros(2, np.int32)
+    with pytest.raises(LibraryError, match="below zero"):
+        library.enqueue(request(-1, words=words), stream)
+    # Its copy was enqueued by then, and may not have run.
+    assert len(pinned.free) == 1
+    stream.end()
+    assert len(pinned.free) == 2
+    library.enqueue(request(1, -2, words=words), stream)
+    assert len(pinned.free) == 1
+    with pytest.raises(LibraryError, match="below zero"):
+        stream.end()
+    assert len(pinned.free) == 2

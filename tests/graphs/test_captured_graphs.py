@@ -61,17 +61,17 @@ async def test_each_place_has_a_graph_of_its_own(device: ta.Device, spy: Spy) ->
 
 
 async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
-    many = await put(device, *range(90))
+    many = await put(device, *range(160))
     graph = await graphs.capture(device, sums, many[0], many[1])
     await graph.replay()
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")
     # Those that are in use stay; then others are.
     for others in ((1, 3), (5, 7)):
         for _ in range(24):
-            for number in range(0, 90, 2):
+            for number in range(0, 160, 2):
                 for other in others:
                     await graph(many[number], many[other])
-        assert made.count - destroyed.count == 64
+        assert made.count - destroyed.count == 128
     assert destroyed.count > 0
     out = await graph(many[4], many[3])
     np.testing.assert_array_equal(await out.to_host(), 2 * matrix(3) + matrix(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -198,6 +199,8 @@ _SHORT = 40e-6
 _POLL = 25e-6
 # An event that is due so near to the end of a poll is waited for: it would fall into the turn behind it.
 _MISS = 12e-6
+# A task that polls looks once in so many turns of the loop whether it is cancelled.
+_TURNS = 8
 
 
 class AdaptivePort(WatchedPort):
@@ -252,7 +255,7 @@ class AdaptivePort(WatchedPort):
         now = time.perf_counter()
         estimator.begin(now)
         end, late = now + LONGEST_LOOK, estimator.due + self._half
-        while True:
+        for turn in itertools.count(1):
             # Shielded: a cancelled asker has a grace, which begins when it is parked (D72).
             await trio.lowlevel.cancel_shielded_checkpoint()
             now = time.perf_counter()
@@ -261,9 +264,12 @@ class AdaptivePort(WatchedPort):
             ):
                 estimator.end(time.perf_counter())
                 return True
-            if now >= late or now >= end or trio.current_effective_deadline() == -inf or not goes_on():
+            # The look for a cancellation is half of a turn's calls.
+            is_over = now >= late or now >= end or (turn % _TURNS == 0 and _is_cancelled())
+            if is_over or not goes_on():
                 estimator.is_steady = now < late
                 return event.is_done
+        raise AssertionError  # it counts without end
 
     def poll(self, event: AccelEvent) -> bool:
         """Look without a turn of the loop, which takes longer than a small operation has left."""
@@ -359,6 +365,10 @@ class AdaptivePort(WatchedPort):
             # It would have been seen in time.
             self._budget = self._most
         self._changed.notify()
+
+
+def _is_cancelled() -> bool:
+    return trio.current_effective_deadline() == -inf
 
 
 def _end_of_poll(now: float, due: float) -> float:

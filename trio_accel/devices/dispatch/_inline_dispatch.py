@@ -34,8 +34,9 @@ from ...backends.base import (
     QueueFullError,
 )
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
+from ...backends.base.kit.host import ON_THE_SPOT
 from ..base._errors import OPENING
-from ..base._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
+from ..base._host_pool import COPIES_AT_ONCE, Copying, HostPool, HostRegistrar
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._options import DeviceOptions
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
@@ -94,7 +95,7 @@ class Travel:
         if place is not None:
             copies.await_slab(place[0], arrivals)
             return spec
-        if host.nbytes <= SMALL:
+        if host.nbytes <= ON_THE_SPOT:
             return spec
         region = copies.pool.stage(host.nbytes)
         copies.await_slab(region.slab.number, arrivals)
@@ -185,9 +186,11 @@ class InlineCopies:
         return None
 
     def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
-        """Tell whether the device transfers a host array by itself, now."""
+        """Tell whether the device transfers a host array by itself, now, or copies it on the spot."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
-        return place is not None and self._registrar.registration(place[0]) is None
+        if place is None:
+            return host.nbytes <= ON_THE_SPOT
+        return self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
         """Add the arrival of a slab's registration, if that is not over."""

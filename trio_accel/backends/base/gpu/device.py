@@ -22,7 +22,7 @@ from ..contract.ops import ArraySpec, HostUse
 from ..contract.protocols import LibraryUsage
 from ..contract.values import as_bits, scalar
 from ..kit.device import BlockDevice, ChunkT, StreamT
-from ..kit.host import address_of
+from ..kit.host import ON_THE_SPOT, address_of
 from ..kit.memory import BlockMemory, no_such_block
 from ..kit.pools import PagePool
 from .driver import GpuContext, GpuStream, Kernels, with_axes
@@ -173,9 +173,10 @@ def _widened(
     return wide, shape, ins, outs
 
 
-_LEAST = 64
-# Number of the smallest pieces that are made at the start: an allocation takes the driver a while.
-_FIRST = 256
+# Bytes of small pieces, and of a page of them. Each size has a page from the start: an allocation takes the
+# driver a while.
+_SIZES = tuple(1 << bits for bits in range(6, 19, 2))
+_PAGE = 256 << 10
 
 
 @attrs.define(eq=False)
@@ -196,12 +197,13 @@ class _Pieces(PagePool[int]):
 
 
 class PinnedMemory:
-    """Pieces by their size, a power of two."""
+    """Pieces by their size, a power of four."""
 
     def __init__(self, context: GpuContext) -> None:
         self._context = context
         self._pools: dict[int, _Pieces] = {}
-        self._pool(_LEAST).add_page()
+        for size in _SIZES:
+            self._pool(size).add_page()
 
     def take(self, nbytes: int) -> int:
         """Return the address of at least so many bytes.
@@ -221,35 +223,13 @@ class PinnedMemory:
             pool.close()
 
     def _pool(self, nbytes: int) -> _Pieces:
-        size = max(_LEAST, 1 << (max(nbytes, 1) - 1).bit_length())
+        bits = (nbytes - 1).bit_length() if nbytes > _SIZES[0] else 6
+        size = 1 << (bits + (bits & 1))
         pool = self._pools.get(size)
         if pool is None:
             # Two threads may come here together: `setdefault` gives both the pool that was stored first.
-            count = _FIRST if size == _LEAST else 1
-            pool = self._pools.setdefault(size, _Pieces(self._context, size, count))
+            pool = self._pools.setdefault(size, _Pieces(self._context, size, max(1, _PAGE // size)))
         return pool
-
-
-SMALL = 64 << 10
-"""Arrays up to so many bytes go by way of a slot of pinned memory that is filled, or read, on the spot."""
-
-_SLOTS = 64
-
-
-@attrs.define(eq=False)
-class _Slots(PagePool[HostArray]):
-    """Pinned memory for small arrays, one each."""
-
-    _context: GpuContext
-
-    def make_page(self) -> tuple[int, list[HostArray]]:
-        nbytes = _SLOTS * SMALL
-        area = self._context.take_host(nbytes)
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
-        return area, [memory[start : start + SMALL] for start in range(0, nbytes, SMALL)]
-
-    def free_page(self, page: int) -> None:
-        self._context.free_host(page)
 
 
 class Transfers:
@@ -261,17 +241,16 @@ class Transfers:
     kernels, and every other launch waits with them, that of the thread too (D50).
     """
 
-    def __init__(self, context: GpuContext) -> None:
+    def __init__(self, context: GpuContext, pinned: PinnedMemory) -> None:
         self._context = context
+        self._pinned = pinned
         # Starts of registered ranges, sorted, and their ends.
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._slots = _Slots(context)
         self._lock = threading.Lock()
         # Held while pages are pinned, which takes long. Transfers take `_lock` only, and never wait for it.
         self._pinning = threading.Lock()
         self._is_closed = False
-        self._slots.add_page()
 
     def register(self, array: HostArray) -> None:
         """Pin memory of the host, so that it is transferred without a copy; blocks.
@@ -329,20 +308,20 @@ class Transfers:
         Returns:
             How the array is used from now on; None if the device reads it.
         """
-        use: HostUse | None = HostUse(None)
+        nbytes = host.nbytes
         if start is not None:
-            use = None
-        elif host.nbytes <= SMALL:
-            slot = self._slots.take()
-            _copy(_shaped(slot, host), host)
-            stream.after(partial(self._slots.give_back, slot))
-            start = int(slot.ctypes.data)
-        else:
-            # The driver has taken it when the call returns.
-            packed = np.ascontiguousarray(host)
-            start = int(packed.ctypes.data)
-        stream.copy_in(address, start, host.nbytes)
-        return use
+            stream.copy_in(address, start, nbytes)
+            return None
+        packed = np.ascontiguousarray(host)
+        start = address_of(packed)
+        if nbytes <= ON_THE_SPOT:
+            place = self._pinned.take(nbytes)
+            stream.after(partial(self._pinned.give_back, nbytes, place))
+            ctypes.memmove(place, start, nbytes)
+            start = place
+        # From memory that is not pinned, the driver has taken it when the call returns.
+        stream.copy_in(address, start, nbytes)
+        return HostUse(None)
 
     def to_host(self, stream: GpuStream, address: int, host: HostArray, start: int | None) -> HostUse | None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
@@ -360,42 +339,39 @@ class Transfers:
         if start is not None:
             stream.copy_out(start, address, nbytes)
             return None
-        if nbytes <= SMALL:
-            slot = self._slots.take()
-            stream.copy_out(int(slot.ctypes.data), address, nbytes)
+        if nbytes <= ON_THE_SPOT:
+            place = self._pinned.take(nbytes)
             use = HostUse(host)
-            stream.after(partial(self._fetch, slot, use))
+            stream.after(partial(self._fetch, place, use, nbytes))
+            stream.copy_out(place, address, nbytes)
             return use
         packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
-        stream.copy_out(int(packed.ctypes.data), address, nbytes)
+        stream.copy_out(address_of(packed), address, nbytes)
         if packed is not host:
-            _copy(host, packed)
+            np.copyto(as_bits(host), as_bits(packed))
         return HostUse(None)
 
     def close(self) -> None:
-        """Free the pinned memory and unregister the rest: no stream uses it any more.
-
-        The context is current.
-        """
-        self._slots.close()
+        """Unregister all: no stream uses it any more. The context is current."""
         with self._pinning:
             self._is_closed = True
             for start in tuple(self._starts):
                 self._forget(start)
 
-    def _fetch(self, slot: HostArray, use: HostUse) -> None:
+    def _fetch(self, place: int, use: HostUse, nbytes: int) -> None:
         try:
-            use.run(lambda host: _copy(host, _shaped(slot, host)))
+            use.run(partial(_fill, place=place))
         finally:
-            self._slots.give_back(slot)
+            self._pinned.give_back(nbytes, place)
 
 
-def _shaped(slot: HostArray, like: HostArray) -> HostArray:
-    return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-def _copy(target: HostArray, source: HostArray) -> None:
-    np.copyto(as_bits(target), as_bits(source))
+def _fill(host: HostArray, place: int) -> None:
+    """Fill a host array with what is at an address, in C order."""
+    if host.flags.c_contiguous:
+        ctypes.memmove(address_of(host), place, host.nbytes)
+    else:
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(place))
+        np.copyto(as_bits(host), as_bits(memory.view(host.dtype).reshape(host.shape)))
 
 
 _MOST_SPANS = 1024
@@ -417,7 +393,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         kernels: Sources of the backend's own.
         arrays: Element-wise work.
         transfers: Copies between host and device.
-        pinned: Host memory that status words are copied to.
+        pinned: Host memory that status words and small arrays are copied to, and from.
         arena: Memory that kernels need while they run.
     """
 
@@ -428,9 +404,9 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self.context: ContextT = context
         self.kernels: Kernels = kernels
         self.arrays: ArrayKernels = ArrayKernels(kernels)
-        self.transfers: Transfers = Transfers(context)
         self.arena: Arena = Arena(context, blocks)
         self.pinned: PinnedMemory = PinnedMemory(context)
+        self.transfers: Transfers = Transfers(context, self.pinned)
         # By block, the functions to call when its contents change (D26).
         self._believed: dict[int, set[Callable[[int], None]]] = {}
         self.believed: Collection[int] = self._believed

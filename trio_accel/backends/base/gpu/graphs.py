@@ -37,7 +37,7 @@ CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
 # The most graphs of all chains of a library, each at the addresses of one replay.
-_MOST = 64
+_MOST = 128
 _MOST_DUE = 1024
 
 
@@ -99,8 +99,8 @@ class Chain:
         is_captured: Whether all of it can be captured.
         is_blocking: Whether one of them blocks when it is enqueued: a condition is read by the host then.
         has_conditions: Whether parts of it run on conditions.
-        due: Where it is to be captured before it is launched the next time, with the bytes of workspace that
-            it needs.
+        due: Where it is to be captured before it is launched the next time, with the pinned memory of its
+            host arrays, and the bytes of workspace that it needs.
     """
 
     recipe: GraphRecipe
@@ -108,7 +108,7 @@ class Chain:
     is_captured: bool
     is_blocking: bool
     has_conditions: bool
-    due: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
+    due: dict[Key, tuple[int, int]] = attrs.field(factory=dict[Key, tuple[int, int]], init=False)
 
 
 class ChainLibrary(EnqueuingLibrary[Any, Any]):
@@ -195,13 +195,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         on: Any = stream
         if not isinstance(spec, CHAINS) or type(stream) is not self.streams:
             super().enqueue(spec, stream)
-        elif (
-            # Its host arrays need the context to be current.
-            isinstance(spec, ChainSpec)
-            or on.is_closed
-            or self._device.context.is_lost
-            or not self.launch_chain(spec, on)
-        ):
+        elif on.is_closed or self._device.context.is_lost or not self.launch_chain(spec, on):
             chain: Chain | None = self._find_plan(spec)
             # In a thread of the engine, the device may be closed meanwhile.
             with on.in_use() if chain is not None and chain.is_blocking else nullcontext():
@@ -224,7 +218,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     def _is_cached(self, chain: Chain, spec: Any) -> bool:
         """Tell whether a chain will be launched as a graph."""
         try:
-            entry = self._cache.entries.get(self._key(chain, spec, self._stream))
+            entry = self._cache.entries.get((*self._key(chain, spec, self._stream), 0))
         except KeyError:
             return False
         return entry is not None and self._is_in_place(entry.value)
@@ -291,26 +285,33 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         chain: Chain | None = self._find_plan(spec)
         if chain is None:
             return False
-        key = self._key(chain, spec, stream)
+        host = self._take_host(spec)
+        key = *self._key(chain, spec, stream), host
         entry = self._cache.entries.get(key)
-        if entry is None:
-            return False
-        if not self._is_in_place(entry.value):
+        if entry is not None and self._is_in_place(entry.value):
+            entry.last = stream.launched
+            if isinstance(spec, ChainSpec):
+                self._fill_host(spec, host)
+            if self._launch_graph(entry.value):
+                self._plans.note_launch(chain)
+                self._end_with(spec, host, stream)
+                return True
+            chain.call.refuse(key)
+        if entry is not None:
             self._cache.remove(key)
-            return False
-        entry.last = stream.launched
-        if self._launch_graph(entry.value):
-            self._plans.note_launch(chain)
-            return True
-        chain.call.refuse(key)
-        self._cache.remove(key)
+        if host:
+            self._device.pinned.give_back(_host_bytes(spec), host)
         return False
 
     def run_chain(self, spec: AnyChain, chain: Chain, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
-        before = self._enqueued
+        before, host = self._enqueued, self._take_host(spec)
+        if isinstance(spec, ChainSpec):
+            self._fill_host(spec, host)
+        # Before anything is enqueued: the pinned memory is in use up to the next event, whatever is refused.
+        self._end_with(spec, host, stream)
         try:
-            self._enqueue_chain(spec, stream)
+            self._enqueue_chain(spec, stream, host)
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
@@ -319,34 +320,44 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return
         if chain.is_captured and not stream.is_capturing:
             key = self._key(chain, spec, stream)
-            if not chain.call.is_refused(key) and self._cache.is_due(key):
+            at_host = *key, host
+            if not chain.call.is_refused(at_host) and self._cache.is_due(at_host):
                 if len(chain.due) >= _MOST_DUE:
                     chain.due.clear()
-                chain.due[key] = self._workspace(stream)
+                chain.due[key] = host, self._workspace(stream)
 
-    def run_request(self, spec: ChainSpec, chain: Chain, stream: Any) -> None:
-        """Enqueue a chain as `launch_chain` or `run_chain` does, with its host arrays by pinned memory."""
-        pinned, given, words = self._device.pinned, spec.given, spec.words
-        if given:
-            host = pinned.take(len(given))
-            ctypes.memmove(host, given, len(given))
-            stream.copy_in(self._address(spec.written[-1]), host, len(given))
-            stream.after(partial(pinned.give_back, len(given), host))
-        if not self.launch_chain(spec, stream):
-            self.run_chain(spec, chain, stream)
-        if words is not None and words.size:
-            result = spec.result_at()
-            place = pinned.take(result.size)
-            stream.copy_out(place, self._address(result), result.size)
+    def _take_host(self, spec: AnyChain) -> int:
+        """Take pinned memory for the host arrays of a chain; 0 if it has none."""
+        nbytes = _host_bytes(spec)
+        return int(self._device.pinned.take(nbytes)) if nbytes else 0
 
-            def finish() -> None:
-                ctypes.memmove(words.ctypes.data, place, result.size)
-                pinned.give_back(result.size, place)
+    def _fill_host(self, spec: ChainSpec, host: int) -> None:
+        if spec.given:
+            ctypes.memmove(host, spec.given, len(spec.given))
 
-            stream.after(finish)
+    def _end_with(self, spec: AnyChain, host: int, stream: Any) -> None:
+        """Have the result of a chain fetched from pinned memory at its end, and that memory given back."""
+        if not host:
+            return
+        assert isinstance(spec, ChainSpec)  # others have no host arrays
+        nbytes, words = _host_bytes(spec), spec.words
+        take, give_back = ctypes.memmove, self._device.pinned.give_back
 
-    def _enqueue_chain(self, spec: AnyChain, stream: Any) -> None:
-        """Enqueue the operations of a chain, one after the other, or those that its condition chooses."""
+        def finish() -> None:
+            if words is not None and words.size:
+                take(words.ctypes.data, host + _result_offset(spec), spec.result[2])
+            give_back(nbytes, host)
+
+        stream.after(finish)
+
+    def _enqueue_chain(self, spec: AnyChain, stream: Any, host: int = 0) -> None:
+        """Enqueue the operations of a chain, one after the other, or those that its condition chooses.
+
+        Args:
+            spec: The chain.
+            stream: The stream.
+            host: Pinned memory from and to which its host arrays travel; 0 without any.
+        """
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
             for node, bound in bound_nodes(spec)
@@ -356,7 +367,13 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return
         condition: Any = getattr(spec, "condition", None)
         count: Any = getattr(spec, "count", None)
+        request = spec if isinstance(spec, ChainSpec) else None
+        if request is not None and request.given:
+            stream.copy_in(self._address(request.written[-1]), host, len(request.given))
         replay(spec, works, partial(self._read, condition, stream), partial(self._write, count, stream))
+        if request is not None and request.result and request.result[2]:
+            at, result = host + _result_offset(request), request.result_at()
+            stream.copy_out(at, self._address(result), request.result[2])
 
     def _enqueue_node(self, node: GraphNode, bound: OperationSpec, stream: Any) -> None:
         if isinstance(bound, CHAINS):
@@ -380,9 +397,10 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def _capture(self, key: Key, chain: Chain, spec: AnyChain) -> None:
         """Capture a chain at the addresses of a key; without a graph it goes on as before."""
-        workspace, launching = chain.due.pop(key, 0), key[1]
+        (host, workspace), launching = chain.due.pop(key, (0, 0)), key[1]
+        key = *key, host
         try:
-            enqueue = partial(self._enqueue_chain, spec)
+            enqueue = partial(self._enqueue_chain, spec, host=host)
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
             # The context is asked even after an error of a vendor's library: its refusal of a call that it
@@ -405,6 +423,18 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             if name != self.name:
                 library.close()
         self._libraries.clear()
+
+
+def _host_bytes(spec: AnyChain) -> int:
+    """Return the bytes of pinned memory that the host arrays of a chain travel by."""
+    if not isinstance(spec, ChainSpec) or not (spec.given or spec.result):
+        return 0
+    return _result_offset(spec) + (spec.result[2] if spec.result else 0)
+
+
+def _result_offset(spec: ChainSpec) -> int:
+    """Return where the result of a chain is in its pinned memory: behind what is given, for any dtype."""
+    return -(-len(spec.given) // 64) * 64
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -25,6 +25,13 @@ _first_of: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 _address_of = ctypes.addressof
 
 
+ON_THE_SPOT = 256 << 10
+"""Host arrays up to so many bytes are copied where they are launched, and where their end is seen.
+
+A thread for that would take longer: a copy of so many bytes takes some 20 µs.
+"""
+
+
 def address_of(array: npt.NDArray[Any]) -> int:
     """Tell where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
     try:

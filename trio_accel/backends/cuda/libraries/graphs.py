@@ -116,19 +116,16 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
         self._conditions = Conditions(device)
 
     @kernel(GraphSpec, backend="cuda", plan=ChainLibrary.plan_chain)
+    @kernel(ChainSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     def _replay(self, spec: AnyChain, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
-    @kernel(ChainSpec, backend="cuda", plan=ChainLibrary.plan_chain)
-    def _run_request(self, spec: ChainSpec, call: KernelCall) -> None:
-        self.run_request(spec, call.plan, call.stream)
-
     def _is_in_place(self, graph: _Captured) -> bool:
         is_there: bool = graph.area == self._device.arena.place(graph.stream)
         # A structure that was checked may be gone (D166).
-        return is_there and graph.epoch in (None, self._counted("epoch"))
+        return is_there and (graph.epoch is None or graph.epoch == self._counted("epoch"))
 
     def _counted(self, name: Literal["epoch", "watched"]) -> int:
         return sum(getattr(library, name) for library in self._libraries.values())

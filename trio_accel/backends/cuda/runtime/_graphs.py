@@ -401,9 +401,11 @@ class CaptureStream(CudaStream):
             ContextPoisonedError: The context is lost.
         """
         code = driver.cuGraphLaunch(executable.handle, self._launches_on.native)[0]
+        if not code:
+            return True
         if is_sticky(code):
             self._context.check((code,))
-        return not code
+        return False
 
     def discard(self, executable: Executable) -> None:
         """Give a graph back. One in flight runs to its end."""
