@@ -64,6 +64,8 @@ class Function:
         how: What that returns: a message for a device, an awaitable, or the result itself.
         ask: Asks for a message; None for the device of the arguments.
         refuse: Raises the error of a call in the function's own words, if it has any.
+        is_direct: Whether a call alone is asked for as it is. One that makes several operations, or has a
+            long plan, is a chain of one: the plan is kept.
     """
 
     name: str
@@ -71,6 +73,11 @@ class Function:
     how: Literal["message", "awaitable", "value"] = "message"
     ask: Callable[[Any], Awaitable[Any]] | None = None
     refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
+    is_direct: bool = attrs.field(init=False)
+
+    @is_direct.default
+    def _is_one_operation(self) -> bool:
+        return self.how != "awaitable" and self.ask is None
 
 
 class Asked(Protocol):
@@ -297,9 +304,11 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         """Begin all calls that it is made of as one request; returns what is awaited."""
         if type(self) is not Call:
             raise _spent(self)
-        args, named = self.args, self.named
-        if _COMPOSED.isdisjoint(map(type, args)) and (
-            named is None or _COMPOSED.isdisjoint(map(type, named.values()))
+        args, named, is_direct = self.args, self.named, self.function.is_direct
+        if (
+            is_direct
+            and _COMPOSED.isdisjoint(map(type, args))
+            and (named is None or _COMPOSED.isdisjoint(map(type, named.values())))
         ):
             # The usual call has no other in it, and no array of the host's.
             used: Any = self  # pyright: ignore[reportUnknownVariableType]
@@ -314,7 +323,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             # What is refused here needs no warning besides.
             _tell_no_more(self)
             raise
-        if not chain.refs or len(chain.steps) == 1:
+        if not chain.refs or (len(chain.steps) == 1 and is_direct):
             return chain.run()
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device
