@@ -21,7 +21,7 @@ FILES = {
     "cholesky": (18, 18, 22),
     "rfft": (18, 18, 20),
     "expression": (19, 19, 20),
-    "loss": (25, 25, 20),
+    "loss": (17, 17, 20),
     "random draw": (26, 22, 25),
     "sparse product": (21, 21, 20),
     "program call": (23, 23, 21),

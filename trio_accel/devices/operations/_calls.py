@@ -323,7 +323,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             # What is refused here needs no warning besides.
             _tell_no_more(self)
             raise
-        if not chain.refs or (len(chain.steps) == 1 and is_direct):
+        if not chain.refs or (len(chain.steps) == 1 and (is_direct or chain.key is None)):
             return chain.run()
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device

