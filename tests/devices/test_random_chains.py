@@ -15,8 +15,9 @@ import trio_accel as ta
 
 # What the last step does not use is not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
-# Each is asked step by step at first, then recorded, and then a template; after that the arrays are others.
-TURNS = 5
+# Each is recorded at first, and a template then. Behind some runs its neighbours are joined. Then arrays are
+# others.
+TURNS = 7
 
 
 async def check(device: ta.Device, program: Program) -> int:
@@ -25,7 +26,7 @@ async def check(device: ta.Device, program: Program) -> int:
     before = chains.found
     mine, plain = await program.put(device, 0), await program.put(device, 0)
     for turn in range(TURNS):
-        if turn == TURNS - 1:
+        if turn == TURNS - 2:
             mine = await program.put(device, turn)
             plain = await program.put(device, turn)
         elif turn:

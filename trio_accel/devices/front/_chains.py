@@ -1,9 +1,10 @@
-"""Chains of calls as one request: recorded the second time that one of a structure comes, and kept.
+"""Chains of calls as one request: recorded when one of a structure comes, and kept.
 
 The actor of graphs runs the recipe that is kept, with small arrays of the host in the same message, and a
 small result in the answer. So a chain has one admission, one submission and one outcome: it is one operation.
-A chain without a recipe is asked step by step: the first of its kind, and one whose steps look at results in
-between, or that a graph cannot hold.
+A chain without a recipe is asked step by step: one whose steps look at results in between, or that a graph
+cannot hold. So is the first call of a function that makes several operations by itself: to record it would
+take longer than to ask.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
+from ._neighbours import joined
 from ._recorder import ChainRecorder, LookingAhead, Recorder
 
 _logger = logging.getLogger("trio_accel.devices")
@@ -35,14 +37,16 @@ _logger = logging.getLogger("trio_accel.devices")
 _MOST = 256
 _UINT8 = DType.uint8
 _CALLS = (Call, SpentCall)
-# What is known of a structure without a template: it came once, or it can have none.
+# What is known of a structure without a template: it came before, or it can have none.
 _SEEN, _NONE = "seen", "none"
 _TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
+# A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
+_SOON = 4
 # Memory for results in between that is kept for the next chain.
 _KEPT = 64 << 20
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Template:
     """All chains of one structure, but for their arrays.
 
@@ -59,6 +63,7 @@ class Template:
         is_fetched: Whether the result goes to the host by an operation of its own, as it is large.
         leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
             they are returned as they are.
+        until_joined: How many runs there are yet until neighbours become one; 0 where there are none.
     """
 
     name: str
@@ -72,6 +77,7 @@ class Template:
     reply: Any
     is_fetched: bool
     leaves: Mapping[int, tuple[int, bool]]
+    until_joined: int
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -187,6 +193,10 @@ class Chains:
             hosts = [given.get(id(host), host) for host in hosts]
         if template is _SEEN:
             template = await self._template(chain)
+        elif isinstance(template, Template) and template.until_joined:
+            template.until_joined -= 1
+            if not template.until_joined:
+                template = await self._template(chain, is_joined=True)
         try:
             if not isinstance(template, Template):
                 return await run_steps(chain.steps, given)
@@ -248,23 +258,24 @@ class Chains:
         self._known[key] = _SEEN
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
-        return None
+        return _SEEN if len(chain.steps) > 1 else None
 
-    async def _template(self, chain: Chain) -> Template | None:
-        """Make the template of a structure that comes for the second time; None if it has none."""
+    async def _template(self, chain: Chain, *, is_joined: bool = False) -> Template | None:
+        """Make the template of a structure; None if it has none."""
         assert chain.key is not None  # it was found by it
         if not self._state.availability.is_ready:
             # It goes by steps, which wait for the next context.
             return None
         has_graphs = "graphs" in self._device.libraries
-        template = await self._recorded(chain) if has_graphs and _may_be_one(chain) else None
+        may_be_one = has_graphs and _may_be_one(chain)
+        template = await self._recorded(chain, is_joined) if may_be_one else None
         self._known[chain.key] = template or _NONE
         self.made += template is not None
         if template is None:
             _logger.debug("%s goes step by step", _name_of(chain))
         return template
 
-    async def _recorded(self, chain: Chain) -> Template | None:
+    async def _recorded(self, chain: Chain, is_joined: bool) -> Template | None:
         """Record a chain; None where a graph cannot hold it."""
         recorder = ChainRecorder(self._device, self._state, None)
         steps = [step for step in chain.steps if step.function is not METHODS["item"]]
@@ -278,7 +289,9 @@ class Chains:
             is_host = is_host and not is_fetched
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
-            return _made(chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched)
+            return _made(
+                chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched, is_joined=is_joined
+            )
         except Exception:  # it comes again, or does not, as the chain is asked step by step
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
@@ -330,6 +343,7 @@ def _made(
     *,
     is_host: bool,
     is_fetched: bool,
+    is_joined: bool,
 ) -> Template | None:
     """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
     recorded = recorder.recorded()
@@ -352,6 +366,10 @@ def _made(
     if not (recorded.nodes and recorded.constants.keys() <= places.keys()):
         return None
     given = {ref.block.id: ref.block.nbytes for ref in hosts}
+    nodes = joined(recorded.nodes, recorded.made.keys() - set(returned))
+    may_join = not is_joined and len(nodes) < len(recorded.nodes)
+    if is_joined:
+        recorded = attrs.evolve(recorded, nodes=nodes)
     layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
     uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
     for constant in layout.constants:
@@ -376,6 +394,7 @@ def _made(
         reply=None if is_host else kept,
         is_fetched=is_fetched,
         leaves=leaves,
+        until_joined=_SOON if may_join else 0,
     )
 
 

@@ -388,8 +388,8 @@ def _ask_owner(message: ToHost) -> Awaitable[npt.NDArray[Any]]:
     return message.source.device.ask(message)
 
 
-METHODS["to_host"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner)
-METHODS["to_host out"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner)
+METHODS["to_host"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
+METHODS["to_host out"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
 METHODS["copy"] = Function("AccelRef.copy", Copy)
 METHODS["fill"] = Function("AccelRef.fill", Fill)
 METHODS["assign"] = Function("AccelRef.assign", Assign)

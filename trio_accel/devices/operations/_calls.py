@@ -73,7 +73,7 @@ class Function:
     how: Literal["message", "awaitable", "value"] = "message"
     ask: Callable[[Any], Awaitable[Any]] | None = None
     refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
-    is_direct: bool = attrs.field(init=False)
+    is_direct: bool = attrs.field()
 
     @is_direct.default
     def _is_one_operation(self) -> bool:

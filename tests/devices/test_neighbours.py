@@ -1,0 +1,130 @@
+"""Neighbours that are expressions become one launch in a chain that comes again, and keep their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from isolations import inline
+
+import trio_accel as ta
+from trio_accel import arrays
+
+pytestmark = pytest.mark.any_backend
+
+# Calls of one structure until neighbours are joined, and one more.
+TURNS = 6
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "int8", "uint32", "int64")
+Chain = Callable[[Any, Any], Any]
+
+
+def numbers(dtype: str) -> npt.NDArray[Any]:
+    """Small whole numbers, fractions, and what rounds, overflows or is no number."""
+    draw = np.random.default_rng(5)
+    kind = ta.DType(dtype).dtype
+    if np.dtype(kind).kind in "iu":
+        return draw.integers(0, 127, (6, 8)).astype(kind)
+    values = draw.standard_normal((6, 8)) * 10.0 ** draw.integers(-4, 5, (6, 8))
+    values.flat[:6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(kind)
+
+
+def nodes(device: ta.Device) -> list[str]:
+    """Return the operations of the chain that ran last."""
+    chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
+    template = next(reversed(chains._known.values()))
+    return [node.operation for node in template.layout.recipe.nodes]
+
+
+async def turns(device: ta.Device, chain: Chain, *given: Any) -> list[int]:
+    """Compare the bits of all turns; returns how many operations each had."""
+    found: list[int] = []
+    expected: npt.NDArray[Any] | None = None
+    for _ in range(TURNS):
+        got = await (await chain(*given)).to_host()
+        found.append(len(nodes(device)))
+        expected = got if expected is None else expected
+        assert got.dtype == expected.dtype
+        assert got.tobytes() == expected.tobytes()
+    return found
+
+
+@inline
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_a_joined_expression_has_the_bits_of_its_parts(device: ta.Device, dtype: str) -> None:
+    x, y = await device.put(numbers(dtype)), await device.put(numbers(dtype)[::-1].copy())
+
+    def chain(x: Any, y: Any) -> Any:
+        product = x * y + x
+        return (product * 3 - y) * product
+
+    # The product has two readers, so it is not written into both.
+    assert await turns(device, chain, x, y) == [5, 5, 5, 5, 2, 2]
+    assert nodes(device)[0] == "arrays.multiply, arrays.add"
+
+
+@inline
+async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.Device) -> None:
+    x = await device.put(numbers("float64"))
+    rounded = await turns(device, lambda x, y: (x.cast("float16") * 3).cast("float64") - y, x, x)
+    # Conversions are no expressions; what is between them and the rest stays as it is.
+    assert rounded[-1] == rounded[0]
+    low = await device.put(numbers("float16"))
+    assert (await turns(device, lambda x, y: arrays.exp(x * 0.1) + x * y, low, low))[-1] == 1
+    high = await device.put(numbers("float32"))
+    assert (await turns(device, lambda x, y: x * y - x * x + 0.1, high, high))[-1] == 1
+
+
+@inline
+async def test_what_is_not_joined(device: ta.Device) -> None:
+    x, row = await device.put(numbers("float64")), await device.put(numbers("float64")[0])
+    # It would be computed again for each row.
+    assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2
+    # A reduction and a product stand between.
+    assert (await turns(device, lambda x, y: arrays.sum(x * 2.0) + 1.0, x, row))[-1] == 3
+    # What the program keeps is stored.
+    kept = await device.put(np.empty((6, 8)))
+    found = await turns(device, lambda x, y: arrays.add(x, 1.0, out=y) * 2.0, x, kept)
+    assert found[-1] == 2
+    np.testing.assert_array_equal(await kept.to_host(), numbers("float64") + 1.0)
+
+
+@inline
+async def test_an_operand_that_changes_before_the_neighbour_is_read_before(device: ta.Device) -> None:
+    for _ in range(TURNS):
+        x = await device.put(np.full(3, 2.0))
+        y = await device.put(np.full(3, 5.0))
+        # The sum is made of the first contents of y, and the product behind its change.
+        got = await ((x + y) * arrays.add(x, 10.0, out=y)).to_host()
+        np.testing.assert_array_equal(got, np.full(3, 84.0))
+        np.testing.assert_array_equal(await y.to_host(), np.full(3, 12.0))
+
+
+@inline
+async def test_a_long_chain_is_joined_in_parts(device: ta.Device) -> None:
+    x = await device.put(numbers("float64"))
+
+    def chain(x: Any, y: Any) -> Any:
+        for _ in range(300):
+            x = x * 0.5 + y
+        return x
+
+    found = await turns(device, chain, x, x)
+    assert found[0] == 600
+    assert found[-1] < 30
+
+
+@inline
+async def test_loads_are_a_part(device: ta.Device) -> None:
+    x = await device.put(numbers("float64"))
+    turned = ta.jit.elementwise("x[i(0), 7 - i(1)] * 2")
+    add = ta.jit.elementwise("t = x - 1; out = t + y")
+
+    def chain(x: Any, y: Any) -> Any:
+        return add(turned(x, shape=(6, 8)), y)
+
+    assert (await turns(device, chain, x, x))[-1] == 1

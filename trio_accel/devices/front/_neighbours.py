@@ -1,0 +1,163 @@
+"""Operations for each element that follow one another in a chain, written as one expression.
+
+What is computed has the same bits. A result in between is converted to the dtype that it would be stored in,
+and no backend contracts a product and a sum.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from ...backends.base import expressions
+from ...backends.base.contract.ops import ArraySpec, ElementwiseSpec, GraphNode
+from ...backends.base.expressions import SCALAR_BYTES, Argument, Expression, SpecializedExpression, parse
+
+__all__ = ["joined"]
+
+# Larger expressions take long to compile, and gain little more.
+_MOST_INPUTS, _MOST_CHARACTERS = 16, 2000
+# Names of functions are followed by a bracket.
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
+
+
+def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
+    """Join neighbours that are expressions.
+
+    Args:
+        nodes: The operations, in their order. Their arrays have ids of blocks.
+        between: Blocks of results in between, which nobody sees.
+
+    Returns:
+        The operations: one whose result one other expression reads, element by element, is a part of that.
+    """
+    left = list(nodes)
+    uses = Counter(block for node in nodes for block in {*node.spec.blocks()[0], *node.spec.blocks()[1]})
+    place = 0
+    while place < len(left):
+        found = next((one for one in range(place) if _goes_into(left, one, place, between, uses)), None)
+        made = None if found is None else _one(left[found], left[place])
+        if found is None or made is None:
+            place += 1
+            continue
+        left[place] = made
+        del left[found]
+        place -= 1
+    return left
+
+
+def _goes_into(
+    nodes: Sequence[GraphNode], first: int, second: int, between: Collection[int], uses: Mapping[int, int]
+) -> bool:
+    """Tell whether an expression may be computed where another one reads its result."""
+    ahead, behind = nodes[first].spec, nodes[second].spec
+    if type(ahead) is not ElementwiseSpec or type(behind) is not ElementwiseSpec:
+        return False
+    if len(ahead.results) > 1 or nodes[first].library != nodes[second].library:
+        return False
+    (result,) = ahead.results
+    # Only the other one reads it: two uses are that of its maker, and that.
+    if result.block not in between or uses[result.block] != 2 or result not in behind.arrays:
+        return False
+    if any(array.block == result.block and array != result for array in (*behind.arrays, *behind.loaded)):
+        return False
+    # What it reads is still the same there.
+    changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
+    return result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
+
+
+class _Writer:
+    """Collects the inputs of a joined expression.
+
+    Attributes:
+        inputs: How each name comes: its argument, its array and whether elements are loaded from it, or its
+            number.
+        statements: The assignments.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, tuple[Argument, ArraySpec | bytes, bool]] = {}
+        self.statements: list[str] = []
+
+    def write(
+        self, spec: ElementwiseSpec, given: Mapping[ArraySpec, str]
+    ) -> tuple[SpecializedExpression, list[str]]:
+        """Write an expression with other names.
+
+        Args:
+            spec: The expression.
+            given: Names of values that are known, by the arrays in which they would be.
+
+        Returns:
+            The expression, and the names of its results.
+        """
+        made = SpecializedExpression.decode(spec.expression)
+        expression, names = made.expression, dict[str, str]()
+        arrays, loaded, scalars = iter(spec.arrays), iter(spec.loaded), 0
+        for name, argument in zip(expression.inputs, made.arguments, strict=True):
+            if not argument.is_array:
+                number = spec.scalars[scalars : scalars + SCALAR_BYTES]
+                scalars += SCALAR_BYTES
+                names[name] = self._input(argument, number, is_loaded=False)
+                continue
+            if name in expression.elements:
+                array = next(arrays)
+                names[name] = given.get(array) or self._input(argument, array, is_loaded=False)
+            if name in expression.loads:
+                at = self._input(argument, next(loaded), is_loaded=True)
+                if names.setdefault(name, at) != at:
+                    raise ValueError("an array is read by element, and elements are loaded from it")
+        for assigned, _ in expression.statements:
+            if assigned in expression.inputs:
+                raise ValueError("an input has another value later on")
+            names.setdefault(assigned, f"t{len(self.statements)}_{len(names)}")
+        text = _NAME.sub(lambda each: names.get(each[0], each[0]), expression.text).strip()
+        if isinstance(ast.parse(text).body[-1], ast.Expr):
+            text = f"{names[expression.outputs[0]]} = {text}"
+        self.statements.append(text)
+        return made, [names[output] for output in expression.outputs]
+
+    def _input(self, argument: Argument, value: ArraySpec | bytes, *, is_loaded: bool) -> str:
+        given = argument, value, is_loaded
+        for name, known in self.inputs.items():
+            if known == given:
+                return name
+        name = f"x{len(self.inputs)}"
+        self.inputs[name] = given
+        return name
+
+
+def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
+    """Write two operations as one; None where that is too much for one expression."""
+    ahead, behind = first.spec, second.spec
+    assert isinstance(ahead, ElementwiseSpec)  # as was found
+    assert isinstance(behind, ElementwiseSpec)
+    (result,) = ahead.results
+    dtype, writer = result.dtype.value, _Writer()
+    if dtype not in expressions.FUNCTIONS:
+        return None
+    try:
+        made, (name,) = writer.write(ahead, {})
+        value = f"{name}_"
+        writer.statements.append(f"{value} = {dtype}({name})")
+        behind_made, outputs = writer.write(behind, {result: value})
+        if made.is_checked or behind_made.is_checked:
+            return None
+        text = "\n".join(writer.statements)
+        if len(text) > _MOST_CHARACTERS or len(writer.inputs) > _MOST_INPUTS:
+            return None
+        expression: Expression = parse(text, tuple(writer.inputs), tuple(outputs))
+    except ValueError:
+        return None
+    inputs = writer.inputs.values()
+    whole = SpecializedExpression(expression, tuple([each for each, _, _ in inputs]), behind_made.dtypes)
+    spec = ElementwiseSpec(
+        whole.encode(),
+        tuple([value for _, value, is_loaded in inputs if isinstance(value, ArraySpec) and not is_loaded]),
+        tuple([value for _, value, is_loaded in inputs if isinstance(value, ArraySpec) and is_loaded]),
+        behind.results,
+        b"".join([value for _, value, _ in inputs if isinstance(value, bytes)]),
+    )
+    return GraphNode(f"{first.operation}, {second.operation}", second.library, spec)
