@@ -377,12 +377,17 @@ class PrimitivesLibrary(CompiledLibrary):
     def _sort_direct(self, spec: ops.SortSpec, call: _Call) -> None:
         """Sort a vector by its own bits."""
         assert spec.values is not None
-        code, size = call.plan, spec.x.size
-        out = call.result(spec.values)
-        keys = out, call.workspace(size * spec.x.dtype.itemsize)
-        code.launch("unify", call, size, call.packed(spec.x), 0, 0, out, 0, 1, size, 0, 0, 0)
-        if size and code.sorter(call, keys, None, size, 8 * spec.x.dtype.itemsize):
-            call.stream.copy(out, keys[1], size * spec.x.dtype.itemsize)
+        out, x = call.result(spec.values), spec.x
+        found = self._sorted(call.plan, call, call.packed(x), x, out)
+        if found != out:
+            call.stream.copy(out, found, x.size * x.dtype.itemsize)
+
+    def _sorted(self, code: _Code, call: _Call, address: int, x: ArraySpec, out: int) -> int:
+        """Sort elements without gaps by their own bits; returns where they are: at `out`, or in workspace."""
+        keys = out, call.workspace(x.size * x.dtype.itemsize)
+        code.launch("unify", call, x.size, address, 0, 0, out, 0, 1, x.size, 0, 0, 0)
+        assert code.sorter is not None
+        return keys[code.sorter(call, keys, None, x.size, 8 * x.dtype.itemsize) if x.size else 0]
 
     # ---- groups
 
@@ -395,7 +400,11 @@ class PrimitivesLibrary(CompiledLibrary):
                 raise NotSupportedError(
                     f"{self.name}: the {self.backend.upper()} backend does not sort {x}", backend=self.backend
                 )
-            parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
+            if _needs_no_order(spec):
+                sorter = self.make_sorter(x, None, descending=False)
+                parts["order"] = self._compile_sort(spec.x, _SORT_ALONE, sorter, descends=False)
+            else:
+                parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
         defined = {**_types(In=x), "Number": register_of(number)}
         return _compiled(
             self._device.kernels, "GROUPS_PUT", ("group", "lengths"), _GROUP, defined, parts=parts
@@ -410,8 +419,11 @@ class PrimitivesLibrary(CompiledLibrary):
         order, ordered = 0, x.address
         if spec.is_sorted:
             sorts, ordered = code.parts["order"], call.workspace(x.nbytes)
-            order, _ = self._order(sorts, call, x.address, x, size)
-            sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size, size, 0)
+            if _needs_no_order(spec):
+                ordered = self._sorted(sorts, call, x.address, spec.x, ordered)
+            else:
+                order, _ = self._order(sorts, call, x.address, x, size)
+                sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size, size, 0)
         places, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
         _scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
         more = [0 if one is None else call.result(one) for one in (spec.indices, spec.inverse, spec.counts)]
@@ -485,6 +497,12 @@ _INDIRECT = {DType.float16, DType.bfloat16, DType.bool}
 def _is_direct(spec: ops.SortSpec) -> bool:
     """Tell whether a vector is sorted by its own bits: nothing has to be beside them."""
     return spec.indices is None and spec.x.ndim == 1 and spec.x.dtype not in _INDIRECT
+
+
+def _needs_no_order(spec: ops.GroupSpec) -> bool:
+    """Tell whether groups are found among values that are sorted by their own bits: equal ones are alike."""
+    needs_places = spec.indices is not None or spec.inverse is not None
+    return not needs_places and spec.x.dtype.kind in ("int", "uint") and spec.x.dtype not in _INDIRECT
 
 
 def _rows(array: DeviceArray, axis: int) -> DeviceArray:
