@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
@@ -20,6 +18,7 @@ import trio
 from ..actors import Backoff, Intensity, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build, flatten
 from ..devices import AccelRef, Device, check_device, opened
+from ..devices.base._library_paths import why_not_found
 from ..devices.base._refusals import NotAwaited
 from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
@@ -51,12 +50,7 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
         self._program = program
         return program
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._program is not None:
             await self._program.aclose()  # noqa: ASYNC102  # what it does when it is cancelled is bounded
 
@@ -386,18 +380,9 @@ def _import_path(target: Any, asked_by: str) -> str:
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
         raise TypeError(f"{asked_by}: program must be a class or a function, got {target!r}")
-    shown = f"{asked_by}: {module}.{name}"
-    if module == "__main__":
-        raise ValueError(
-            f"{shown} is defined in __main__, which the worker does not import; move it to a module"
-        )
-    if "<locals>" in name or "<lambda>" in name:
-        raise ValueError(f"{shown} is defined in a function; move it to the level of its module")
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not target:
-        raise ValueError(f"{shown} is not what its module has under this name")
+    why = why_not_found(target)
+    if why is not None:
+        raise ValueError(f"{asked_by}: {module}.{name} {why}")
     return f"{module}:{name}"
 
 
