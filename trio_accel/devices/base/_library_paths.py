@@ -69,10 +69,6 @@ class LibrariesInUse:
         self._now: dict[str, None] = {}
         self._before: tuple[str, ...] = ()
 
-    def __contains__(self, path: str) -> bool:
-        """Tell whether the library of an import path was used in this generation."""
-        return path in self._now
-
     @property
     def paths(self) -> tuple[str, ...]:
         """Import paths of those of this generation; of the one before, until there are any."""

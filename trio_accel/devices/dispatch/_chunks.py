@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -17,10 +17,12 @@ from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.kit.chunks import ALIGNMENT
 from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors
+from ..base._views import reach
 from ..operations._blocks import BlockTable
 from ..operations._loans import next_abroad
 from ..wire import _orders
-from ..wire._protocol import Address, Message, NonsenseError
+from ..wire._protocol import Address, NonsenseError
+from ._link import WorkerLink
 
 if TYPE_CHECKING:
     from ...actors import System
@@ -33,14 +35,6 @@ _MOST = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
 """Text behind the reason for which a device was given up, if it left memory."""
-
-
-class Borrower(Protocol):
-    """A worker of another device."""
-
-    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> object:
-        """Send it a message."""
-        ...
 
 
 @attrs.define(eq=False)
@@ -65,11 +59,15 @@ class Chunk:
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
     abroad: int = attrs.field(factory=next_abroad, init=False)
-    borrowers: weakref.WeakKeyDictionary[Borrower, bool] = attrs.field(
-        factory=weakref.WeakKeyDictionary["Borrower", bool], init=False
+    borrowers: weakref.WeakKeyDictionary[WorkerLink, bool] = attrs.field(
+        factory=weakref.WeakKeyDictionary["WorkerLink", bool], init=False
     )
     loans: int = attrs.field(default=0, init=False)
     _is_dropped: bool = attrs.field(default=False, init=False)
+
+    def send(self, worker: WorkerLink) -> None:
+        """Have a worker of its device map it."""
+        worker.send(_orders.chunk(self.number, self.nbytes), (self.descriptor,))
 
     def open_to_read(self) -> int:
         """Open it for a worker of another device, which is not to write to it; the caller closes it.
@@ -80,7 +78,7 @@ class Chunk:
         # The driver has descriptors of one kind alone: there, the mapping is one for reading.
         return read_only(self.descriptor) if self.is_host else os.dup(self.descriptor)
 
-    def unmap(self, borrower: Borrower) -> None:
+    def unmap(self, borrower: WorkerLink) -> None:
         """Have a worker unmap it, once nothing there reads it."""
         if self.borrowers.pop(borrower, None) is not None:
             borrower.send(_orders.unchunk(self.abroad))
@@ -114,11 +112,11 @@ class Stay:
     """
 
     is_over: bool = attrs.field(default=False, init=False)
-    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[Borrower]] = attrs.field(
-        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[Borrower]"], init=False
+    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[WorkerLink]] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[WorkerLink]"], init=False
     )
 
-    def add(self, chunk: Chunk, borrower: Borrower) -> None:
+    def add(self, chunk: Chunk, borrower: WorkerLink) -> None:
         """Note a worker that was told to keep a chunk."""
         chunk.borrowers.setdefault(borrower, False)
         self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
@@ -197,11 +195,8 @@ class ChunkTable:
             NonsenseError: There is no such chunk, or the array reaches out of it.
         """
         chunk = self.chunks.get(number)
-        first = last = offset + array.offset
-        for extent, step in zip(array.shape, array.strides, strict=True):
-            first += min(step * (extent - 1), 0)
-            last += max(step * (extent - 1), 0)
-        is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
+        start, end = reach(array)
+        is_in = chunk is not None and offset + start >= 0 and offset + end <= chunk.nbytes
         if not is_in and array.size and number not in self.missing:
             raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
 

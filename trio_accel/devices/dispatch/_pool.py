@@ -249,7 +249,7 @@ class WorkerPool:
         for link in self._links:
             if link is not maker:
                 try:
-                    link.send_chunk(chunk)
+                    chunk.send(link)
                 except OSError as error:
                     # The worker would serve without a part of the memory.
                     link.condemn(f"was not needed: it could not be given memory ({error})")
@@ -355,7 +355,7 @@ class WorkerPool:
             link.send(_orders.config(config))
             # The chunks go ahead of the libraries that are placed: their blocks lie in them.
             for chunk in self._chunks.chunks.values():
-                link.send_chunk(chunk)
+                chunk.send(link)
             for library in placed:
                 self._prepare(link, library)
             self._slabs.tell(link)
