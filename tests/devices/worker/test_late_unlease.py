@@ -45,7 +45,7 @@ def test_the_end_of_a_lease_behind_that_of_its_context(fate: str) -> None:
     if fate != "there":
         engine.there.clear()
         requests.session = None if fate == "gone" else SimpleNamespace(engine=Engine())  # type: ignore[assignment]
-    requests.unlease(other, 7)
+    requests.on_unlease(7)
     assert not engine.there
     assert given_back == [BLOCK.chunk]
     assert answers[-1][:2] == ("done", 7)

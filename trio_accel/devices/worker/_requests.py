@@ -65,6 +65,16 @@ class WorkerRequests:
     # Launch templates that were used by now; and all, as they came.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
+    _nursery: trio.Nursery = attrs.field(init=False)
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Begin; leases are held by tasks of the nursery."""
+        self._nursery = nursery
+
+    def on_release(self, blocks: tuple[int, ...]) -> None:
+        """Give back what the application has let go."""
+        self._table.let_go(blocks)
+        self._blocks.drain()
 
     def on_request(
         self, number: int, word: int, invalidates: bool, launch: Any, released: tuple[int, ...]
@@ -271,14 +281,16 @@ class WorkerRequests:
         trouble = "withdrawn", False, False, None, ()
         self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
 
-    def lease(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
+    def on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         """Hold a block, and tell its place once it is its turn."""
+        if released:
+            self.on_release(released)
         session = self.session
         if session is not None:
             over = self._leases[number] = trio.Event()
             # Its turn is taken now, in the order of messages: a task would take it after later requests.
             lease = session.engine.leases.hold(block, write=write)
-            nursery.start_soon(self._hold, number, block, lease, over)
+            self._nursery.start_soon(self._hold, number, block, lease, over)
 
     async def _hold(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
         session = self.session
@@ -291,7 +303,7 @@ class WorkerRequests:
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
     def borrow(self, number: int, place: PlacedBlock) -> None:
-        """Know a block of another device until `unlease`; operations read it.
+        """Know a block of another device until `on_unlease`; operations read it.
 
         Args:
             number: Number of the request.
@@ -318,7 +330,7 @@ class WorkerRequests:
         self._memory.give_back(place.chunk)
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
-    def unlease(self, nursery: trio.Nursery, number: int) -> None:
+    def on_unlease(self, number: int) -> None:
         """End a lease: the application has given the block back."""
         borrowed = self._borrowed.pop(number, None)
         if borrowed is None:
@@ -328,12 +340,12 @@ class WorkerRequests:
             # The chunk goes at once: what the application asks for next is not to find it mapped.
             self._give_back(number, *borrowed)
         else:
-            nursery.start_soon(self._give_back_later, number, *borrowed)
+            self._nursery.start_soon(self._give_back_later, number, *borrowed)
 
-    def end_leases(self, nursery: trio.Nursery) -> None:
+    def end_leases(self) -> None:
         """End all leases: the context is to end."""
         for number in (*self._leases, *self._borrowed):
-            self.unlease(nursery, number)
+            self.on_unlease(number)
 
 
 @attrs.define(eq=False, repr=False)
