@@ -21,6 +21,7 @@ from ..base._views import reach
 from ..operations._blocks import BlockTable
 from ..operations._loans import next_abroad
 from ..wire import _orders
+from ..wire._messages import expect
 from ..wire._protocol import Address, NonsenseError
 from ._link import WorkerLink
 
@@ -45,7 +46,6 @@ class Chunk:
         number: Its id on the device.
         nbytes: Its size.
         descriptor: Its file descriptor.
-        kept: Its name in the launcher.
         is_host: Whether the descriptor is that of a file.
         abroad: Its id in workers of other devices.
         borrowers: The workers that were told to keep it mapped, and whether they have said that it is.
@@ -55,7 +55,6 @@ class Chunk:
     number: int
     nbytes: int
     descriptor: int
-    kept: int
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
     abroad: int = attrs.field(factory=next_abroad, init=False)
@@ -157,7 +156,7 @@ class ChunkTable:
         self._launcher = launcher
         for chunk in self.chunks.values():
             # The launcher that kept them is gone.
-            chunk.kept = launcher.keep_chunk(chunk.descriptor)
+            launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
         """See that a chunk can be what a worker says of it.
@@ -165,17 +164,15 @@ class ChunkTable:
         Raises:
             NonsenseError: It cannot.
         """
-        if number in self.chunks or len(self.chunks) >= _MOST:
-            raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
-        if not nbytes:
-            raise NonsenseError(f"chunk {number} is empty")
+        is_new = number not in self.chunks and len(self.chunks) < _MOST
+        expect(is_new, f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
+        expect(nbytes, f"chunk {number} is empty")
         if self._backend.shares_memory_with_host:
             try:
                 check_shared(descriptor, nbytes)
             except ValueError as error:
                 raise NonsenseError(f"chunk {number}: {error}") from error
-            if nbytes > total_bytes():
-                raise NonsenseError(f"chunk {number}: no machine has {nbytes} bytes")
+            expect(nbytes <= total_bytes(), f"chunk {number}: no machine has {nbytes} bytes")
 
     def check_address(self, address: Address) -> None:
         """Check the place that a worker tells of a block.
@@ -223,10 +220,10 @@ class ChunkTable:
         """
         assert self._launcher is not None
         # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
-        kept = self._launcher.keep_chunk(descriptor)
+        self._launcher.keep_chunk(descriptor)
         self.missing.pop(number, None)
         is_host = self._backend.shares_memory_with_host
-        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept, is_host)
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, is_host)
         return chunk
 
     def check_gone(self, number: int) -> None:
@@ -235,14 +232,14 @@ class ChunkTable:
         Raises:
             NonsenseError: There is no such chunk, or an array of the program is in it.
         """
-        if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
-            raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
+        is_empty = all(chunk != number for _, _, chunk, _ in self.blocks.values())
+        expect(number in self.chunks and is_empty, f"unchunk: chunk {number} is not there, or not empty")
 
     def drop(self, number: int) -> None:
         """Give a chunk back; arrays over it that the program still has keep the mapping."""
         chunk = self.chunks.pop(number)
         if self._launcher is not None:
-            self._launcher.forget_chunk(chunk.kept)
+            self._launcher.forget_chunk(chunk.descriptor)
         chunk.drop()
         self.on_drop(number)
 
