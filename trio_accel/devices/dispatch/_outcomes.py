@@ -132,11 +132,12 @@ class CopyService:
         # The request's outcome waits for this count: until then the copy touches the program's array.
         request.copies += 1
         self._running[copying] = request, copy
-        self._nursery.start_soon(self._copy, copying, copy, copied)
+        self._nursery.start_soon(self._copy, request, copying, copy, copied)
 
     @enable_ki_protection
-    async def _copy(self, copying: Copying, copy: HostCopy, copied: Callable[[], None]) -> None:
-        request, _ = self._running[copying]
+    async def _copy(
+        self, request: OperationRequest, copying: Copying, copy: HostCopy, copied: Callable[[], None]
+    ) -> None:
         try:
             await trio.to_thread.run_sync(copying.run, limiter=self._limiter)
         except Exception as error:  # noqa: BLE001  # the system has no thread

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import trio
 
 from ...actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
-from ...backends.base import ContextLostError, PlacedBlock
+from ...backends.base import ContextLostError, NotSupportedError, PlacedBlock
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..engine._context import ContextActor, Session
@@ -302,19 +302,33 @@ class WorkerRequests:
         del self._leases[number]
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
-    def borrow(self, number: int, place: PlacedBlock) -> None:
-        """Know a block of another device until `on_unlease`; operations read it.
-
-        Args:
-            number: Number of the request.
-            place: Its place, in a chunk that is mapped.
-        """
-        session = self.session
+    def on_borrow(
+        self,
+        number: int,
+        released: tuple[int, ...],
+        place: Address,
+        size: int,
+        stays: bool,
+        *descriptors: int,
+    ) -> None:
+        """Know a block of another device until `on_unlease`; operations read it."""
+        if released:
+            self._table.let_go(released)
+        block, session = PlacedBlock(*place), self.session
+        try:
+            self._memory.borrow(block, size, *descriptors, stays=stays)
+        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
+            refused = NotSupportedError(
+                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
+            )
+            trouble = "done", False, False, encode_error(refused), ()
+            self._channel.send(_answers.done(number, (), (), trouble), now=True)
+            return
         if session is not None:
-            self._table.adopt(place.block, place.nbytes)
-            session.engine.adopt((place.block,))
-            self._borrowed[number] = place, session.engine
-            self._channel.send(_answers.granted(number, (place.block, place.nbytes, 0, 0)), now=True)
+            self._table.adopt(block.block, block.nbytes)
+            session.engine.adopt((block.block,))
+            self._borrowed[number] = block, session.engine
+            self._channel.send(_answers.granted(number, (block.block, block.nbytes, 0, 0)), now=True)
 
     async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         # The memory goes back behind all operations that read it: then its owner may change it.

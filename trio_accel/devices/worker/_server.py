@@ -15,7 +15,7 @@ import trio
 
 from ...actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ...backends import resolve_for_worker
-from ...backends.base import AccelDevice, AccelError, NotSupportedError, PlacedBlock
+from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from ..base._errors import lost_descriptors
 from ..base._options import DeviceOptions
 from ..base._waits import Availability
@@ -242,29 +242,6 @@ class WorkerServer:
 
     def _on_slab(self, number: int, nbytes: int, *descriptors: int) -> None:
         self._memory.slabs.add(self.opened, number, nbytes, *descriptors)
-
-    def _on_borrow(
-        self,
-        number: int,
-        released: tuple[int, ...],
-        place: Address,
-        size: int,
-        stays: bool,
-        *descriptors: int,
-    ) -> None:
-        if released:
-            self._table.let_go(released)
-        block = PlacedBlock(*place)
-        try:
-            self._memory.borrow(block, size, *descriptors, stays=stays)
-        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
-            refused = NotSupportedError(
-                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
-            )
-            trouble = "done", False, False, encode_error(refused), ()
-            self._channel.send(_answers.done(number, (), (), trouble), now=True)
-        else:
-            self._requests.borrow(number, block)
 
     def _on_call(self, number: int, what: str, path: str) -> None:
         session = self._requests.session
