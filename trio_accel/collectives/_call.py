@@ -13,16 +13,18 @@ import trio
 
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
-from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
+from ..devices import AccelRef, Device, Lent, Operation, PeerCopy, Stay, lend, run_together
+from ..devices.base._refusals import what_to_do
 from ..devices.operations._blocks import Block
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
-from ._operations import Join, check_reduction, expression_of
+from ._operations import Join, PartOperation, check_reduction, expression_of
 
 _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]
 T = TypeVar("T")
+MakesMessage: TypeAlias = "Callable[..., Operation[Any, Any]]"
 
 
 class Turns:
@@ -433,3 +435,38 @@ class Call(PartCall):
                 for array in outputs.values():
                     array.block.spoil(self.name, None, (array.spec,))
         return [outputs.get(rank, one) for rank, one in made.items()]
+
+
+class OwnCall(PartCall):
+    """One call of `World.run`.
+
+    Args:
+        turns: The turns of its world.
+        operation: Makes the message of a rank.
+        arrays: For each of its arguments, one array of each rank.
+    """
+
+    def __init__(self, turns: Turns, operation: MakesMessage, arrays: Sequence[Arrays]) -> None:
+        super().__init__(turns, "run")
+        if not callable(cast("object", operation)):
+            raise TypeError(f"{self.name}: operation must be callable, got {type(operation).__name__}")
+        ranks = range(self._size)
+        lists = [self.checked(f"arrays[{number}]", one, ranks) for number, one in enumerate(arrays)]
+        self._operation = operation
+        self._lent: list[AccelRef] = [array for one in lists for array in one]
+
+    async def run(self) -> list[Any]:
+        """Run it on all ranks; returns their replies."""
+        return [*(await self.each(self._lent, self._reply)).values()]
+
+    async def _reply(self, rank: int, arrays: list[AccelRef]) -> Any:
+        lists = [arrays[start : start + self._size] for start in range(0, len(arrays), self._size)]
+        message: object = self._operation(rank, *lists)
+        if not isinstance(message, Operation) or not isinstance(getattr(message, "library", None), str):
+            told = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
+            raise TypeError(
+                f"{self.name}: operation must return a message that names its library, got {told}"
+            )
+        changed = self.changed[rank] = list[Block]()
+        lent = [one.block for one in self._lent]
+        return await self._devices[rank].ask(PartOperation(message, lent, changed))

@@ -14,10 +14,9 @@ import attrs
 from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
-from ._call import Arrays, Call, Turns
+from ._call import Arrays, Call, OwnCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
 from ._operations import Reduction
-from ._own import OwnCall
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 _logger = logging.getLogger("trio_accel.collectives")
