@@ -345,4 +345,4 @@ def test_the_order_forgets_what_is_over() -> None:
         order.leave(turn)
     assert last.is_ready
     order.leave(last)
-    assert len(order) == 0
+    assert order.is_empty

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -13,16 +13,18 @@ import trio
 
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
-from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
+from ..devices import AccelRef, Device, Lent, Operation, PeerCopy, Stay, lend, run_together
+from ..devices.base._refusals import what_to_do
 from ..devices.operations._blocks import Block
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
-from ._operations import Join
+from ._operations import Join, PartOperation, check_reduction, expression_of
 
 _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]
 T = TypeVar("T")
+MakesMessage: TypeAlias = "Callable[..., Operation[Any, Any]]"
 
 
 class Turns:
@@ -198,8 +200,10 @@ class PartCall:
         """Wait for the parts of ranks; the first that fails ends all."""
 
         async def run(rank: int) -> None:
-            with self._told_of(rank):
+            try:
                 await part(rank)
+            except (AccelError, ActorError) as error:
+                raise self._turns.failed(self.name, rank, error) from error
 
         await run_together(partial(run, rank) for rank in ranks)
 
@@ -221,14 +225,6 @@ class PartCall:
                 if losses > self._turns.retry or self.changed.get(rank):
                     raise
 
-    @contextmanager
-    def _told_of(self, rank: int) -> Generator[None, None, None]:
-        """Make an error inside that of the collective, which names the rank."""
-        try:
-            yield
-        except (AccelError, ActorError) as error:
-            raise self._turns.failed(self.name, rank, error) from error
-
 
 class Call(PartCall):
     """One collective: its arguments, and how it runs.
@@ -240,6 +236,14 @@ class Call(PartCall):
         out: Arrays to write to, one of each rank.
         root: The rank that has the only array; None if each rank has one.
         has_rows: Whether the arrays may differ in the extent of their first axis.
+        reduction: How elements become one; None where they do not.
+
+    Attributes:
+        out: For each rank the array to write to, or None.
+        shape: Shape of the first array.
+        shape_size: Its number of elements.
+        dtype: Element type of the arrays.
+        reduction: The argument.
     """
 
     def __init__(
@@ -251,6 +255,7 @@ class Call(PartCall):
         *,
         root: int | None = None,
         has_rows: bool = False,
+        reduction: str | None = None,
     ) -> None:
         super().__init__(turns, function)
         if root is None:
@@ -275,6 +280,17 @@ class Call(PartCall):
                     f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
                 )
         self.dtype: Any = first.dtype
+        self.reduction: str | None = reduction
+        if reduction is not None:
+            check_reduction(self.name, reduction, self.dtype)
+            self._expression = expression_of(reduction, self._size, self.dtype)
+
+    def parts(self, kind: str, **common: Any) -> dict[int, Part]:
+        """Return the part of each rank for a vendor's library: each gives its array; see `Part`."""
+        return {
+            rank: Part(kind, self.dtype, source=one, reduction=self.reduction or "", **common)
+            for rank, one in enumerate(self._arrays)
+        }
 
     def check_root(self, root: object, argument: str = "root") -> None:
         """Refuse what is no rank.
@@ -342,6 +358,10 @@ class Call(PartCall):
         rows, *others = self.shape or (1,)
         return rows * self._size, *others
 
+    async def reduced(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
+        """Reduce arrays to one on a rank."""
+        return await self._expression(*arrays)
+
     async def copied(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
         """Copy an array to a rank."""
         return await self._devices[rank].ask(PeerCopy(arrays[0]))
@@ -392,20 +412,18 @@ class Call(PartCall):
         own = 0 if error.is_to_blame else self._devices[rank].options.retry
         return max(self._turns.retry, own)
 
-    async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
-        """Write results to the arrays of `out`, where there are any.
+    async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:
+        """Write the results of ranks to the arrays of `out`, where there are any.
 
         That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
         each other.
         """
-        chosen = list(range(self._size)) if ranks is None else list(ranks)
-        results = dict(zip(chosen, made, strict=True))
-        outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
+        outputs = {rank: out for rank in made if (out := self.out[rank]) is not None}
         if not outputs:
-            return list(results.values())  # noqa: ASYNC910  # the collective has waited
+            return list(made.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
-            await outputs[rank].assign(results[rank])
+            await outputs[rank].assign(made[rank])
 
         is_whole = False
         try:
@@ -416,4 +434,39 @@ class Call(PartCall):
                 # They may be half written.
                 for array in outputs.values():
                     array.block.spoil(self.name, None, (array.spec,))
-        return [outputs.get(rank, results[rank]) for rank in chosen]
+        return [outputs.get(rank, one) for rank, one in made.items()]
+
+
+class OwnCall(PartCall):
+    """One call of `World.run`.
+
+    Args:
+        turns: The turns of its world.
+        operation: Makes the message of a rank.
+        arrays: For each of its arguments, one array of each rank.
+    """
+
+    def __init__(self, turns: Turns, operation: MakesMessage, arrays: Sequence[Arrays]) -> None:
+        super().__init__(turns, "run")
+        if not callable(cast("object", operation)):
+            raise TypeError(f"{self.name}: operation must be callable, got {type(operation).__name__}")
+        ranks = range(self._size)
+        lists = [self.checked(f"arrays[{number}]", one, ranks) for number, one in enumerate(arrays)]
+        self._operation = operation
+        self._lent: list[AccelRef] = [array for one in lists for array in one]
+
+    async def run(self) -> list[Any]:
+        """Run it on all ranks; returns their replies."""
+        return [*(await self.each(self._lent, self._reply)).values()]
+
+    async def _reply(self, rank: int, arrays: list[AccelRef]) -> Any:
+        lists = [arrays[start : start + self._size] for start in range(0, len(arrays), self._size)]
+        message: object = self._operation(rank, *lists)
+        if not isinstance(message, Operation) or not isinstance(getattr(message, "library", None), str):
+            told = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
+            raise TypeError(
+                f"{self.name}: operation must return a message that names its library, got {told}"
+            )
+        changed = self.changed[rank] = list[Block]()
+        lent = [one.block for one in self._lent]
+        return await self._devices[rank].ask(PartOperation(message, lent, changed))

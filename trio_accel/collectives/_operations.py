@@ -1,16 +1,21 @@
-"""The work of a rank in a collective: messages for its device, made of arrays that all ranks lend."""
+"""The work of a rank in a collective: messages for its device, made of arrays that all ranks lend.
+
+They are those of collectives by mapped arrays, and those of a program's own.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import JoinSpec
 from ..devices import AccelRef, LibraryActor, Operation, PeerCopyActor, Planned, Planner
+from ..devices.engine._library import APART
+from ..devices.operations._blocks import Block
 from ..expressions import Elementwise
 
 Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
@@ -83,3 +88,50 @@ class Join(Operation[PeerCopyActor, AccelRef]):
         shape = sum(one.shape[0] for one in sources), *first.shape[1:]
         out = planner.output(shape, first.dtype)
         return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)
+
+
+class PartOperation(Operation[LibraryActor, Any]):
+    """The message of one rank, for an actor of its own with the library of the message.
+
+    Args:
+        message: The message.
+        lent: What all ranks lend.
+        changed: Takes what it writes that was there before.
+    """
+
+    not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
+    library: ClassVar[str] = "of the message"
+
+    def __init__(self, message: Operation[Any, Any], lent: Sequence[Block], changed: list[Block]) -> None:
+        self._message = message
+        self._lent = lent
+        self._changed = changed
+        # The instance has a library of its own, in place of the class's.
+        vars(self)["library"] = f"{message.library}{APART}"
+
+    @property
+    def operation(self) -> str:
+        """The message's operation."""
+        return self._message.operation
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Plan the message, and refuse to write to what others read.
+
+        Raises:
+            ValueError: It does.
+            NotSupportedError: Its library has no second actor.
+        """
+        if "?" in self._message.library:
+            raise NotSupportedError(
+                f"{planner.name}: {self._message.library} is a library of one actor, which no world can ask; "
+                "ask its device",
+                operation=planner.name,
+            )
+        planned = self._message.plan(planner)
+        if any(block is one for block in planner.changed for one in self._lent):
+            raise ValueError(
+                f"{planner.name}: it writes to an array that ranks read meanwhile; have it make a new one, "
+                "or write to another"
+            )
+        self._changed[:] = planner.changed
+        return planned

@@ -14,10 +14,9 @@ import attrs
 from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
-from ._call import Arrays, Call, Turns
+from ._call import Arrays, Call, OwnCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
-from ._operations import Reduction, check_reduction, expression_of
-from ._own import OwnCall
+from ._operations import Reduction
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 _logger = logging.getLogger("trio_accel.collectives")
@@ -158,13 +157,11 @@ class World:
         if self._communicator is not None:
             await self._communicator.close()
 
-    async def _met(
-        self, call: Call, parts: Mapping[int, Part], reduction: str = ""
-    ) -> dict[int, AccelRef] | None:
+    async def _met(self, call: Call, parts: Mapping[int, Part]) -> dict[int, AccelRef] | None:
         """Run a collective by a vendor's library; None if it goes by mapped arrays."""
-        communicator = self._communicator
+        communicator, reduction = self._communicator, call.reduction
         if communicator is None or (
-            reduction and call.dtype not in communicator.vendor.reductions[reduction]
+            reduction is not None and call.dtype not in communicator.vendor.reductions[reduction]
         ):
             return None
         try:
@@ -178,21 +175,12 @@ class World:
             return None
 
     async def _run(
-        self,
-        call: Call,
-        parts: Mapping[int, Part],
-        lent: Arrays,
-        compute: Callable[[int, list[AccelRef]], Awaitable[AccelRef]],
-        ranks: Sequence[int] | None = None,
-        *,
-        reduction: str = "",
+        self, call: Call, parts: Mapping[int, Part], mapped: Callable[[], Awaitable[dict[int, AccelRef]]]
     ) -> list[AccelRef]:
         """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays."""
         async with call.begun():
-            made = await self._met(call, parts, reduction)
-            if made is None:
-                made = await call.each(lent, compute, ranks)
-            return await call.written(made.values(), ranks)
+            made = await self._met(call, parts)
+            return await call.written(await mapped() if made is None else made)
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
@@ -224,32 +212,25 @@ class World:
             RankFailedError: It failed on a rank.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = Call(self._turns, "all_reduce", arrays, out)
-        check_reduction(call.name, reduction, call.dtype)
+        call = Call(self._turns, "all_reduce", arrays, out, reduction=reduction)
         call.check_outputs([call.shape] * self.size)
         size = call.shape_size
         bounds = [size * rank // self.size for rank in range(self.size + 1)]
-        expression = expression_of(reduction, self.size, call.dtype)
 
-        async def reduced(rank: int, parts: list[AccelRef]) -> AccelRef:
+        async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
             part = slice(bounds[rank], bounds[rank + 1])
-            return await expression(*[one.reshape(-1)[part] for one in parts])
+            return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
 
-        part = partial(Part, "all_reduce", call.dtype, reduction=reduction, shape=call.shape)
-        async with call.begun():
-            met = await self._met(
-                call, {rank: part(source=one) for rank, one in enumerate(arrays)}, reduction
-            )
-            if met is not None:
-                return await call.written(met.values())
+        async def mapped() -> dict[int, AccelRef]:
             if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
                 # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
                 # time.
-                made = await call.each(arrays, lambda _, all_: expression(*all_))
-                return await call.written(made.values())
+                return await call.each(arrays, call.reduced)
             parts = [*(await call.each(await call.contiguous(), reduced)).values()]
             whole = await call.each(parts, call.joined)
-            return await call.written([one.reshape(call.shape) for one in whole.values()])
+            return {rank: one.reshape(call.shape) for rank, one in whole.items()}
+
+        return await self._run(call, call.parts("all_reduce", shape=call.shape), mapped)
 
     async def reduce(
         self, arrays: Arrays, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
@@ -265,21 +246,13 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce", arrays, None)
-        check_reduction(call.name, reduction, call.dtype)
+        call = Call(self._turns, "reduce", arrays, None, reduction=reduction)
         call.check_root(root)
         call.out[root] = out
         call.check_outputs([call.shape] * self.size)
-        expression = expression_of(reduction, self.size, call.dtype)
-        part = partial(Part, "reduce", call.dtype, reduction=reduction, root=root)
-        parts = {
-            rank: part(source=one, shape=call.shape if rank == root else None)
-            for rank, one in enumerate(arrays)
-        }
-        made = await self._run(
-            call, parts, arrays, lambda _, all_: expression(*all_), (root,), reduction=reduction
-        )
-        return made[0]
+        parts = call.parts("reduce", root=root)
+        parts[root] = attrs.evolve(parts[root], shape=call.shape)
+        return (await self._run(call, parts, partial(call.each, arrays, call.reduced, (root,))))[0]
 
     async def reduce_scatter(
         self, arrays: Arrays, reduction: Reduction = "sum", *, out: Sequence[AccelRef | None] | None = None
@@ -294,20 +267,18 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce_scatter", arrays, out)
-        check_reduction(call.name, reduction, call.dtype)
+        call = Call(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
         rows = call.rows()
-        call.check_outputs([(rows, *call.shape[1:])] * self.size)
-        expression = expression_of(reduction, self.size, call.dtype)
+        shape = (rows, *call.shape[1:])
+        call.check_outputs([shape] * self.size)
 
         async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
             part = slice(rank * rows, (rank + 1) * rows)
-            return await expression(*[one[part] for one in all_])
+            return await call.reduced(rank, [one[part] for one in all_])
 
-        shape = (rows, *call.shape[1:])
-        part = partial(Part, "reduce_scatter", call.dtype, reduction=reduction, shape=shape)
-        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
-        return await self._run(call, parts, arrays, reduced, reduction=reduction)
+        return await self._run(
+            call, call.parts("reduce_scatter", shape=shape), partial(call.each, arrays, reduced)
+        )
 
     async def broadcast(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -330,7 +301,7 @@ class World:
         others = [rank for rank in range(self.size) if rank != root]
         part = partial(Part, "broadcast", call.dtype, root=root)
         parts = {rank: part(shape=call.shape) for rank in others} | {root: part(source=array)}
-        copies = await self._run(call, parts, [array], call.copied, others)
+        copies = await self._run(call, parts, partial(call.each, [array], call.copied, others))
         return [*copies[:root], array, *copies[root:]]
 
     async def scatter(
@@ -348,16 +319,17 @@ class World:
         """
         call = Call(self._turns, "scatter", [array], out, root=root)
         rows = call.rows()
-        call.check_outputs([(rows, *call.shape[1:])] * self.size)
+        shape = (rows, *call.shape[1:])
+        call.check_outputs([shape] * self.size)
 
         async def copied(rank: int, all_: list[AccelRef]) -> AccelRef:
             return await call.copied(rank, [all_[0][rank * rows : (rank + 1) * rows]])
 
         size = call.shape_size // self.size
-        part = partial(Part, "exchange", call.dtype, shape=(rows, *call.shape[1:]))
+        part = partial(Part, "exchange", call.dtype, shape=shape)
         parts = {rank: part(receives=pieces([size], [root])) for rank in range(self.size)}
         parts[root] = attrs.evolve(parts[root], source=array, sends=pieces([size] * self.size))
-        return await self._run(call, parts, [array], copied)
+        return await self._run(call, parts, partial(call.each, [array], copied))
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Join the arrays of all ranks along the first axis, on the device of one of them.
@@ -374,11 +346,10 @@ class World:
         call.check_root(root)
         call.out[root] = out
         call.check_outputs([call.joined_shape] * self.size)
-        part = partial(Part, "exchange", call.dtype, sends=pieces([call.shape_size], [root]))
-        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
+        parts = call.parts("exchange", sends=pieces([call.shape_size], [root]))
         received = pieces([call.shape_size] * self.size)
         parts[root] = attrs.evolve(parts[root], shape=call.joined_shape, receives=received)
-        return (await self._run(call, parts, arrays, call.joined, (root,)))[0]
+        return (await self._run(call, parts, partial(call.each, arrays, call.joined, (root,))))[0]
 
     async def all_gather(
         self, arrays: Arrays, *, out: Sequence[AccelRef | None] | None = None
@@ -394,9 +365,8 @@ class World:
         """
         call = Call(self._turns, "all_gather", arrays, out)
         call.check_outputs([call.joined_shape] * self.size)
-        part = partial(Part, "all_gather", call.dtype, shape=call.joined_shape)
-        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
-        return await self._run(call, parts, arrays, call.joined)
+        parts = call.parts("all_gather", shape=call.joined_shape)
+        return await self._run(call, parts, partial(call.each, arrays, call.joined))
 
     async def all_to_all(
         self,
@@ -441,7 +411,7 @@ class World:
             ]
             return await call.joined(rank, parts)
 
-        return await self._run(call, parts, arrays, joined)
+        return await self._run(call, parts, partial(call.each, arrays, joined))
 
     async def send(self, array: AccelRef, to: int, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Copy the array of one rank to another.
@@ -463,7 +433,7 @@ class World:
         parts = {root: Part("exchange", call.dtype, source=array, sends=pieces(size, [to]))}
         receiver = parts.get(to, Part("exchange", call.dtype))
         parts[to] = attrs.evolve(receiver, shape=call.shape, receives=pieces(size, [root]))
-        return (await self._run(call, parts, [array], call.copied, (to,)))[0]
+        return (await self._run(call, parts, partial(call.each, [array], call.copied, (to,))))[0]
 
     async def run(self, operation: Callable[..., Operation[Any, ReplyT]], *arrays: Arrays) -> list[ReplyT]:
         """Run an operation of your own on all ranks at the same time; each rank reads the arrays of all.

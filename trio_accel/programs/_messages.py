@@ -294,23 +294,20 @@ class MethodCall(_ProgramMessage):
         """Return the text of the arguments, and what of them is packed; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
 
-        def read(where: str, value: Any) -> int | None:
+        def leaf(where: str, value: Any) -> int | None:
             if not isinstance(value, (AccelRef, np.ndarray)):
                 return None
-            inputs.append(planner.read(where.removeprefix(prefix), cast("Operand", value)))
-            return len(inputs) - 1
-
-        def update(where: str, value: Any) -> int | None:
-            if not isinstance(value, (AccelRef, np.ndarray)):
-                return None
-            updated.append(planner.update(where.removeprefix(prefix), cast("AccelRef", value)))
+            place = where.removeprefix(prefix)
+            if name in updates:
+                updated.append(planner.update(place, cast("AccelRef", value)))
+            else:
+                inputs.append(planner.read(place, cast("Operand", value)))
             return len(inputs) + len(updated) - 1
 
         trees: dict[str, Tree] = {}
         values: list[object] = []
         # Arrays that are updated are numbered behind the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
-            leaf = update if name in updates else read
             is_several = self.bound.signature.parameters[name].kind in _SEVERAL
             given, depth = self.bound.arguments[name], -1 if is_several else 0
             trees[name] = flatten(f"{prefix}{name}", given, leaf, values, depth=depth)
@@ -411,39 +408,35 @@ def _outputs(
         ref = planner.output(*pair, cast("AccelRef | None", given), argument=where)
         outputs.append(ref.spec)
         return ["a", len(outputs) - 1], ref
+    if not isinstance(declared, (dict, list, tuple)):
+        raise TypeError(
+            f"{planner.name}: the rule of its outputs must return (shape, dtype), None, or a dict, list or "
+            f"tuple of these, got {declared!r}"
+        )
+    items, theirs = _items(cast("_Collection", declared)), dict[object, object]()
+    if given is None:
+        theirs = dict.fromkeys(items)
+    elif isinstance(given, dict if isinstance(declared, dict) else (list, tuple)):
+        theirs = _items(cast("_Collection", given))
+    if theirs.keys() != items.keys():
+        raise TypeError(f"{planner.name}: {where} must be nested like the declared outputs")
+    trees: dict[object, Tree] = {}
+    replies: dict[object, object] = {}
+    for key, item in items.items():
+        trees[key], replies[key] = _outputs(planner, f"{where}[{key!r}]", item, theirs[key], outputs)
     if isinstance(declared, dict):
-        items = cast("dict[str, object]", declared)
-        theirs = cast("dict[str, object]", given) if isinstance(given, dict) else dict[str, object]()
-        if given is not None and set(theirs) != set(items):
-            raise _not_nested(planner.name, where)
-        made = {
-            key: _outputs(planner, f"{where}[{key!r}]", item, theirs.get(key), outputs)
-            for key, item in items.items()
-        }
-        tree = ["d", *[[key, tree] for key, (tree, _) in made.items()]]
-        return tree, {key: reply for key, (_, reply) in made.items()}
-    if isinstance(declared, (list, tuple)):
-        sequence = cast("Sequence[object]", declared)
-        own: Sequence[object] = [None] * len(sequence) if given is None else ()
-        if isinstance(given, (list, tuple)):
-            own = cast("Sequence[object]", given)
-        if len(own) != len(sequence):
-            raise _not_nested(planner.name, where)
-        several = [
-            _outputs(planner, f"{where}[{index}]", item, own[index], outputs)
-            for index, item in enumerate(sequence)
-        ]
-        replies = [reply for _, reply in several]
-        tag = "l" if isinstance(declared, list) else "t"
-        return [tag, *[tree for tree, _ in several]], replies if tag == "l" else tuple(replies)
-    raise TypeError(
-        f"{planner.name}: the rule of its outputs must return (shape, dtype), None, or a dict, list or tuple "
-        f"of these, got {declared!r}"
-    )
+        return ["d", *map(list, trees.items())], replies
+    if isinstance(declared, list):
+        return ["l", *trees.values()], [*replies.values()]
+    return ["t", *trees.values()], tuple(replies.values())
 
 
-def _not_nested(name: str, where: str) -> TypeError:
-    return TypeError(f"{name}: {where} must be nested like the declared outputs")
+_Collection: TypeAlias = "dict[object, object] | Sequence[object]"
+
+
+def _items(values: _Collection) -> dict[object, object]:
+    """Return what a collection holds, by keys or by places."""
+    return values if isinstance(values, dict) else dict(enumerate(values))
 
 
 def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:

@@ -35,16 +35,8 @@ _Rule: TypeAlias = (
     | Callable[[Any, Any, Any, Any, Any, Any], Any]
 )
 
-_DECLARED = "_trio_accel_program_method"
+_OUT, _IDEMPOTENT = "_trio_accel_out", "_trio_accel_idempotent"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-@attrs.frozen
-class _Declared:
-    out: Callable[..., Any] | None
-    updates: tuple[str, ...]
-    refuses: tuple[type[Exception], ...] = ()
-    idempotent: bool = False
 
 
 @overload
@@ -121,7 +113,8 @@ def method(
     classes = _check_refuses(refuses, updates)
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _DECLARED, _Declared(out, tuple(updates), classes, idempotent))
+        setattr(function, _OUT, out)
+        setattr(function, _IDEMPOTENT, idempotent)
         setattr(function, REFUSES, classes)
         setattr(function, ENQUEUES, enqueues)
         setattr(function, UPDATES, tuple(updates))
@@ -237,7 +230,7 @@ def state_of(cls: type[object]) -> frozenset[str]:
         TypeError: A method declares what cannot be.
     """
     asked = [name for name in dir(cls) if not name.startswith("_") and name != "warm_up"]
-    declared = [name for name in asked if hasattr(inspect.getattr_static(cls, name), _DECLARED)]
+    declared = [name for name in asked if hasattr(inspect.getattr_static(cls, name), UPDATES)]
     return frozenset[str]().union(*[find_method(cls, name).state for name in declared])
 
 
@@ -267,14 +260,13 @@ def _describe(
         raise TypeError(
             f"{where} is async, and it runs in a thread of the device: write `def`, without await"
         )
-    declared: _Declared = getattr(function, _DECLARED, _Declared(None, ()))
+    out: Callable[..., Any] | None = getattr(function, _OUT, None)
     signature = inspect.Signature(list(parameters))
-    takes_out = declared.out is not None and "out" in signature.parameters
-    if declared.out is not None:
-        _check_rule(where, declared.out, signature)
+    if out is not None:
+        _check_rule(where, out, signature)
     updates: set[str] = set()
     state: set[str] = set()
-    for declared_name in declared.updates:
+    for declared_name in getattr(function, UPDATES, ()):
         first, _, of_constructor = declared_name.partition("self.")
         names, known = (
             (state, constructor) if of_constructor and not first else (updates, signature.parameters)
@@ -291,12 +283,12 @@ def _describe(
         name,
         where,
         signature,
-        declared.out,
-        takes_out,
+        out,
+        out is not None and "out" in signature.parameters,
         frozenset(updates),
         frozenset(state),
-        declared.refuses,
-        declared.idempotent,
+        getattr(function, REFUSES, ()),
+        getattr(function, _IDEMPOTENT, False),
     )
 
 

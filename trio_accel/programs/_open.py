@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
@@ -20,6 +18,7 @@ import trio
 from ..actors import Backoff, Intensity, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build, flatten
 from ..devices import AccelRef, Device, check_device, opened
+from ..devices.base._library_paths import why_not_found
 from ..devices.base._refusals import NotAwaited
 from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
@@ -51,12 +50,7 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
         self._program = program
         return program
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._program is not None:
             await self._program.aclose()  # noqa: ASYNC102  # what it does when it is cancelled is bounded
 
@@ -148,41 +142,39 @@ def open_program(
     return ProgramOpening(plan, make)
 
 
+@attrs.define(eq=False, repr=False)
 class Plan:
-    """A program that is to be opened."""
+    """A program that is to be opened; see `open_program` for what it is made of."""
 
-    def __init__(
-        self,
-        device: Device,
-        target: Callable[..., Any],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        name: str | None,
-        intensity: Intensity | None,
-        backoff: Backoff | None,
-        *,
-        asked_by: str = "open_program",
-        refuses_all: bool = False,
-    ) -> None:
-        check_device("open_program", device)
-        for option, value, cls in (("intensity", intensity, Intensity), ("backoff", backoff, Backoff)):
+    _device: Device
+    _target: Callable[..., Any]
+    _args: tuple[object, ...]
+    _kwargs: dict[str, object]
+    _name: str | None
+    _intensity: Intensity | None
+    _backoff: Backoff | None
+    _asked_by: str = attrs.field(default="open_program", kw_only=True, alias="asked_by")
+    _refuses_all: bool = attrs.field(default=False, kw_only=True, alias="refuses_all")
+    # The arguments of a class.
+    _bound: inspect.BoundArguments | None = attrs.field(default=None, init=False)
+    _path: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        check_device("open_program", self._device)
+        given = ("intensity", self._intensity, Intensity), ("backoff", self._backoff, Backoff)
+        for option, value, cls in given:
             if value is not None and not isinstance(cast("object", value), cls):
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
-        self._device = device
-        self._target = target
-        self._path = _import_path(target, asked_by)
-        self._is_class = isinstance(target, type)
-        self._bound = _bind(target, args, kwargs) if self._is_class else None
-        if not self._is_class:
-            describe_function(target)
-            if args or kwargs:
+        self._path = _import_path(self._target, self._asked_by)
+        if isinstance(self._target, type):
+            self._bound = _bind(self._target, self._args, self._kwargs)
+        else:
+            describe_function(self._target)
+            if self._args or self._kwargs:
                 raise TypeError(
                     f"open_program: {self._path} is a function, whose arguments are those of ask()"
                 )
-        self._name = _check_name(name)
-        self._intensity = intensity
-        self._backoff = backoff
-        self._refuses_all = refuses_all
+        _check_name(self._name)
 
     async def open(self) -> Opened:
         """Have the device make the program; what fails leaves nothing behind."""
@@ -202,7 +194,7 @@ class Plan:
     async def _prepare(self, name: str, arguments: Mapping[str, object] | None) -> Anew:
         """Prepare an instance with these arguments of the constructor; None for a function."""
         trees, arrays = await self._arguments(arguments)
-        updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
+        updated = frozenset[str]() if self._bound is None else state_of(cast("type[object]", self._target))
         definition = ProgramDefinition(
             name=name,
             number=next(_numbers),
@@ -368,12 +360,11 @@ def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[Stat
             )
 
 
-def _check_name(name: object) -> str | None:
+def _check_name(name: object) -> None:
     if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
         raise ValueError(
             f"open_program: name must be a string without spaces and without '/', ':' and '?', got {name!r}"
         )
-    return name
 
 
 def _import_path(target: Any, asked_by: str) -> str:
@@ -386,18 +377,9 @@ def _import_path(target: Any, asked_by: str) -> str:
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
         raise TypeError(f"{asked_by}: program must be a class or a function, got {target!r}")
-    shown = f"{asked_by}: {module}.{name}"
-    if module == "__main__":
-        raise ValueError(
-            f"{shown} is defined in __main__, which the worker does not import; move it to a module"
-        )
-    if "<locals>" in name or "<lambda>" in name:
-        raise ValueError(f"{shown} is defined in a function; move it to the level of its module")
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not target:
-        raise ValueError(f"{shown} is not what its module has under this name")
+    why = why_not_found(target)
+    if why is not None:
+        raise ValueError(f"{asked_by}: {module}.{name} {why}")
     return f"{module}:{name}"
 
 

@@ -36,16 +36,16 @@ def test_the_end_of_a_lease_behind_that_of_its_context(fate: str) -> None:
     table = SimpleNamespace(adopt=lambda block, nbytes: None, remove=lambda block: None)
     requests = WorkerRequests(
         *[channel, other, other, table],  # type: ignore[arg-type]
-        SimpleNamespace(give_back=given_back.append),  # type: ignore[arg-type]
+        SimpleNamespace(give_back=given_back.append, borrow=lambda *_, stays: None),  # type: ignore[arg-type]
     )
     engine = Engine()
     requests.session = SimpleNamespace(engine=engine)  # type: ignore[assignment]
-    requests.borrow(7, BLOCK)
+    requests.on_borrow(7, (), (BLOCK.block, BLOCK.nbytes, BLOCK.chunk, BLOCK.offset), 4096, False)
     assert engine.there == {5}
     if fate != "there":
         engine.there.clear()
         requests.session = None if fate == "gone" else SimpleNamespace(engine=Engine())  # type: ignore[assignment]
-    requests.unlease(other, 7)
+    requests.on_unlease(7)
     assert not engine.there
     assert given_back == [BLOCK.chunk]
     assert answers[-1][:2] == ("done", 7)

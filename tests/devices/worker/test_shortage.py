@@ -229,11 +229,14 @@ async def test_a_spare_that_cannot_be_given_memory_is_replaced(system: ta.System
         x = await device.put(np.ones(3))
         process, pool = device.dispatch.process, device.dispatch._pool
         spare = pool._spares[0]
+        send = spare.send
 
-        def refuse(*_: Any) -> None:
-            raise OSError(errno.EMFILE, "Too many open files")
+        def refuse(message: Any, descriptors: Any = (), **options: Any) -> None:
+            if descriptors:
+                raise OSError(errno.EMFILE, "Too many open files")
+            send(message, descriptors, **options)
 
-        spare.send_chunk = refuse  # type: ignore[method-assign]
+        spare.send = refuse
         large = await device.zeros(LARGE)
         await until(lambda: pool._spares and pool._spares[0] is not spare)
         assert (device.generation, device.dispatch.process) == (1, process)

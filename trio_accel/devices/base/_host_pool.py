@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
+from numpy.lib.array_utils import byte_bounds
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import describe
@@ -205,13 +206,8 @@ class HostPool:
         if not self._starts or not array.size:
             return None
         first = address_of(array)
-        if array.flags.c_contiguous:
-            low, high = first, first + array.nbytes
-        else:
-            low, high = first, first + array.itemsize
-            for extent, stride in zip(array.shape, array.strides, strict=True):
-                reach = (extent - 1) * stride
-                low, high = low + min(reach, 0), high + max(reach, 0)
+        is_contiguous = array.flags.c_contiguous
+        low, high = (first, first + array.nbytes) if is_contiguous else byte_bounds(array)
         index = bisect.bisect_right(self._starts, low) - 1
         if index < 0 or high > self._starts[index] + self._sorted[index].nbytes:
             return None

@@ -1,12 +1,29 @@
-"""Import paths of library actors, ``"package.module:Class?argument"``; and which of them a device uses."""
+"""Import paths: of what another process is to find, and of library actors, with those that a device uses.
+
+Those of library actors may have an argument, ``"package.module:Class?argument"``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def why_not_found(target: Any) -> str | None:
+    """Say why another process does not find a class or function by its module and name; None if it does."""
+    module, name = target.__module__, target.__qualname__
+    if module == "__main__":
+        return "is defined in __main__, which the worker does not import; move it to a module"
+    if "<locals>" in name or "<lambda>" in name:
+        return "is defined in a function; move it to the level of its module"
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return None if found is target else "is not what its module has under this name"
 
 
 def argument_of(path: str) -> str | None:
@@ -51,10 +68,6 @@ class LibrariesInUse:
         # The order is that of their first operations, in which they are opened.
         self._now: dict[str, None] = {}
         self._before: tuple[str, ...] = ()
-
-    def __contains__(self, path: str) -> bool:
-        """Tell whether the library of an import path was used in this generation."""
-        return path in self._now
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class CompletionPort(Protocol):
 
     async def run(self) -> None:
         """Run the strategy's task beside the engine, until it is cancelled; may return at once."""
+        await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -82,9 +83,6 @@ class HostCallbackPort(CompletionPort):
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         # D9: after a fault of the device this may never be called: the watchdog looks, too.
         stream.notify(event, self._notifier)
-
-    async def run(self) -> None:
-        await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
         self._notifier.close()
@@ -127,14 +125,10 @@ class WatchedPort(CompletionPort):
         # The engine has failed all operations by now, so these events end nothing.
         self._events.clear()
 
-    async def wait_changed(self) -> None:
-        """Wait until there is something new to look at."""
-        await self._changed.wait()
-
     async def wait(self) -> None:
         """Wait until there is something to look at."""
         while not self._events:
-            await self.wait_changed()
+            await self._changed.wait()
 
     def look(self) -> bool:
         """Let the engine reap if anything is done; returns whether it is."""
@@ -293,7 +287,7 @@ class AdaptivePort(WatchedPort):
                 # A thread runs Python: a loop that polls keeps taking the interpreter's lock from it.
                 if not self.look():
                     self._arm()
-                    await self.wait_changed()
+                    await self._changed.wait()
                 continue
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
@@ -329,14 +323,14 @@ class AdaptivePort(WatchedPort):
         steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
         if not steady or not half or self.calls:
             self._arm()
-            await self.wait_changed()
+            await self._changed.wait()
             return
         first = min(steady, key=attrgetter("due"))
         seconds = first.due - half - now
         if seconds > 0:
             self._arm()
             with trio.move_on_after(seconds):
-                await self.wait_changed()
+                await self._changed.wait()
                 return
         # The end is waited for without a notification, as it is due so soon: the thread that notifies would
         # take the interpreter's lock.

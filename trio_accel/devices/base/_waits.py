@@ -27,34 +27,34 @@ class Availability:
         self.is_ready: bool = False
         self.is_ended: bool = False
         self.is_shut: bool = False
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     def begin(self, generation: int) -> None:
         """Begin a generation: its context is ready."""
         self.generation = generation
         self.is_ready = True
         self.is_shut = False
-        self._wake()
+        self._changed.unpark_all()
 
     def shut(self) -> None:
         """Have requests refused until the next generation begins."""
         self.is_shut = True
-        self._wake()
+        self._changed.unpark_all()
 
     def interrupt(self) -> None:
         """End the generation: the context is gone, and another may follow."""
         self.is_ready = False
-        self._wake()
+        self._changed.unpark_all()
 
     def end(self) -> None:
         """End the generations: no context follows."""
         self.is_ready = False
         self.is_ended = self.is_shut = True
-        self._wake()
+        self._changed.unpark_all()
 
     async def wait_changed(self) -> None:
         """Wait for the next change."""
-        await self._changed.wait()
+        await self._changed.park()
 
     async def watch(self) -> AsyncGenerator[int, None]:
         """Iterate over the generations: the current one, then each new one, until the end."""
@@ -64,11 +64,7 @@ class Availability:
                 seen = self.generation
                 yield seen
             else:
-                await self._changed.wait()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+                await self._changed.park()
 
 
 class Arrival:
@@ -265,9 +261,6 @@ class SubmissionOrder:
         # The last turn that writes each block, and the turns that read it since.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._writers) + len(self._readers)
 
     @property
     def is_empty(self) -> bool:

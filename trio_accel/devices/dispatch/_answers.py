@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -130,8 +131,8 @@ class AnswerHandler:
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
         request = self._request(link, number)
         if request is not None:
-            expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
-            assert isinstance(request, OperationRequest)
+            if not isinstance(request, OperationRequest):
+                raise NonsenseError(f"times: request {number} is a lease")
             # The clock is one for all processes of the machine: an end that is still to come is nonsense.
             expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
@@ -277,8 +278,8 @@ class AnswerHandler:
     def _on_granted(self, link: WorkerLink, number: int, address: Address) -> None:
         request = self._request(link, number)
         if request is not None:
-            expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
-            assert isinstance(request, LeaseRequest)
+            if not isinstance(request, LeaseRequest):
+                raise NonsenseError(f"granted: request {number} is no lease")
             expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
             if isinstance(request, BorrowRequest):
                 request.known(link)
@@ -306,17 +307,13 @@ class AnswerHandler:
         if isinstance(request, OperationRequest):
             _check_copy(request, index, array)
             self._chunks.check_array(chunk, offset, array)
-        if isinstance(request, OperationRequest) and request.stage == "sent":
-            self._copies.copy_on_device(
-                request,
-                request.hosts.copies[index],
-                lambda: self._chunks.view(chunk, offset, array),
-                copied,
-            )
-        else:
-            # It was refused with its operands on their way already, or its asker has left it: the stream is
-            # to go on all the same.
-            copied()
+            if request.stage == "sent":
+                copy, view = request.hosts.copies[index], partial(self._chunks.view, chunk, offset, array)
+                self._copies.copy_on_device(request, copy, view, copied)
+                return
+        # It was refused with its operands on their way already, or its asker has left it: the stream is to go
+        # on all the same.
+        copied()
 
     def _on_chunk(self, link: WorkerLink, number: int, nbytes: int, *descriptors: int) -> None:
         expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")

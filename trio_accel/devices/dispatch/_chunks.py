@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -17,10 +17,13 @@ from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.kit.chunks import ALIGNMENT
 from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors
+from ..base._views import reach
 from ..operations._blocks import BlockTable
 from ..operations._loans import next_abroad
 from ..wire import _orders
-from ..wire._protocol import Address, Message, NonsenseError
+from ..wire._messages import expect
+from ..wire._protocol import Address, NonsenseError
+from ._link import WorkerLink
 
 if TYPE_CHECKING:
     from ...actors import System
@@ -35,14 +38,6 @@ INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a devi
 """Text behind the reason for which a device was given up, if it left memory."""
 
 
-class Borrower(Protocol):
-    """A worker of another device."""
-
-    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> object:
-        """Send it a message."""
-        ...
-
-
 @attrs.define(eq=False)
 class Chunk:
     """Memory that a worker has made.
@@ -51,7 +46,6 @@ class Chunk:
         number: Its id on the device.
         nbytes: Its size.
         descriptor: Its file descriptor.
-        kept: Its name in the launcher.
         is_host: Whether the descriptor is that of a file.
         abroad: Its id in workers of other devices.
         borrowers: The workers that were told to keep it mapped, and whether they have said that it is.
@@ -61,15 +55,18 @@ class Chunk:
     number: int
     nbytes: int
     descriptor: int
-    kept: int
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
     abroad: int = attrs.field(factory=next_abroad, init=False)
-    borrowers: weakref.WeakKeyDictionary[Borrower, bool] = attrs.field(
-        factory=weakref.WeakKeyDictionary["Borrower", bool], init=False
+    borrowers: weakref.WeakKeyDictionary[WorkerLink, bool] = attrs.field(
+        factory=weakref.WeakKeyDictionary["WorkerLink", bool], init=False
     )
     loans: int = attrs.field(default=0, init=False)
     _is_dropped: bool = attrs.field(default=False, init=False)
+
+    def send(self, worker: WorkerLink) -> None:
+        """Have a worker of its device map it."""
+        worker.send(_orders.chunk(self.number, self.nbytes), (self.descriptor,))
 
     def open_to_read(self) -> int:
         """Open it for a worker of another device, which is not to write to it; the caller closes it.
@@ -80,7 +77,7 @@ class Chunk:
         # The driver has descriptors of one kind alone: there, the mapping is one for reading.
         return read_only(self.descriptor) if self.is_host else os.dup(self.descriptor)
 
-    def unmap(self, borrower: Borrower) -> None:
+    def unmap(self, borrower: WorkerLink) -> None:
         """Have a worker unmap it, once nothing there reads it."""
         if self.borrowers.pop(borrower, None) is not None:
             borrower.send(_orders.unchunk(self.abroad))
@@ -114,11 +111,11 @@ class Stay:
     """
 
     is_over: bool = attrs.field(default=False, init=False)
-    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[Borrower]] = attrs.field(
-        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[Borrower]"], init=False
+    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[WorkerLink]] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[WorkerLink]"], init=False
     )
 
-    def add(self, chunk: Chunk, borrower: Borrower) -> None:
+    def add(self, chunk: Chunk, borrower: WorkerLink) -> None:
         """Note a worker that was told to keep a chunk."""
         chunk.borrowers.setdefault(borrower, False)
         self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
@@ -159,7 +156,7 @@ class ChunkTable:
         self._launcher = launcher
         for chunk in self.chunks.values():
             # The launcher that kept them is gone.
-            chunk.kept = launcher.keep_chunk(chunk.descriptor)
+            launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
         """See that a chunk can be what a worker says of it.
@@ -167,17 +164,15 @@ class ChunkTable:
         Raises:
             NonsenseError: It cannot.
         """
-        if number in self.chunks or len(self.chunks) >= _MOST:
-            raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
-        if not nbytes:
-            raise NonsenseError(f"chunk {number} is empty")
+        is_new = number not in self.chunks and len(self.chunks) < _MOST
+        expect(is_new, f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
+        expect(nbytes, f"chunk {number} is empty")
         if self._backend.shares_memory_with_host:
             try:
                 check_shared(descriptor, nbytes)
             except ValueError as error:
                 raise NonsenseError(f"chunk {number}: {error}") from error
-            if nbytes > total_bytes():
-                raise NonsenseError(f"chunk {number}: no machine has {nbytes} bytes")
+            expect(nbytes <= total_bytes(), f"chunk {number}: no machine has {nbytes} bytes")
 
     def check_address(self, address: Address) -> None:
         """Check the place that a worker tells of a block.
@@ -197,11 +192,8 @@ class ChunkTable:
             NonsenseError: There is no such chunk, or the array reaches out of it.
         """
         chunk = self.chunks.get(number)
-        first = last = offset + array.offset
-        for extent, step in zip(array.shape, array.strides, strict=True):
-            first += min(step * (extent - 1), 0)
-            last += max(step * (extent - 1), 0)
-        is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
+        start, end = reach(array)
+        is_in = chunk is not None and offset + start >= 0 and offset + end <= chunk.nbytes
         if not is_in and array.size and number not in self.missing:
             raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
 
@@ -228,10 +220,10 @@ class ChunkTable:
         """
         assert self._launcher is not None
         # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
-        kept = self._launcher.keep_chunk(descriptor)
+        self._launcher.keep_chunk(descriptor)
         self.missing.pop(number, None)
         is_host = self._backend.shares_memory_with_host
-        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept, is_host)
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, is_host)
         return chunk
 
     def check_gone(self, number: int) -> None:
@@ -240,14 +232,14 @@ class ChunkTable:
         Raises:
             NonsenseError: There is no such chunk, or an array of the program is in it.
         """
-        if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
-            raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
+        is_empty = all(chunk != number for _, _, chunk, _ in self.blocks.values())
+        expect(number in self.chunks and is_empty, f"unchunk: chunk {number} is not there, or not empty")
 
     def drop(self, number: int) -> None:
         """Give a chunk back; arrays over it that the program still has keep the mapping."""
         chunk = self.chunks.pop(number)
         if self._launcher is not None:
-            self._launcher.forget_chunk(chunk.kept)
+            self._launcher.forget_chunk(chunk.descriptor)
         chunk.drop()
         self.on_drop(number)
 

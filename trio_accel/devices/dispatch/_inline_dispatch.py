@@ -179,10 +179,9 @@ class InlineCopies:
         Raises:
             OutOfMemoryError: The host has not so much.
         """
-        if launch.staged or isinstance(launch.spec, WITH_HOST):
-            for spec in (launch.spec, *launch.staged):
-                if isinstance(spec, WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
-                    return Travel(self, launch)
+        for spec in (launch.spec, *launch.staged):
+            if isinstance(spec, WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
+                return Travel(self, launch)
         return None
 
     def _goes_straight(self, host: npt.NDArray[Any]) -> bool:

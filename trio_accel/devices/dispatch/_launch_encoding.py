@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -30,6 +29,7 @@ from ...backends.base.contract.ops import (
     value_key,
 )
 from ...backends.base.kit.fast_paths import current_fast_paths
+from ..base._library_paths import why_not_found
 from ..operations._operation import Launch
 from ..wire import _orders
 from ..wire._messages import SHORT
@@ -373,21 +373,10 @@ def _class_path(cls: type[object]) -> str:
     Raises:
         _CannotCrossError: It does not.
     """
-    module, name = cls.__module__, cls.__qualname__
-    if module == "__main__":
-        _refuse(cls, "is defined in __main__; move it to a module")
-    if "<locals>" in name:
-        _refuse(cls, "is defined in a function; move it to the level of its module")
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not cls:
-        _refuse(cls, "is not what its module has under this name")
-    return f"{module}:{name}"
-
-
-def _refuse(cls: type[object], reason: str) -> NoReturn:
-    raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
+    why = why_not_found(cls)
+    if why is not None:
+        raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {why}")
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def encode_array(array: npt.NDArray[Any]) -> Message:

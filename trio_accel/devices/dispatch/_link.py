@@ -17,7 +17,6 @@ from ..wire import _answers, _orders
 from ..wire._channel import Channel, EndOfChannel, SpinWait
 from ..wire._frames import Received
 from ..wire._protocol import FIRST_WORD, WORDS, NonsenseError, SharedPage
-from ._chunks import Chunk
 from ._launch_encoding import TemplateTable
 
 MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
@@ -93,7 +92,7 @@ class WorkerLink:
     _free_words: list[int] = attrs.field(factory=list[int], init=False)
     # The words at its death.
     _last: dict[str, int] | None = attrs.field(default=None, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _is_over: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -107,10 +106,6 @@ class WorkerLink:
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
-
-    def send_chunk(self, chunk: Chunk) -> None:
-        """Have it map memory that is there."""
-        self.send(_orders.chunk(chunk.number, chunk.nbytes), (chunk.descriptor,))
 
     def word(self, library: str) -> int:
         """Return the shared word of a library.
@@ -238,7 +233,7 @@ class WorkerLink:
         while not condition():
             if self.how is not None:
                 raise self._error or died(self.how, self._device)
-            await self._changed.wait()
+            await self._changed.park()
 
     async def wait_gone(self) -> None:
         """Wait until it is dead and nothing of it is left."""
@@ -246,8 +241,7 @@ class WorkerLink:
 
     def notify(self) -> None:
         """Wake the tasks that wait for a condition."""
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.unpark_all()
 
     @enable_ki_protection
     async def _listen_to_heart(self) -> None:

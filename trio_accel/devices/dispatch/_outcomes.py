@@ -44,7 +44,7 @@ class CopyService:
         self.begun: int = 0
         # Copies that run, with their requests.
         self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
         self._nursery: trio.Nursery
 
@@ -112,12 +112,12 @@ class CopyService:
     async def wait_off_device(self) -> None:
         """Wait until none touches the device's memory."""
         while any(copy.region is None for _, copy in self._running.values()):
-            await self._changed.wait()
+            await self._changed.park()
 
     async def wait_idle(self) -> None:
         """Wait until none runs."""
         while self._running:
-            await self._changed.wait()
+            await self._changed.park()
 
     def _start(
         self,
@@ -132,11 +132,12 @@ class CopyService:
         # The request's outcome waits for this count: until then the copy touches the program's array.
         request.copies += 1
         self._running[copying] = request, copy
-        self._nursery.start_soon(self._copy, copying, copy, copied)
+        self._nursery.start_soon(self._copy, request, copying, copy, copied)
 
     @enable_ki_protection
-    async def _copy(self, copying: Copying, copy: HostCopy, copied: Callable[[], None]) -> None:
-        request, _ = self._running[copying]
+    async def _copy(
+        self, request: OperationRequest, copying: Copying, copy: HostCopy, copied: Callable[[], None]
+    ) -> None:
         try:
             await trio.to_thread.run_sync(copying.run, limiter=self._limiter)
         except Exception as error:  # noqa: BLE001  # the system has no thread
@@ -144,8 +145,7 @@ class CopyService:
         finally:
             copy.stage = "over"
             del self._running[copying]
-            changed, self._changed = self._changed, trio.Event()
-            changed.set()
+            self._changed.unpark_all()
             copied()
             request.copy_over()
 

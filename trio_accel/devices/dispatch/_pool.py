@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -31,9 +30,6 @@ from ..wire._channel import Channel
 from ..wire._protocol import SharedPage, WorkerConfig
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
-
-if TYPE_CHECKING:
-    from ..launcher._launcher import Launcher
 
 # The most bytes of a worker's message; with host arrays by value.
 _LARGEST_ANSWER = 32 << 20
@@ -249,7 +245,7 @@ class WorkerPool:
         for link in self._links:
             if link is not maker:
                 try:
-                    link.send_chunk(chunk)
+                    chunk.send(link)
                 except OSError as error:
                     # The worker would serve without a part of the memory.
                     link.condemn(f"was not needed: it could not be given memory ({error})")
@@ -355,7 +351,7 @@ class WorkerPool:
             link.send(_orders.config(config))
             # The chunks go ahead of the libraries that are placed: their blocks lie in them.
             for chunk in self._chunks.chunks.values():
-                link.send_chunk(chunk)
+                chunk.send(link)
             for library in placed:
                 self._prepare(link, library)
             self._slabs.tell(link)
@@ -388,8 +384,6 @@ class SlabTable:
         self._pool = pool
         self._links = links
         self._launcher: Launcher
-        # Their names in the launcher.
-        self._kept: dict[int, int] = {}
 
     def open(self, launcher: Launcher) -> None:
         """Begin; the launcher empties the memory if this process dies."""
@@ -413,7 +407,7 @@ class SlabTable:
 
     def _share(self, slab: Slab) -> None:
         assert slab.descriptor is not None
-        self._kept[slab.number] = self._launcher.keep_chunk(slab.descriptor)
+        self._launcher.keep_chunk(slab.descriptor)
         for link in self._links():
             _send(link, slab)
 
@@ -423,9 +417,8 @@ class SlabTable:
             link.send(_orders.unslab(slab.number))
 
     def _forget(self, slab: Slab) -> None:
-        kept = self._kept.pop(slab.number, None)
-        if kept is not None:
-            self._launcher.forget_chunk(kept)
+        assert slab.descriptor is not None
+        self._launcher.forget_chunk(slab.descriptor)
 
 
 def _send(link: WorkerLink, slab: Slab) -> None:

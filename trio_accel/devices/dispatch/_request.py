@@ -23,8 +23,9 @@ from ..operations._operation import Launch
 from ..wire import _orders
 from ..wire._frames import close_all
 from ..wire._protocol import Address, Message
-from ._chunks import Borrower, Chunk, Stay
+from ._chunks import Chunk, Stay
 from ._launch_encoding import TemplateTable, encode_array, encode_launch, result_of
+from ._link import WorkerLink
 
 # D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
 # taken yet, and the machine's free memory does not tell.
@@ -537,7 +538,7 @@ class BorrowRequest(LeaseRequest):
         self._stay = stay
         self.chunk: Chunk = place.chunk
 
-    def send(self, worker: Borrower, released: tuple[int, ...]) -> None:
+    def send(self, worker: WorkerLink, released: tuple[int, ...]) -> None:
         """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
 
         Raises:
@@ -562,7 +563,7 @@ class BorrowRequest(LeaseRequest):
         if stay is not None and stays:
             stay.add(chunk, worker)
 
-    def known(self, worker: Borrower) -> None:
+    def known(self, worker: WorkerLink) -> None:
         """Note that a worker has it mapped."""
         if worker in self.chunk.borrowers:
             self.chunk.borrowers[worker] = True

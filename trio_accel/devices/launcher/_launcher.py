@@ -149,9 +149,10 @@ class LauncherActor(Actor):
         return reply
 
     def _accept(self, order: Order) -> None:
-        number = next(self._numbers)
+        number, message = next(self._numbers), order.message
+        preload = message.preload if self._front.preloads else ()
         try:
-            self._send(number, order.message)
+            self._link.order("start", number, message.arguments, message.descriptors, preload=preload)
         except (OSError, TypeError, NotSupportedError) as error:
             failed = LauncherError(f"a worker process could not be ordered: {error}")
             failed.__cause__ = error
@@ -166,10 +167,6 @@ class LauncherActor(Actor):
             or self._front.ahead.is_pending
             or any(worker.is_asked_for for worker in self._workers.values())
         )
-
-    def _send(self, number: int, message: StartWorker) -> None:
-        preload = message.preload if self._front.preloads else ()
-        self._link.order("start", number, message.arguments, message.descriptors, preload=preload)
 
     @enable_ki_protection
     async def _read(self) -> None:
@@ -280,8 +277,8 @@ class Launcher:
         self.ref: Ref[LauncherActor]
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
-        self._numbers = itertools.count(1)
-        self._chunks: dict[int, int] = {}
+        # Descriptors of the chunks that are kept.
+        self._chunks: set[int] = set()
         self.postponed: list[Order] = []
         # Scopes of tasks that have ordered, and the error that refuses them.
         self._asking: set[trio.CancelScope] = set()
@@ -350,7 +347,7 @@ class Launcher:
             scope.cancel(reason="the launcher does not start")
 
     @enable_ki_protection
-    def keep_chunk(self, descriptor: int) -> int:
+    def keep_chunk(self, descriptor: int) -> None:
         """Have shared memory emptied when this process dies, whatever process has a descriptor.
 
         Each launcher process that takes over is told again.
@@ -358,34 +355,28 @@ class Launcher:
         Args:
             descriptor: It stays the caller's, and must be open until the chunk is forgotten.
 
-        Returns:
-            The number to forget it by.
-
         Raises:
             OSError: The descriptor is not open.
         """
-        number = next(self._numbers)
         if self._link is not None:
-            self._link.send("keep", number, None, (descriptor,))
-        self._chunks[number] = descriptor
-        return number
+            self._link.send("keep", descriptor, None, (descriptor,))
+        self._chunks.add(descriptor)
 
     @enable_ki_protection
-    def forget_chunk(self, number: int) -> None:
+    def forget_chunk(self, descriptor: int) -> None:
         """Keep a chunk no longer; its memory goes when all its other descriptors and mappings have gone.
 
-        Raises:
-            KeyError: There is no such chunk.
+        Harmless for one that is not kept.
         """
-        del self._chunks[number]
+        self._chunks.discard(descriptor)
         if self._link is not None:
-            self._link.send("forget", number)
+            self._link.send("forget", descriptor)
 
     def attach(self, link: LauncherLink) -> list[Order]:
         """Go on with a new process; for the actor. Returns what the one before has left."""
         self._link = link
-        for number, descriptor in self._chunks.items():
-            link.send("keep", number, None, (descriptor,))
+        for descriptor in self._chunks:
+            link.send("keep", descriptor, None, (descriptor,))
         left = [order for order in self.postponed if not order.reply.is_done]
         self.postponed.clear()
         return left

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import trio
 
 from ...actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
-from ...backends.base import ContextLostError, PlacedBlock
+from ...backends.base import ContextLostError, NotSupportedError, PlacedBlock
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..engine._context import ContextActor, Session
@@ -65,6 +65,16 @@ class WorkerRequests:
     # Launch templates that were used by now; and all, as they came.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
+    _nursery: trio.Nursery = attrs.field(init=False)
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Begin; leases are held by tasks of the nursery."""
+        self._nursery = nursery
+
+    def on_release(self, blocks: tuple[int, ...]) -> None:
+        """Give back what the application has let go."""
+        self._table.let_go(blocks)
+        self._blocks.drain()
 
     def on_request(
         self, number: int, word: int, invalidates: bool, launch: Any, released: tuple[int, ...]
@@ -271,14 +281,16 @@ class WorkerRequests:
         trouble = "withdrawn", False, False, None, ()
         self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
 
-    def lease(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
+    def on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         """Hold a block, and tell its place once it is its turn."""
+        if released:
+            self.on_release(released)
         session = self.session
         if session is not None:
             over = self._leases[number] = trio.Event()
             # Its turn is taken now, in the order of messages: a task would take it after later requests.
             lease = session.engine.leases.hold(block, write=write)
-            nursery.start_soon(self._hold, number, block, lease, over)
+            self._nursery.start_soon(self._hold, number, block, lease, over)
 
     async def _hold(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
         session = self.session
@@ -290,19 +302,33 @@ class WorkerRequests:
         del self._leases[number]
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
-    def borrow(self, number: int, place: PlacedBlock) -> None:
-        """Know a block of another device until `unlease`; operations read it.
-
-        Args:
-            number: Number of the request.
-            place: Its place, in a chunk that is mapped.
-        """
-        session = self.session
+    def on_borrow(
+        self,
+        number: int,
+        released: tuple[int, ...],
+        place: Address,
+        size: int,
+        stays: bool,
+        *descriptors: int,
+    ) -> None:
+        """Know a block of another device until `on_unlease`; operations read it."""
+        if released:
+            self._table.let_go(released)
+        block, session = PlacedBlock(*place), self.session
+        try:
+            self._memory.borrow(block, size, *descriptors, stays=stays)
+        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
+            refused = NotSupportedError(
+                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
+            )
+            trouble = "done", False, False, encode_error(refused), ()
+            self._channel.send(_answers.done(number, (), (), trouble), now=True)
+            return
         if session is not None:
-            self._table.adopt(place.block, place.nbytes)
-            session.engine.adopt((place.block,))
-            self._borrowed[number] = place, session.engine
-            self._channel.send(_answers.granted(number, (place.block, place.nbytes, 0, 0)), now=True)
+            self._table.adopt(block.block, block.nbytes)
+            session.engine.adopt((block.block,))
+            self._borrowed[number] = block, session.engine
+            self._channel.send(_answers.granted(number, (block.block, block.nbytes, 0, 0)), now=True)
 
     async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         # The memory goes back behind all operations that read it: then its owner may change it.
@@ -318,7 +344,7 @@ class WorkerRequests:
         self._memory.give_back(place.chunk)
         self._channel.send(_answers.done(number, (), (), None), now=True)
 
-    def unlease(self, nursery: trio.Nursery, number: int) -> None:
+    def on_unlease(self, number: int) -> None:
         """End a lease: the application has given the block back."""
         borrowed = self._borrowed.pop(number, None)
         if borrowed is None:
@@ -328,12 +354,12 @@ class WorkerRequests:
             # The chunk goes at once: what the application asks for next is not to find it mapped.
             self._give_back(number, *borrowed)
         else:
-            nursery.start_soon(self._give_back_later, number, *borrowed)
+            self._nursery.start_soon(self._give_back_later, number, *borrowed)
 
-    def end_leases(self, nursery: trio.Nursery) -> None:
+    def end_leases(self) -> None:
         """End all leases: the context is to end."""
         for number in (*self._leases, *self._borrowed):
-            self.unlease(nursery, number)
+            self.on_unlease(number)
 
 
 @attrs.define(eq=False, repr=False)

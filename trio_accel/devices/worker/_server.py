@@ -15,7 +15,7 @@ import trio
 
 from ...actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ...backends import resolve_for_worker
-from ...backends.base import AccelDevice, AccelError, NotSupportedError, PlacedBlock
+from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from ..base._errors import lost_descriptors
 from ..base._options import DeviceOptions
 from ..base._waits import Availability
@@ -130,6 +130,7 @@ class WorkerServer:
         handlers = self._handlers
         self._on_observe(self._config.is_observed, self._config.is_timed)
         async with trio.open_nursery() as self._nursery:
+            self._requests.open(self._nursery)
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
             # Imports and the context live as long as the process: the collector need not walk through them.
@@ -239,43 +240,8 @@ class WorkerServer:
         await self._prepared.wait_over()
         self._channel.send(_answers.prepared(), now=True)
 
-    def _on_release(self, blocks: tuple[int, ...]) -> None:
-        self._table.let_go(blocks)
-        self.blocks.drain()
-
     def _on_slab(self, number: int, nbytes: int, *descriptors: int) -> None:
         self._memory.slabs.add(self.opened, number, nbytes, *descriptors)
-
-    def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
-        if released:
-            self._on_release(released)
-        self._requests.lease(self._nursery, number, block, write=write)
-
-    def _on_unlease(self, number: int) -> None:
-        self._requests.unlease(self._nursery, number)
-
-    def _on_borrow(
-        self,
-        number: int,
-        released: tuple[int, ...],
-        place: Address,
-        size: int,
-        stays: bool,
-        *descriptors: int,
-    ) -> None:
-        if released:
-            self._table.let_go(released)
-        block = PlacedBlock(*place)
-        try:
-            self._memory.borrow(block, size, *descriptors, stays=stays)
-        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
-            refused = NotSupportedError(
-                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
-            )
-            trouble = "done", False, False, encode_error(refused), ()
-            self._channel.send(_answers.done(number, (), (), trouble), now=True)
-        else:
-            self._requests.borrow(number, block)
 
     def _on_call(self, number: int, what: str, path: str) -> None:
         session = self._requests.session
@@ -320,7 +286,7 @@ class WorkerServer:
     def _on_close(self) -> None:
         # First: from here on the end of the context is no loss that the application is told of.
         self._requests.is_closing = True
-        self._requests.end_leases(self._nursery)
+        self._requests.end_leases()
         self._nursery.start_soon(self._close)
 
     async def _close(self) -> None:
