@@ -184,16 +184,7 @@ class Life:
         _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace, extra=extra)
 
 
-class _Root(Spawner):
-    """Starts actors under a supervisor of its own."""
-
-    _supervisor: Supervisor
-
-    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
-        return self._supervisor
-
-
-class SupervisorScope(_Root):
+class SupervisorScope(Spawner):
     """A supervisor for the body of an ``async with``. Made by `System.open_supervisor`."""
 
     def __init__(self, supervisor: Supervisor, path: str) -> None:
@@ -213,7 +204,7 @@ class SupervisorScope(_Root):
         )
 
 
-class System(SystemState, _Root):
+class System(SystemState, Spawner):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
