@@ -271,13 +271,12 @@ class Recorder:
 
     def look(self) -> None:
         """Add a point to `history`, without a snapshot."""
-        self.looked_at, busy = trio.current_time(), dict[str, float]()
+        self.looked_at, busy = trio.current_time(), dict[MessageTally, float]()
         for tally in self._tallies.by_key.values():
             tally.count()
-            busy[f"{tally.path} {tally.message_type}"] = tally.rate(self.looked_at)
-        chosen = sorted(busy, key=lambda name: -busy[name])[:_IN_HISTORY]
-        tallies = {f"{one.path} {one.message_type}": one for one in self._tallies.by_key.values()}
-        times = [(name, *_quantiles([tallies[name]])) for name in chosen]
+            busy[tally] = tally.rate(self.looked_at)
+        chosen = sorted(busy, key=lambda tally: -busy[tally])[:_IN_HISTORY]
+        times = [(f"{one.path} {one.message_type}", *_quantiles([one])) for one in chosen]
         self.history.append((time.time(), sum(busy.values()), times))
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
