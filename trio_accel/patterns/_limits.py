@@ -11,7 +11,6 @@ import enum
 import math
 import random
 import re
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -102,13 +101,6 @@ class KeyedStates(Generic[StateT]):
 _SLOTS = 10
 
 
-@attrs.define(eq=False)
-class _Slot:
-    number: int
-    all: int = 0
-    marked: int = 0
-
-
 class RecentCounts:
     """The counts of things that happened lately, and of the marked ones among them.
 
@@ -121,20 +113,20 @@ class RecentCounts:
 
     def __init__(self, within: float) -> None:
         self._width = within / _SLOTS
-        self._slots: deque[_Slot] = deque()
+        # Things and marked things by the number of their slot, the oldest first.
+        self._slots: dict[int, list[int]] = {}
 
     def add(self, *, count: int = 0, marked: int = 0) -> None:
         """Count things now, and things that are marked now; these are counts of their own."""
-        number = self._drop_old()
-        if not self._slots or self._slots[-1].number != number:
-            self._slots.append(_Slot(number))
-        self._slots[-1].all += count
-        self._slots[-1].marked += marked
+        counts = self._slots.setdefault(self._drop_old(), [0, 0])
+        counts[0] += count
+        counts[1] += marked
 
     def totals(self) -> tuple[int, int]:
         """Return the counts of the window: of things, and of marked ones."""
         self._drop_old()
-        return sum(slot.all for slot in self._slots), sum(slot.marked for slot in self._slots)
+        slots = self._slots.values()
+        return sum(things for things, _ in slots), sum(marked for _, marked in slots)
 
     def clear(self) -> None:
         """Begin anew."""
@@ -142,8 +134,8 @@ class RecentCounts:
 
     def _drop_old(self) -> int:
         number = int(trio.current_time() // self._width)
-        while self._slots and self._slots[0].number <= number - _SLOTS:
-            self._slots.popleft()
+        while self._slots and (oldest := next(iter(self._slots))) <= number - _SLOTS:
+            del self._slots[oldest]
         return number
 
 
