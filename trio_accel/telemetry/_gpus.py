@@ -16,7 +16,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import System
+from ..actors import System, running_beside
 from ..backends.base import NotSupportedError
 from ..backends.base.kit.modules import import_extra
 from ..devices import System as DeviceSystem
@@ -245,24 +245,10 @@ async def watch_gpus(
         NotSupportedError: The package or the driver is missing; the error says which.
     """
     watch = GpuWatch(check_interval(interval), system)
-    scope, has_ended = trio.CancelScope(), trio.Event()
-
-    async def sample() -> None:
-        try:
-            with scope:
-                await watch.sample()
-        finally:
-            has_ended.set()
-
     try:
         await watch.begin()
-        trio.lowlevel.spawn_system_task(sample, name="readings of GPUs")
-        try:
+        async with running_beside(watch.sample):
             yield watch
-        finally:
-            scope.cancel(reason="GPUs are watched no more")
-            with trio.CancelScope(shield=True):
-                await has_ended.wait()
     finally:
         await watch.end()  # noqa: ASYNC102  # what it waits for is bounded
 
