@@ -21,7 +21,7 @@ import trio
 
 from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, must_be_share
+from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
@@ -226,7 +226,7 @@ class CircuitBreaker:
         slow_after: float = math.inf,
         counts: Callable[[Exception], bool] = is_failure,
     ) -> None:
-        self._share = must_be_share("share", share)
+        self._share = must_be_positive("share", share, maximum=1.0)
         self._calls = must_be_count("calls", calls)
         self._recent = RecentCounts(must_be_positive("within", within))
         self._open_for = must_be_positive("open_for", open_for)
@@ -533,8 +533,8 @@ class RetryBudget:
     """
 
     def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
-        self._share = must_be_share("share", share, allows_zero=True)
-        self._minimum = must_be_positive("minimum", minimum) if minimum else 0.0
+        self._share = must_be_positive("share", share, maximum=1.0, allows_zero=True)
+        self._minimum = must_be_positive("minimum", minimum, allows_zero=True)
         self._within = must_be_positive("within", within)
         self._counts = RecentCounts(self._within)
         self._denied = 0

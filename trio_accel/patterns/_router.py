@@ -23,7 +23,7 @@ from ..actors import (
     named_options,
 )
 from ..devices import Device, Key, able, by_key
-from ._checks import must_be_count, must_be_positive, must_be_share
+from ._checks import must_be_count, must_be_positive
 from ._servants import (
     CallStatistics,
     ItemT,
@@ -438,7 +438,7 @@ def _seconds(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    return must_be_share("Hedge: share", value)
+    return must_be_positive("Hedge: share", value, maximum=1.0)
 
 
 @named_options
