@@ -258,15 +258,13 @@ class Witnesses:
     """
 
     device: ta.Device
-    _refs: list[ta.AccelRef] = attrs.field(factory=list[ta.AccelRef], init=False)
-    _before: list[str] = attrs.field(factory=list[str], init=False)
+    _refs: list[ta.AccelRef] = attrs.field(init=False)
+    _before: list[str] = attrs.field(init=False)
 
     async def put(self) -> None:
         """Put them, and note what they hold."""
-        for index in range(len(_ARRAYS)):
-            ref = await self._put(index)
-            self._refs.append(ref)
-            self._before.append(await _hash(ref))
+        self._refs = [await self._put(index) for index in range(len(_ARRAYS))]
+        self._before = [await _hash(ref) for ref in self._refs]
 
     async def compare(self) -> list[ArrayReport]:
         """See what they hold now; one that is lost is put again."""
@@ -276,7 +274,6 @@ class Witnesses:
         """Give their memory back."""
         for ref in self._refs:
             ref.release()
-        self._refs.clear()
 
     async def _compare(self, index: int) -> ArrayReport:
         ref, lost_with = self._refs[index], None

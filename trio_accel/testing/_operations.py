@@ -19,7 +19,6 @@ from ..devices.front._device import opened
 
 __all__ = ["FaultInjection", "ManualCompletion", "inject_fault", "poison"]
 
-_MARKS = ("hang", "poison", "segfault", "kill")
 _HOWS: dict[str, tuple[str, ...]] = {
     "hang": ("kernel", "writing"),
     "poison": ("illegal_address", "trap", "assert"),
@@ -123,7 +122,7 @@ def inject_fault(
     name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
-    marked = dict(zip(_MARKS, (hang, poison, segfault, kill), strict=True))
+    marked = {"hang": hang, "poison": poison, "segfault": segfault, "kill": kill}
     given = [name for name, is_given in marked.items() if is_given]
     given += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]
     if len(given) != 1:
