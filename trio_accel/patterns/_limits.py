@@ -673,10 +673,9 @@ def retry(
         ValueError: `attempts` is below 1.
         TypeError: `model` is no model, or an argument is of another class.
     """
-    policy = RetryPolicy(
+    return RetryPolicy(
         budget=budget, attempts=attempts, backoff=backoff, may_run_twice=may_run_twice, is_safe=is_safe
-    )
-    return policy.wrap(model)
+    ).wrap(model)
 
 
 def _is_not_begun(error: Exception) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -47,7 +47,7 @@ class Figure:
 
     name: str
     unit: str = ""
-    kind: Literal["counter", "gauge"]
+    kind: str
     help: str
     labels: Labels = ()
     samples: Callable[[SystemSnapshot], Iterable[Sample]]
@@ -186,14 +186,8 @@ _READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
 
 def _figure(row: str) -> Figure:
     name, kind, unit, labels, text = row.split(maxsplit=4)
-    return Figure(
-        name=name,
-        unit=unit.strip("-"),
-        kind="counter" if kind == "counter" else "gauge",
-        help=text,
-        labels=() if labels == "-" else tuple(labels.split(",")),
-        samples=_READ[name],
-    )
+    names = () if labels == "-" else tuple(labels.split(","))
+    return Figure(name=name, unit=unit.strip("-"), kind=kind, help=text, labels=names, samples=_READ[name])
 
 
 FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
