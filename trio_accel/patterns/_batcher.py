@@ -517,7 +517,7 @@ class Batcher(Servant[ItemT, ResultT]):
         self._parked = trio.lowlevel.ParkingLot()
         self._is_led = False
         self._timer: trio.CancelScope | None = None
-        self._bell = trio.Event()
+        self._bell = trio.lowlevel.ParkingLot()
         self._counts = Counts()
         self._sizes, self._waits = Spread([2.0**power for power in range(11)]), Spread(WAITS)
 
@@ -627,7 +627,7 @@ class Batcher(Servant[ItemT, ResultT]):
         if entry.on_leave is None:
             self._queue.remove(entry)
             if not self._queue.count:
-                self._bell.set()
+                self._bell.unpark_all()
         else:
             entry.on_leave()
 
@@ -676,16 +676,15 @@ class Batcher(Servant[ItemT, ResultT]):
             entries = self._queue.take(now, is_idle=is_idle)
             if entries:
                 return entries
-            self._bell = trio.Event()
             with trio.CancelScope(deadline=self._queue.due(now, is_idle=is_idle)) as self._timer:
-                await self._bell.wait()
+                await self._bell.park()
             self._timer = None
         return []
 
     def _expect(self, timer: trio.CancelScope, due: float, now: float) -> None:
         """See to it that the batch which is due next is launched then."""
         if due <= now:
-            self._bell.set()
+            self._bell.unpark_all()
         elif due < timer.deadline:
             timer.deadline = due
 

@@ -189,7 +189,7 @@ class ManualCompletion:
     def __init__(self, *, is_holding: bool = True) -> None:
         self._is_holding = is_holding
         self._held: list[_HeldEvent] = []
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
         return f"<ManualCompletion, {len(self._held)} held>"
@@ -214,7 +214,7 @@ class ManualCompletion:
         """
         await trio.lowlevel.checkpoint()
         while len(self._held) < count:
-            await self._changed.wait()
+            await self._changed.park()
 
     def release(self, count: int = 1) -> None:
         """Let go of those that were launched first. Each is noticed soon, once the device is done with it.
@@ -257,8 +257,7 @@ class ManualCompletion:
             event.let_go()
             return
         self._held.append(event)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.unpark_all()
 
     def _forget(self, port: _ManualPort) -> None:
         """Hold nothing more for an engine that has ended."""
