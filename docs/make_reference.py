@@ -68,10 +68,10 @@ def _names(text: str) -> frozenset[str]:
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
     "trio_accel.actors": _names(
-        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
+        "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
-        "is_number named_options nearest note_end quick signed_like unknown_option ActorFigures ItemRequest "
-        "Serves"
+        "is_number must must_be_whole named_options nearest note_end quick running_beside "
+        "signed_like unknown_option ActorFigures ItemRequest Serves Validator"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "

@@ -366,8 +366,8 @@ HEDGE: Any = Hedge
         (partial(BY_KEY, "key"), TypeError, "key must be a function"),
         (partial(HEDGE, after=0), ValueError, "after must be a finite number above 0"),
         (partial(HEDGE, after=float("nan")), ValueError, "after must be a finite number above 0"),
-        (partial(HEDGE, after=1.0, share=0.0), ValueError, "share must be a share above 0"),
-        (partial(HEDGE, after=1.0, share=1.5), ValueError, "share must be a share above 0"),
+        (partial(HEDGE, after=1.0, share=0.0), ValueError, "share must be a finite number above 0"),
+        (partial(HEDGE, after=1.0, share=1.5), ValueError, "share must be a finite number above 0"),
         (partial(HEDGE, seconds=1.0), TypeError, "there is no option 'seconds'"),
     ],
 )

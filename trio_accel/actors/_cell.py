@@ -104,7 +104,8 @@ class Cell:
         incarnation, task = self.incarnation, trio.lowlevel.current_task()
         if incarnation is None or cells.get(task) is not self:
             return None
-        return incarnation.envelope_of(task) if incarnation.grouped else incarnation.current
+        # Messages of groups are served by tasks of their own.
+        return incarnation.grouped.get(task, incarnation.current)
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:

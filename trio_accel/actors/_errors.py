@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 from traceback import format_tb
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -47,11 +48,7 @@ class ActorError(Exception):
         self.path = path
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args[0], self.path)
-
-
-def _rebuild(cls: type[ActorError], message: str, path: str) -> ActorError:
-    return cls(message, path=path)
+        return partial(type(self), path=self.path), self.args
 
 
 class ActorFailedError(ActorError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from contextvars import Context
 from time import perf_counter
 from typing import Protocol, Self, TypeAlias
@@ -21,7 +22,6 @@ __all__ = [
     "ActorTerminated",
     "Event",
     "Measured",
-    "Measuring",
     "MessageCancelled",
     "MessageCompleted",
     "MessageDropped",
@@ -266,7 +266,7 @@ class Observers:
         self._for_life = _without(observer, self._for_life)
         self._changed()
 
-    def measure(self, meter: Meter) -> Measuring:
+    def measure(self, meter: Meter) -> ExitStack:
         """Have all messages measured from now on.
 
         Raises:
@@ -276,10 +276,11 @@ class Observers:
             raise RuntimeError("measure: the messages of this system are measured already")
         self.meter = meter
         self._changed()
-        return Measuring(self)
+        measuring = ExitStack()
+        measuring.callback(self._end_measuring)
+        return measuring
 
-    def end_measuring(self) -> None:
-        """Have messages measured no more."""
+    def _end_measuring(self) -> None:
         self.meter = None
         self._changed()
 
@@ -317,23 +318,7 @@ def _without(observer: Observer, observers: tuple[Observer, ...]) -> tuple[Obser
     return tuple(known for known in observers if known != observer)
 
 
-class _Closeable:
-    """A context manager that closes itself at the end."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Listen no more."""
-        raise NotImplementedError
-
-
-class Subscription(_Closeable):
+class Subscription:
     """An observer's subscription; close it, or use it as a context manager."""
 
     __slots__ = ("_is_closed", "_observer", "_observers")
@@ -342,6 +327,12 @@ class Subscription(_Closeable):
         self._observers = observers
         self._observer = observer
         self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def deliver(self, event: Event) -> None:
         """Pass an event on."""
@@ -352,21 +343,6 @@ class Subscription(_Closeable):
         """Listen no more, from now on: also not to an event that is being delivered."""
         self._is_closed = True
         self._observers.remove(self.deliver)
-
-
-class Measuring(_Closeable):
-    """The measuring of a system's messages; close it, or use it as a context manager."""
-
-    __slots__ = ("_observers",)
-
-    def __init__(self, observers: Observers) -> None:
-        self._observers: Observers | None = observers
-
-    def close(self) -> None:
-        """Measure no more."""
-        observers, self._observers = self._observers, None
-        if observers is not None:
-            observers.end_measuring()
 
 
 class Measured(Protocol):

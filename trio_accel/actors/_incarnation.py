@@ -88,10 +88,6 @@ class Incarnation:
         alone = () if self.current is None else (self.current,)
         return (*self.grouped.values(), *alone)
 
-    def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
-        """Return the message that a task of this incarnation is serving."""
-        return self.grouped.get(task, self.current)
-
     def crash(self, error: BaseException) -> None:
         """Crash before the next message."""
         if self.pending_crash is None:

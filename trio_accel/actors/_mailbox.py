@@ -196,7 +196,7 @@ class Mailbox:
     def withdraw(self, envelope: Envelope) -> None:
         """Take a queued message out again; it never runs."""
         envelope.state = EnvelopeState.DONE
-        envelope.forget_task()
+        envelope.task = None
         for queue in (self._waiting, self._stash, self._queue):
             queue.pop(envelope, None)
         # A stashed message has begun.

@@ -202,10 +202,6 @@ class Waiter:
         self.raise_cancel = raise_cancel
         return trio.lowlevel.Abort.FAILED
 
-    def forget_task(self) -> None:
-        """Forget the task: it waits no more."""
-        self.task = None
-
     def settle(self, result: outcome.Outcome[Any]) -> None:
         """Give the outcome to the task or the function, or keep it for the task to come."""
         # Both are taken out first: frames of an error that lives on refer to the waiter, which must keep no
@@ -279,8 +275,7 @@ class Envelope(Waiter):
             return trio.lowlevel.Abort.SUCCEEDED
         if self.is_abandonable:
             # The task waits no more: not for a reply, and not as a link of the chain of callers.
-            self.forget_task()
-            self.sender = self.caller = None
+            self.task = self.sender = self.caller = None
             return trio.lowlevel.Abort.SUCCEEDED
         # The asker goes on waiting until the request has unwound.
         waits_on = super().abort(raise_cancel)

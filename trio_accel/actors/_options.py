@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, MappingProxyType
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 import attrs
 
@@ -27,10 +27,13 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
+    "Validator",
     "arguments_of",
     "bind_arguments",
     "binder",
     "is_number",
+    "must",
+    "must_be_whole",
     "named_arguments",
     "named_options",
     "nearest",
@@ -40,6 +43,7 @@ __all__ = [
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
 
 
 def named_options(cls: type[T]) -> type[T]:
@@ -49,9 +53,7 @@ def named_options(cls: type[T]) -> type[T]:
 
     @functools.wraps(make)
     def check_names(self: object, *values: Any, **options: Any) -> None:
-        for name in options:
-            if name not in names:
-                raise unknown_option(cls.__name__, name, names)
+        _check_names(cls.__name__, options, names)
         make(self, *values, **options)
 
     setattr(cls, "__init__", check_names)  # noqa: B010  # type checkers refuse an assignment
@@ -63,24 +65,26 @@ def named_arguments(function: FunctionT) -> FunctionT:
     parameters = inspect.signature(function).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
 
-    def check_names(options: Mapping[str, object]) -> None:
-        for name in options:
-            if name not in names:
-                raise unknown_option(function.__name__, name, names)
-
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
         if options:
-            check_names(options)
+            _check_names(function.__name__, options, names)
         return function(*values, **options)
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
         if options:
-            check_names(options)
+            _check_names(function.__name__, options, names)
         return await function(*values, **options)
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
+
+
+def _check_names(where: str, options: Mapping[str, object], names: Collection[str]) -> None:
+    """Refuse the first option that there is not."""
+    for name in options:
+        if name not in names:
+            raise unknown_option(where, name, names)
 
 
 def arguments_of(
@@ -256,43 +260,42 @@ def is_number(value: object, minimum: float = -math.inf, maximum: float = math.i
     return isinstance(value, float) or abs(value) <= sys.float_info.max
 
 
-def _number(
-    minimum: float = 0.0, maximum: float = math.inf
-) -> Callable[[object, attrs.Attribute[float], float], None]:
-    allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
+    """Make the validator of a field.
 
-    def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-        if not is_number(value, minimum, maximum):
-            raise ValueError(
-                f"{type(instance).__name__}: {attribute.name} must be a number {allowed}, got {value!r}"
-            )
+    Args:
+        said: The requirement, such as ``"be True or False"``.
+        is_right: Whether a value meets it.
+        error: Class of the error.
+    """
 
-    return check
-
-
-def must_be(argument: str, cls: type, value: object) -> str:
-    """Say that an argument is of the wrong class."""
-    article = "an" if cls.__name__[0] in "AEIOU" else "a"
-    return f"{argument} must be {article} {cls.__name__}, got {value!r}"
-
-
-def _instance(cls: type) -> Callable[[object, attrs.Attribute[Any], object], None]:
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, cls):
-            raise TypeError(f"{type(instance).__name__}: {must_be(attribute.name, cls, value)}")
+        if not is_right(value):
+            raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
 
     return check
 
 
-def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ValueError(
-                f"{type(instance).__name__}: {attribute.name} must be a whole number of at least {minimum}, "
-                f"got {value!r}"
-            )
+def must_be_whole(least: int) -> Validator:
+    """Require a whole number, which a truth value is not."""
+    return must(
+        f"be a whole number of at least {least}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
+    )
 
-    return check
+
+def _number(minimum: float = 0.0, maximum: float = math.inf) -> Validator:
+    allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+    return must(f"be a number {allowed}", lambda value: is_number(value, minimum, maximum))
+
+
+def named(cls: type) -> str:
+    """Name a class, with its article."""
+    return f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}"
+
+
+def _instance(cls: type) -> Validator:
+    return must(f"be {named(cls)}", lambda value: isinstance(value, cls), TypeError)
 
 
 @named_options
@@ -358,7 +361,7 @@ class Intensity:
             a window without a failure, ends the series.
     """
 
-    restarts: int = attrs.field(default=3, validator=_whole(0))
+    restarts: int = attrs.field(default=3, validator=must_be_whole(0))
     within: float = attrs.field(default=5.0, validator=_number())
     counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
     pause: Backoff | None = attrs.field(
@@ -368,11 +371,6 @@ class Intensity:
     def __attrs_post_init__(self) -> None:
         if not self.within > 0:
             raise ValueError(f"Intensity: within must be above 0, got {self.within!r}")
-
-
-def _keep_or_reject(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value not in ("keep", "reject"):
-        raise ValueError(f"MailboxOptions: on_restart must be 'keep' or 'reject', got {value!r}")
 
 
 @named_options
@@ -388,10 +386,12 @@ class MailboxOptions:
             ones get `ActorRestartingError` until it has started.
     """
 
-    capacity: int = attrs.field(default=64, validator=_whole(1))
+    capacity: int = attrs.field(default=64, validator=must_be_whole(1))
     overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=_instance(Overflow))
-    stash: int = attrs.field(default=64, validator=_whole(0))
-    on_restart: Literal["keep", "reject"] = attrs.field(default="keep", validator=_keep_or_reject)
+    stash: int = attrs.field(default=64, validator=must_be_whole(0))
+    on_restart: Literal["keep", "reject"] = attrs.field(
+        default="keep", validator=must("be 'keep' or 'reject'", ("keep", "reject").__contains__)
+    )
 
 
 def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exception], Directive]:

@@ -30,7 +30,7 @@ from ._events import (
 )
 from ._messages import AnyMessage, Envelope, EnvelopeState
 from ._options import Directive, Policy
-from ._system_state import SystemState, foreign_reply, thread_ident
+from ._system_state import SystemState, thread_ident
 
 __all__ = ["DeferredReply"]
 
@@ -367,4 +367,9 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._outcomes.unwind(self._envelope)
 
     def _foreign(self, verb: str) -> RuntimeError:
-        return foreign_reply(verb, self._envelope.message.operation, self._outcomes.path)
+        operation, path = self._envelope.message.operation, self._outcomes.path
+        return RuntimeError(
+            f"{verb}: the reply to {operation} of actor {path} belongs to another thread or Trio run, and is "
+            f"still open; give it there: trio.from_thread.run_sync(reply.{verb}, ...) from a thread that the "
+            f"run has started, or token.run_sync_soon(reply.{verb}, ...) from any other"
+        )

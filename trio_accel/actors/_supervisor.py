@@ -17,7 +17,7 @@ from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
 from ._handlers import ActorBase
 from ._messages import AwaitedStart, cell_of_task
-from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, must_be
+from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, named
 from ._ref import Ref
 from ._restarts import Restarts
 from ._system_state import SystemState
@@ -29,14 +29,6 @@ Ts = TypeVarTuple("Ts")
 
 class _Life(Protocol):
     async def run(self) -> None: ...
-
-
-class _LifeClass(Protocol):
-    """Makes the task of an actor, which has supervisors of its own."""
-
-    def __call__(
-        self, supervisor: Supervisor, cell: Cell, args: tuple[object, ...], kwargs: Mapping[str, object], /
-    ) -> _Life: ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -53,7 +45,8 @@ class Supervisor:
     _nursery: trio.Nursery
     _strategy: Strategy
     _intensity: Intensity
-    _life: _LifeClass
+    # Makes the task of a child, which has supervisors of its own.
+    _life: Callable[[Supervisor, Cell, tuple[object, ...], Mapping[str, object]], _Life]
     children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
     stopping: bool = attrs.field(default=False, init=False)
     # Names that its children must not have, of other actors under its path.
@@ -339,10 +332,11 @@ class Spawner:
     """Starts actors: a system, a supervisor within one, or the context of an actor."""
 
     __slots__ = ()
+    _supervisor: Supervisor
 
     def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
         """Return the supervisor of an actor that is to be started."""
-        raise NotImplementedError
+        return self._supervisor
 
     async def spawn(
         self,
@@ -409,7 +403,7 @@ def check_options(verb: str, **options: tuple[object, type] | tuple[object, type
     """Refuse an option that is no instance of its class; a third member says that None will do."""
     for argument, (value, cls, *default) in options.items():
         if not isinstance(value, cls) and not (value is None and default):
-            raise TypeError(f"{verb}: {must_be(argument, cls, value)}")
+            raise TypeError(f"{verb}: {argument} must be {named(cls)}, got {value!r}")
 
 
 def _check_class(

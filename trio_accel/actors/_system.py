@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Self
 
@@ -14,7 +14,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor, ActorContext, RestartInfo
 from ._cell import Cell
 from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, single
-from ._events import ActorStarted, Measuring, Meter, Observer, Subscription
+from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
 from ._messages import running, running_cells
 from ._options import Intensity, Restart, Strategy, SystemOptions
@@ -22,7 +22,7 @@ from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
 from ._tree import ActorSnapshot
 
-__all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]
+__all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system", "running_beside"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -184,16 +184,7 @@ class Life:
         _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace, extra=extra)
 
 
-class _Root(Spawner):
-    """Starts actors under a supervisor of its own."""
-
-    _supervisor: Supervisor
-
-    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
-        return self._supervisor
-
-
-class SupervisorScope(_Root):
+class SupervisorScope(Spawner):
     """A supervisor for the body of an ``async with``. Made by `System.open_supervisor`."""
 
     def __init__(self, supervisor: Supervisor, path: str) -> None:
@@ -213,7 +204,7 @@ class SupervisorScope(_Root):
         )
 
 
-class System(SystemState, _Root):
+class System(SystemState, Spawner):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -336,7 +327,7 @@ class System(SystemState, _Root):
         """
         return self.observers.add(observer, messages=messages, every=every)
 
-    def measure(self, meter: Meter) -> Measuring:
+    def measure(self, meter: Meter) -> ExitStack:
         """Have all messages measured from now on: a meter is told the end of each in plain numbers.
 
         That takes a fraction of what events take, and messages to libraries of devices keep their fast paths.
@@ -397,3 +388,23 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     check_name(name)
     async with System.open(name, options) as system:
         yield system
+
+
+@asynccontextmanager
+async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    """Run a task beside a block, and cancel it at the end; an error of the block is raised as it is."""
+    failed: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            try:
+                yield
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # raised below, not in a group
+                failed = error
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The block's own error is above the cancellation of the task.
+        if failed is None or group.split(trio.Cancelled)[1] is not None:
+            raise
+    if failed is not None:
+        raise failed

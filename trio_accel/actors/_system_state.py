@@ -9,7 +9,7 @@ import trio
 from ._events import Observers
 from ._options import SystemOptions
 
-__all__ = ["SystemState", "foreign_reply", "thread_ident"]
+__all__ = ["SystemState", "thread_ident"]
 
 
 class SystemState:
@@ -63,12 +63,3 @@ def check_run(thread: int, verb: str, what: str) -> None:
             f"{verb}: {what} belongs to another thread or Trio run; call it there, "
             "for example by trio.from_thread.run from a thread that the run has started"
         )
-
-
-def foreign_reply(verb: str, operation: str, path: str) -> RuntimeError:
-    """Make the error of a reply that is given in another thread than its actor's."""
-    return RuntimeError(
-        f"{verb}: the reply to {operation} of actor {path} belongs to another thread or Trio run, and is "
-        f"still open; give it there: trio.from_thread.run_sync(reply.{verb}, ...) from a thread that the run "
-        f"has started, or token.run_sync_soon(reply.{verb}, ...) from any other"
-    )

@@ -123,7 +123,7 @@ class Load:
     _start: float = attrs.field(factory=trio.current_time, init=False)
     _lost: ta.DeviceLostError | None = attrs.field(default=None, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Put the right operand; then the clients ask, as tasks of ``nursery``, until they are stopped."""
@@ -155,7 +155,7 @@ class Load:
         Raises:
             DeviceLostError: That is its fate.
         """
-        await self._changed.wait()
+        await self._changed.park()
         if self._lost is not None:
             raise self._lost
 
@@ -190,8 +190,7 @@ class Load:
             error=error,
         )
         self.fates.append(fate)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.unpark_all()
         if isinstance(failure, ta.StaleRefError):
             await self._renew(right)
 
@@ -209,11 +208,6 @@ class Load:
 
     def _now(self) -> float:
         return trio.current_time() - self._start
-
-
-def worst_error(fates: Sequence[Fate]) -> float:
-    """Return the largest error of the completed requests; NaN if one is NaN, or none was completed."""
-    return worst_of([math.nan if fate.error is None else fate.error for fate in fates if fate.is_completed])
 
 
 def _describe(failure: Exception) -> str:
@@ -258,15 +252,13 @@ class Witnesses:
     """
 
     device: ta.Device
-    _refs: list[ta.AccelRef] = attrs.field(factory=list[ta.AccelRef], init=False)
-    _before: list[str] = attrs.field(factory=list[str], init=False)
+    _refs: list[ta.AccelRef] = attrs.field(init=False)
+    _before: list[str] = attrs.field(init=False)
 
     async def put(self) -> None:
         """Put them, and note what they hold."""
-        for index in range(len(_ARRAYS)):
-            ref = await self._put(index)
-            self._refs.append(ref)
-            self._before.append(await _hash(ref))
+        self._refs = [await self._put(index) for index in range(len(_ARRAYS))]
+        self._before = [await _hash(ref) for ref in self._refs]
 
     async def compare(self) -> list[ArrayReport]:
         """See what they hold now; one that is lost is put again."""
@@ -276,7 +268,6 @@ class Witnesses:
         """Give their memory back."""
         for ref in self._refs:
             ref.release()
-        self._refs.clear()
 
     async def _compare(self, index: int) -> ArrayReport:
         ref, lost_with = self._refs[index], None
@@ -585,13 +576,14 @@ def _checks(data: RecoverData, limit: float) -> list[Check]:
     wrong = sum(
         abs(report.generation_after - report.generation_before - report.losses) for report in data.faults
     )
+    errors = [math.nan if fate.error is None else fate.error for fate in data.fates if fate.is_completed]
     return [
         Check(name="requests lost: neither result nor error", value=lost, limit=0),
         Check(name="requests failed for another reason", value=_strange(data), limit=0),
         Check(name="faults not felt, or not recovered from", value=unfelt, limit=0),
         Check(name="generations more or less than contexts lost", value=wrong, limit=0),
         _arrays_check(data),
-        Check(name="relative error of every result", value=worst_error(data.fates), limit=limit),
+        Check(name="relative error of every result", value=worst_of(errors), limit=limit),
     ]
 
 
@@ -623,12 +615,8 @@ def _one_round(faults: Sequence[FaultReport]) -> Table:
     table = grid("fault", "generation", ">failed", ">next right product")
     for report in faults:
         recovery = "never" if report.recovery_ms is None else f"after {report.recovery_ms:.1f} ms"
-        table.add_row(
-            report.text,
-            f"{report.generation_before} → {report.generation_after}",
-            str(report.failed),
-            recovery,
-        )
+        generations = f"{report.generation_before} → {report.generation_after}"
+        table.add_row(report.text, generations, str(report.failed), recovery)
     return table
 
 

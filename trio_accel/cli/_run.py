@@ -241,10 +241,8 @@ async def read_apart(
         InputError: It is missing, unreadable, no such file or beyond a limit; or it has ended its reader.
     """
     source = files("trio_accel.cli") / "data" / carried if path is None else path
-    name, content = (
-        carried if path is None else str(path),
-        await in_thread(_content_of, source, kind, beginnings),
-    )
+    name = carried if path is None else str(path)
+    content = await in_thread(_content_of, source, kind, beginnings)
     command = [sys.executable, "-P", str(Path(__file__).with_name("_reader.py")), kind]
     try:
         with trio.fail_after(READ_SECONDS):

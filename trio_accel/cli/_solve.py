@@ -209,7 +209,10 @@ class SolveStep(Step):
         betas: list[float] = []
         while history[-1] > self.rtol and len(alphas) < limit:
             pq = float(await ta.linalg.dot(p, q).item())
-            _require_positive(matrix, pq, len(alphas) + 1)
+            _require_finite(matrix, pq, len(alphas) + 1)
+            if pq <= 0.0:
+                told = f"p·Ap = {pq:.3g} in iteration {len(alphas) + 1}"
+                raise _unsolvable(matrix, f"positive definite ({told})")
             alpha = rr / pq
             await ta.linalg.axpy(alpha, p, x)
             await ta.linalg.axpy(-alpha, q, r)
@@ -240,35 +243,27 @@ def _require_solvable(matrix: Matrix) -> None:
     Raises:
         InputError: It is not square, not symmetric, or has a diagonal entry that is not positive.
     """
-    a, name = matrix.csr, matrix.name
+    a = matrix.csr
     rows, columns = a.shape
     if rows != columns:
-        raise InputError(f"{name} is not square ({rows} × {columns}): conjugate gradients cannot solve it")
+        raise _unsolvable(matrix, f"square ({rows} × {columns})")
     largest = float(abs(a).max()) if a.nnz else 0.0
     skew = abs(a - a.T).tocoo()
     if skew.nnz and float(skew.max()) > _SYMMETRY_TOLERANCE * largest:
         worst = int(np.argmax(skew.data))
         row, column = int(skew.row[worst]), int(skew.col[worst])
-        raise InputError(
-            f"{name} is not symmetric (entry {row + 1},{column + 1} is {a[row, column]:g}, "
-            f"entry {column + 1},{row + 1} is {a[column, row]:g}): conjugate gradients cannot solve it"
-        )
+        entries = [(row, column), (column, row)]
+        told = ", ".join(f"entry {i + 1},{j + 1} is {a[i, j]:g}" for i, j in entries)
+        raise _unsolvable(matrix, f"symmetric ({told})")
     diagonal = a.diagonal()
     bad = np.flatnonzero(diagonal <= 0.0)
     if bad.size:
-        raise InputError(
-            f"{name} is not positive definite (diagonal entry {bad[0] + 1} is {diagonal[bad[0]]:g}): "
-            "conjugate gradients cannot solve it"
-        )
+        place = f"diagonal entry {bad[0] + 1} is {diagonal[bad[0]]:g}"
+        raise _unsolvable(matrix, f"positive definite ({place})")
 
 
-def _require_positive(matrix: Matrix, pq: float, iteration: int) -> None:
-    _require_finite(matrix, pq, iteration)
-    if pq <= 0.0:
-        raise InputError(
-            f"{matrix.name} is not positive definite (p·Ap = {pq:.3g} in iteration {iteration}): "
-            "conjugate gradients cannot solve it"
-        )
+def _unsolvable(matrix: Matrix, what: str) -> InputError:
+    return InputError(f"{matrix.name} is not {what}: conjugate gradients cannot solve it")
 
 
 def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:

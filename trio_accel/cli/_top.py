@@ -24,7 +24,7 @@ from rich.live import Live
 from trio_accel.cli._board import make_console
 from trio_accel.cli._run import InputError, at_a_second_signal, printable, run_async, run_for_json
 from trio_accel.cli._top_draw import Status, draw_all, draw_screen
-from trio_accel.cli._top_view import SORTS, View
+from trio_accel.cli._top_view import View
 from trio_accel.telemetry import (
     ObservedProgram,
     ObserverSocketError,
@@ -80,7 +80,7 @@ def show_top(
     path = find_program(wanted, list_programs())
     if is_json:
         return _print_json(path)
-    view = View(sort=next(one for one in SORTS if one.name == sort), filter=text)
+    view = View(sort=sort, filter=text)
     console = make_console()
     if is_once or not console.is_terminal or console.is_dumb_terminal:
         return run_async(partial(_print_once, console, path, view))

@@ -96,18 +96,15 @@ def draw_all(snapshot: SystemSnapshot, view: View, status: Status, *, width: int
 
 
 def _title(status: Status, snapshot: SystemSnapshot | None, view: View, width: int) -> Text:
-    parts = [(status.name, "bold")]
-    if status.silent:
-        parts.append((f"no answer for {status.silent:.0f} s: its loop is held", "bold red"))
-    if view.is_paused:
-        parts.append(("paused", "bold yellow"))
-    if status.pid is not None:
-        parts.append((f"process {status.pid}", ""))
-    if snapshot is not None:
-        parts.append((f"up {_uptime(snapshot.uptime)}", ""))
-        parts.append((_format_clock(snapshot.time), ""))
-    if status.interval is not None:
-        parts.append((f"every {status.interval:g} s", "dim"))
+    parts = [
+        (status.name, "bold"),
+        (f"no answer for {status.silent:.0f} s: its loop is held" if status.silent else "", "bold red"),
+        ("paused" if view.is_paused else "", "bold yellow"),
+        ("" if status.pid is None else f"process {status.pid}", ""),
+        ("" if snapshot is None else f"up {_uptime(snapshot.uptime)}", ""),
+        ("" if snapshot is None else _format_clock(snapshot.time), ""),
+        ("" if status.interval is None else f"every {status.interval:g} s", "dim"),
+    ]
     return _joined(parts, width)
 
 
@@ -127,7 +124,7 @@ def _totals(snapshot: SystemSnapshot, width: int) -> Text:
     restarts = sum(row.restarts for row in rows)
     parts = [
         (count_of(len(rows), "actor"), ""),
-        (f"{not_running} not running", "yellow") if not_running else ("", ""),
+        (f"{not_running} not running" if not_running else "", "yellow"),
         (f"{_format_count(snapshot.rate) or 0} msg/s", ""),
         (f"{queued} queued", "") if queued else ("", ""),
         (f"{sum(row.deferred for row in rows)} in flight", ""),
@@ -217,8 +214,8 @@ def _fitting(width: int, wanted: int) -> Sequence[_Column]:
 def _header(columns: Sequence[_Column], name: int, view: View, width: int, title: str) -> Text:
     line = Text(_fit(title, name), style="bold underline")
     for column in columns:
-        is_sorted = view.sort.value is not None and column.sort == view.sort.name
-        line.append(" ").append(column.fit(column.heading), style="reverse" if is_sorted else "")
+        style = "reverse" if column.sort == view.sort else ""
+        line.append(" ").append(column.fit(column.heading), style=style)
     line.truncate(width, pad=True)
     return line
 
@@ -254,12 +251,12 @@ def _footer(view: View, width: int) -> Text:
         return _joined(
             [(f"filter: {view.filter}_", "bold"), ("enter keep", "dim"), ("escape end", "dim")], width
         )
-    parts = [(f"filter: {view.filter}", "bold")] if view.filter else []
-    if view.sort.value is not None:
-        parts.append((f"by {view.sort.name}", "bold"))
-    if view.page is not None:
-        parts.append((view.page, "bold"))
-        parts.append(("escape back", "dim"))
+    parts = [
+        (f"filter: {view.filter}" if view.filter else "", "bold"),
+        ("" if view.sort == "tree" else f"by {view.sort}", "bold"),
+        (view.page or "", "bold"),
+        ("" if view.page is None else "escape back", "dim"),
+    ]
     return _joined([*parts, *((hint, "dim") for hint in _HINT.split("  "))], width)
 
 

@@ -12,29 +12,17 @@ from trio_accel.telemetry import ActorRow, SystemSnapshot
 Page: TypeAlias = Literal["failures", "operations", "libraries", "readings", "help"]
 
 
-@attrs.frozen
-class Sort:
-    """An order of the actors.
-
-    Attributes:
-        name: Its name on the command line.
-        value: Numbers to sort by, the largest first; None for the order of the tree.
-    """
-
-    name: str
-    value: Callable[[ActorRow], float] | None = None
-
-
-SORTS = (
-    Sort("tree"),
-    Sort("rate", lambda row: row.rate),
-    Sort("queue", lambda row: row.mailbox_depth + row.mailbox_waiting),
-    Sort("flight", lambda row: row.deferred),
-    Sort("p50", lambda row: row.p50 or 0.0),
-    Sort("p99", lambda row: row.p99 or 0.0),
-    Sort("failed", lambda row: row.failed),
-    Sort("restarts", lambda row: row.restarts),
-)
+SORTS: Mapping[str, Callable[[ActorRow], float] | None] = {
+    "tree": None,
+    "rate": lambda row: row.rate,
+    "queue": lambda row: row.mailbox_depth + row.mailbox_waiting,
+    "flight": lambda row: row.deferred,
+    "p50": lambda row: row.p50 or 0.0,
+    "p99": lambda row: row.p99 or 0.0,
+    "failed": lambda row: row.failed,
+    "restarts": lambda row: row.restarts,
+}
+"""Orders of the actors by their names on the command line, with what is sorted by, the largest first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +49,7 @@ class View:
     """State that the keys have chosen.
 
     Attributes:
-        sort: The order.
+        sort: Name of the order, one of `SORTS`.
         filter: Text that the path, class or state of an actor has to contain.
         is_typing: Whether keys are added to the filter.
         is_paused: Whether newer snapshots are not shown.
@@ -72,7 +60,7 @@ class View:
         is_over: Whether the user wants to leave.
     """
 
-    sort: Sort = SORTS[0]
+    sort: str = "tree"
     filter: str = ""
     is_typing: bool = False
     is_paused: bool = False
@@ -162,13 +150,14 @@ class View:
 
     def sort_by_next(self, step: int = 1) -> None:
         """Take the next order."""
-        self.sort = SORTS[(SORTS.index(self.sort) + step) % len(SORTS)]
+        names = list(SORTS)
+        self.sort = names[(names.index(self.sort) + step) % len(names)]
         self.top = self._index = 0
         self.selected = None
 
     def fold(self, is_folded: bool | None = None) -> None:
         """Hide what is below the selected actor, or show it; None does the other of the two."""
-        if self.selected is None or self.sort.value is not None:
+        if self.selected is None or self.sort != "tree":
             return
         if is_folded is None:
             is_folded = self.selected not in self.folded
@@ -206,9 +195,9 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
 
 def lines_of(rows: Sequence[ActorRow], view: View) -> Sequence[Line]:
     """Return all lines, in the order that is wanted."""
-    if view.sort.value is not None:
+    if (value := SORTS[view.sort]) is not None:
         matches = [row for row in rows if _is_match(row, view.filter)]
-        matches.sort(key=view.sort.value, reverse=True)
+        matches.sort(key=value, reverse=True)
         return [Line(row=row, before="", label=row.path) for row in matches]
     children: dict[str | None, list[ActorRow]] = {}
     there = {row.path for row in rows}

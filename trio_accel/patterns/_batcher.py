@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast, final
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 import attrs
 import outcome
@@ -47,23 +47,6 @@ from ._servants import (
 __all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
 
 
-@attrs.frozen(kw_only=True)
-class BatchLimits:
-    """The limits of a batch's size, and of its wait.
-
-    Attributes:
-        size: The most requests.
-        cost: The highest sum of their costs.
-        wait: The most seconds that the first request waits for others.
-        is_adaptive: Whether it waits less where that brings nothing.
-    """
-
-    size: int
-    cost: float
-    wait: float
-    is_adaptive: bool
-
-
 @attrs.define(eq=False)
 class Entry(Generic[ItemT, ResultT]):
     """A request that waits, or is in a batch.
@@ -95,13 +78,13 @@ class _Bucket(Generic[ItemT, ResultT]):
         self.entries: OrderedDict[Entry[ItemT, ResultT], None] = OrderedDict()
         self.cost: float = 0.0
 
-    def take(self, limits: BatchLimits) -> list[Entry[ItemT, ResultT]]:
-        """Take the first ones, as many as fit."""
+    def take(self, most: int, highest: float) -> list[Entry[ItemT, ResultT]]:
+        """Take the first ones, as many as fit: so many, of such a cost."""
         taken: list[Entry[ItemT, ResultT]] = []
         cost = 0.0
         for entry in self.entries:
             cost += entry.cost
-            if len(taken) == limits.size or cost > limits.cost:
+            if len(taken) == most or cost > highest:
                 break
             taken.append(entry)
         for entry in taken:
@@ -114,6 +97,7 @@ class _Bucket(Generic[ItemT, ResultT]):
         self.cost -= entry.cost
 
 
+@attrs.define(eq=False, kw_only=True)
 class BatchQueue(Generic[ItemT, ResultT]):
     """Requests by key. A batch is put together when it is launched, not before.
 
@@ -124,15 +108,21 @@ class BatchQueue(Generic[ItemT, ResultT]):
     Invariant: each bucket has at least one entry.
 
     Attributes:
+        size: The most requests in a batch.
+        cost: The highest sum of their costs.
+        wait: The most seconds that the first request waits for others.
+        is_adaptive: Whether it waits less where that brings nothing.
         count: Requests that wait.
         last_size: Requests in the last batch.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
-        self._limits = limits
-        self._buckets: dict[Hashable, _Bucket[ItemT, ResultT]] = {}
-        self.count: int = 0
-        self.last_size: int = 1
+    size: int
+    cost: float
+    wait: float
+    is_adaptive: bool
+    count: int = attrs.field(default=0, init=False)
+    last_size: int = attrs.field(default=1, init=False)
+    _buckets: dict[Hashable, _Bucket[ItemT, ResultT]] = attrs.field(factory=dict[Hashable, Any], init=False)
 
     @property
     def entries(self) -> list[Entry[ItemT, ResultT]]:
@@ -177,7 +167,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if not due:
             return []
         bucket = min(due, key=lambda bucket: _first(bucket).arrived)
-        taken = bucket.take(self._limits)
+        taken = bucket.take(self.size, self.cost)
         self._drop_if_empty(taken[0].key, bucket)
         self.last_size = len(taken)
         self.count -= self.last_size
@@ -194,11 +184,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return self._due(self._buckets[entry.key], now, is_idle=is_idle)
 
     def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
-        limits = self._limits
-        enough = self.last_size if is_idle and limits.is_adaptive else limits.size
-        if len(bucket.entries) >= enough or bucket.cost >= limits.cost:
+        enough = self.last_size if is_idle and self.is_adaptive else self.size
+        if len(bucket.entries) >= enough or bucket.cost >= self.cost:
             return now
-        return _first(bucket).arrived + limits.wait
+        return _first(bucket).arrived + self.wait
 
     def _drop_if_empty(self, key: Hashable, bucket: _Bucket[ItemT, ResultT]) -> None:
         if not bucket.entries:
@@ -245,19 +234,6 @@ def may_be_one_request(error: Exception) -> bool:
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
 
 
-@attrs.frozen(kw_only=True)
-class Blame:
-    """The rule by which a batch that fails is divided.
-
-    Attributes:
-        splits: How often a batch is halved of which no part has succeeded.
-        divides: Whether an error may be that of one request.
-    """
-
-    splits: int
-    divides: Callable[[Exception], bool]
-
-
 @attrs.define
 class Counts:
     """Counts of all batches.
@@ -285,11 +261,12 @@ class Counts:
 
 @attrs.define(eq=False)
 class BatchRun(Generic[ItemT, ResultT]):
-    """One batch on its way through the model."""
+    """One batch on its way through the model; for `splits` and `divides` see `Batcher`."""
 
     _model: BatchModel[ItemT, ResultT]
     entries: list[Entry[ItemT, ResultT]]
-    _blame: Blame
+    _splits: int
+    _divides: Callable[[Exception], bool]
     _counts: Counts
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -321,8 +298,8 @@ class BatchRun(Generic[ItemT, ResultT]):
             for part, of_part in parts:
                 # A program that has refused the batch goes on: then it pays to look for the bad request.
                 is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
-                may_go_on = works or level < self._blame.splits or (self._blame.splits > 0 and is_refusal)
-                if len(part) < 2 or not may_go_on or not self._divides(of_part):
+                may_go_on = works or level < self._splits or (self._splits > 0 and is_refusal)
+                if len(part) < 2 or not may_go_on or not self._is_of_one(of_part):
                     self._fail(part, of_part)
                     continue
                 middle = len(part) // 2
@@ -337,9 +314,9 @@ class BatchRun(Generic[ItemT, ResultT]):
                         failed.append((waiting, of_half))
             level += 1
 
-    def _divides(self, error: Exception) -> bool:
+    def _is_of_one(self, error: Exception) -> bool:
         try:
-            return self._blame.divides(error)
+            return self._divides(error)
         except Exception as bad:  # noqa: BLE001  # a stranger's function
             error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
             return False
@@ -522,19 +499,17 @@ class Batcher(Servant[ItemT, ResultT]):
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
         _check_overflow(capacity, overflow)
-        limits = BatchLimits(
+        self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
             size=must_be_count("Batcher: max_size", max_size),
             cost=_check_cost(max_cost, cost),
             wait=must_be_positive("Batcher: max_wait", max_wait, allows_zero=True),
             is_adaptive=adaptive,
         )
         self._model: BatchModel[ItemT, ResultT] = as_callable(model)
-        self._limits = limits
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket, self._cost = bucket, cost
         self._capacity, self._overflow = capacity, overflow
-        self._blame = Blame(splits=must_be_count("Batcher: splits", splits, least=0), divides=divides)
-        self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(limits)
+        self._splits, self._divides = must_be_count("Batcher: splits", splits, least=0), divides
         self._running: dict[BatchRun[ItemT, ResultT], None] = {}
         # Tasks that run batches. While calls wait, and not all runners are busy, one of them leads: it waits
         # until a batch is due, with the only timer. The others are parked.
@@ -542,7 +517,7 @@ class Batcher(Servant[ItemT, ResultT]):
         self._parked = trio.lowlevel.ParkingLot()
         self._is_led = False
         self._timer: trio.CancelScope | None = None
-        self._bell = trio.Event()
+        self._bell = trio.lowlevel.ParkingLot()
         self._counts = Counts()
         self._sizes, self._waits = Spread([2.0**power for power in range(11)]), Spread(WAITS)
 
@@ -618,9 +593,9 @@ class Batcher(Servant[ItemT, ResultT]):
             raise ValueError(
                 f"{self.context.path}: the cost of an item must be a number from 0, got {cost!r}"
             )
-        if cost > self._limits.cost:
+        if cost > self._queue.cost:
             raise ValueError(
-                f"{self.context.path}: the item costs {cost:g}, and a batch at most {self._limits.cost:g}; "
+                f"{self.context.path}: the item costs {cost:g}, and a batch at most {self._queue.cost:g}; "
                 "it fits into none"
             )
         return cost
@@ -652,7 +627,7 @@ class Batcher(Servant[ItemT, ResultT]):
         if entry.on_leave is None:
             self._queue.remove(entry)
             if not self._queue.count:
-                self._bell.set()
+                self._bell.unpark_all()
         else:
             entry.on_leave()
 
@@ -676,7 +651,7 @@ class Batcher(Servant[ItemT, ResultT]):
                 now = trio.current_time()
                 for entry in entries:
                     self._waits.add(now - entry.arrived)
-                run = BatchRun(self._model, entries, self._blame, self._counts)
+                run = BatchRun(self._model, entries, self._splits, self._divides, self._counts)
                 self._running[run] = None
                 if self._queue.count:
                     # D122: another runner leads while this one runs its batch: no hand-over between tasks.
@@ -701,16 +676,15 @@ class Batcher(Servant[ItemT, ResultT]):
             entries = self._queue.take(now, is_idle=is_idle)
             if entries:
                 return entries
-            self._bell = trio.Event()
             with trio.CancelScope(deadline=self._queue.due(now, is_idle=is_idle)) as self._timer:
-                await self._bell.wait()
+                await self._bell.park()
             self._timer = None
         return []
 
     def _expect(self, timer: trio.CancelScope, due: float, now: float) -> None:
         """See to it that the batch which is due next is launched then."""
         if due <= now:
-            self._bell.set()
+            self._bell.unpark_all()
         elif due < timer.deadline:
             timer.deadline = due
 

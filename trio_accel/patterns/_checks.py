@@ -47,20 +47,6 @@ def must_be_positive(
     return number
 
 
-def must_be_share(what: str, value: object, *, allows_zero: bool = False) -> float:
-    """Return a number from 0 to 1; 0 itself only where that is allowed.
-
-    Raises:
-        ValueError: It is out of range or NaN.
-        TypeError: It is no number.
-    """
-    number = must_be_number(what, value)
-    if not (0 < number <= 1 or (allows_zero and number == 0)):
-        least = "from 0" if allows_zero else "above 0"
-        raise ValueError(f"{what} must be a share {least} and at most 1, got {value!r}")
-    return number
-
-
 def must_be_count(what: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
     """Return a whole number of at least `least`, and at most `most`.
 

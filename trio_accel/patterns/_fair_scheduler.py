@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -61,7 +61,7 @@ _MOST_COST = 1e9
 _REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
 
 
-class Weights(MutableMapping[Hashable, float]):
+class Weights(UserDict[Hashable, float]):
     """Weights of tenants, which may be changed at any time.
 
     A change counts from the next request on that is handed to the model. Several schedulers may share them.
@@ -78,32 +78,20 @@ class Weights(MutableMapping[Hashable, float]):
     def __init__(
         self, weights: Mapping[TenantT, float] | None = None, *, default: float | None = 1.0
     ) -> None:
+        super().__init__()
         self._default = None if default is None else _weight("the default weight", default)
-        self._weights: dict[Hashable, float] = {}
         for tenant, weight in (weights or {}).items():
             self[tenant] = weight
 
     def __repr__(self) -> str:
-        return f"Weights({self._weights!r}, default={self._default!r})"
-
-    def __getitem__(self, tenant: Hashable) -> float:
-        return self._weights[tenant]
+        return f"Weights({self.data!r}, default={self._default!r})"
 
     def __setitem__(self, tenant: Hashable, weight: float) -> None:
-        self._weights[tenant] = _weight(f"the weight of {tenant!r}", weight)
-
-    def __delitem__(self, tenant: Hashable) -> None:
-        del self._weights[tenant]
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
+        super().__setitem__(tenant, _weight(f"the weight of {tenant!r}", weight))
 
     def of(self, tenant: Hashable) -> float | None:
         """Return the weight of a tenant, or the default; None if it is refused."""
-        return self._weights.get(tenant, self._default)
+        return self.data.get(tenant, self._default)
 
 
 def _weight(what: str, value: float) -> float:

@@ -133,7 +133,7 @@ class _Loaded(Generic[ItemT, ResultT]):
         self.calls: set[trio.CancelScope] = set()
         self.retire = trio.Event()
         self.closed = trio.Event()
-        self._left: trio.Event | None = None
+        self._left = trio.lowlevel.ParkingLot()
 
     async def ask(self, item: ItemT) -> ResultT:
         with trio.CancelScope() as scope:
@@ -142,16 +142,14 @@ class _Loaded(Generic[ItemT, ResultT]):
                 return await self.model(item)
             finally:
                 self.calls.remove(scope)
-                if self._left is not None:
-                    self._left.set()
+                self._left.unpark_all()
         raise ModelRetiredError(f"model {self.version} was replaced, and did not answer in time")
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until it works on nothing, but no longer than that."""
         with trio.move_on_after(seconds):
             while self.calls:
-                self._left = trio.Event()
-                await self._left.wait()
+                await self._left.park()
 
     def cancel_calls(self) -> None:
         for scope in self.calls:

@@ -11,7 +11,6 @@ import enum
 import math
 import random
 import re
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +21,7 @@ import trio
 
 from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, must_be_share
+from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
@@ -102,13 +101,6 @@ class KeyedStates(Generic[StateT]):
 _SLOTS = 10
 
 
-@attrs.define(eq=False)
-class _Slot:
-    number: int
-    all: int = 0
-    marked: int = 0
-
-
 class RecentCounts:
     """The counts of things that happened lately, and of the marked ones among them.
 
@@ -121,20 +113,20 @@ class RecentCounts:
 
     def __init__(self, within: float) -> None:
         self._width = within / _SLOTS
-        self._slots: deque[_Slot] = deque()
+        # Things and marked things by the number of their slot, the oldest first.
+        self._slots: dict[int, list[int]] = {}
 
     def add(self, *, count: int = 0, marked: int = 0) -> None:
         """Count things now, and things that are marked now; these are counts of their own."""
-        number = self._drop_old()
-        if not self._slots or self._slots[-1].number != number:
-            self._slots.append(_Slot(number))
-        self._slots[-1].all += count
-        self._slots[-1].marked += marked
+        counts = self._slots.setdefault(self._drop_old(), [0, 0])
+        counts[0] += count
+        counts[1] += marked
 
     def totals(self) -> tuple[int, int]:
         """Return the counts of the window: of things, and of marked ones."""
         self._drop_old()
-        return sum(slot.all for slot in self._slots), sum(slot.marked for slot in self._slots)
+        slots = self._slots.values()
+        return sum(things for things, _ in slots), sum(marked for _, marked in slots)
 
     def clear(self) -> None:
         """Begin anew."""
@@ -142,8 +134,8 @@ class RecentCounts:
 
     def _drop_old(self) -> int:
         number = int(trio.current_time() // self._width)
-        while self._slots and self._slots[0].number <= number - _SLOTS:
-            self._slots.popleft()
+        while self._slots and (oldest := next(iter(self._slots))) <= number - _SLOTS:
+            del self._slots[oldest]
         return number
 
 
@@ -234,7 +226,7 @@ class CircuitBreaker:
         slow_after: float = math.inf,
         counts: Callable[[Exception], bool] = is_failure,
     ) -> None:
-        self._share = must_be_share("share", share)
+        self._share = must_be_positive("share", share, maximum=1.0)
         self._calls = must_be_count("calls", calls)
         self._recent = RecentCounts(must_be_positive("within", within))
         self._open_for = must_be_positive("open_for", open_for)
@@ -541,8 +533,8 @@ class RetryBudget:
     """
 
     def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
-        self._share = must_be_share("share", share, allows_zero=True)
-        self._minimum = must_be_positive("minimum", minimum) if minimum else 0.0
+        self._share = must_be_positive("share", share, maximum=1.0, allows_zero=True)
+        self._minimum = must_be_positive("minimum", minimum, allows_zero=True)
         self._within = must_be_positive("within", within)
         self._counts = RecentCounts(self._within)
         self._denied = 0
@@ -681,10 +673,9 @@ def retry(
         ValueError: `attempts` is below 1.
         TypeError: `model` is no model, or an argument is of another class.
     """
-    policy = RetryPolicy(
+    return RetryPolicy(
         budget=budget, attempts=attempts, backoff=backoff, may_run_twice=may_run_twice, is_safe=is_safe
-    )
-    return policy.wrap(model)
+    ).wrap(model)
 
 
 def _is_not_begun(error: Exception) -> bool:

@@ -266,22 +266,21 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
         ModelOutputError: They are rows of several widths.
     """
     errors = {part.expert: part.error for part in reversed(parts) if part.error is not None}
-    results = {part.expert: part.result for part in parts if part.result is not None}
+    results = [(part, part.result) for part in parts if part.result is not None]
     if not results:
         numbers = sorted(errors)
         told = "; ".join(f"{number}: {type(errors[number]).__name__}: {errors[number]}" for number in numbers)
         raise ExpertsFailedError(f"all experts have failed: {told}", errors) from errors[numbers[0]]
     weights = _weights_of_answers(assignment, parts)
-    widths = {part.result.shape[1] for part in parts if part.result is not None}
+    widths = {result.shape[1] for _, result in results}
     if len(widths) > 1:
-        told = ", ".join(f"expert {number} {result.shape[1]}" for number, result in results.items())
+        told = ", ".join(dict.fromkeys(f"expert {part.expert} {result.shape[1]}" for part, result in results))
         raise ModelOutputError(f"all experts must return rows of one width, got: {told}")
-    dtypes = {part.result.dtype for part in parts if part.result is not None}
+    dtypes = {result.dtype for _, result in results}
     exact = np.result_type(np.float64, *("c16" for dtype in dtypes if dtype.kind == "c"))
     output = np.zeros((len(weights), widths.pop()), dtype=exact)
-    for part in parts:
-        if part.result is not None:
-            output[part.tokens] += weights[part.tokens, part.choices, np.newaxis] * part.result
+    for part, result in results:
+        output[part.tokens] += weights[part.tokens, part.choices, np.newaxis] * result
     dtype = dtypes.pop() if len(dtypes) == 1 else exact
     return Routed(
         output=output if dtype.kind in "biu" else output.astype(dtype),

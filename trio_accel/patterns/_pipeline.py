@@ -103,18 +103,13 @@ class _Entry:
         has_begun: Whether a model has seen it.
         at: The stage that it waits for, in the queue in front of it; None while it has not come there.
         works: The stage whose worker it has.
-        woken: Set when it gets a place or a worker.
+        woken: Where it waits until it gets a place or a worker.
     """
 
     has_begun: bool = False
     at: _Line | None = None
     works: _Line | None = None
-    woken: trio.Event = attrs.field(factory=trio.Event)
-
-    async def park(self) -> None:
-        """Wait until it was woken."""
-        self.woken = trio.Event()
-        await self.woken.wait()
+    woken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def leave(self) -> None:
         """Give its worker back, if it has one."""
@@ -163,7 +158,7 @@ class _Line:
             self._take_out(first)
             self.free -= 1
             first.works = self
-            first.woken.set()
+            first.woken.unpark_all()
 
     def statistics(self) -> PipelineStageStatistics:
         """Return its counts."""
@@ -179,7 +174,7 @@ class _Line:
         if self.far:
             following, _ = self.far.popitem(last=False)
             self.near[following] = None
-            following.woken.set()
+            following.woken.unpark_all()
 
 
 Given: TypeAlias = Model[A, B] | PipelineStage[A, B]
@@ -297,12 +292,12 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
                 for line in self._lines:
                     waits_since = trio.current_time()
                     while entry in line.far:
-                        await entry.park()
+                        await entry.woken.park()
                     entry.leave()
                     entry.at = line
                     line.begin_next()
                     while entry.works is not line:
-                        await entry.park()
+                        await entry.woken.park()
                     entry.has_begun = True
                     queue_time = trio.current_time() - waits_since
                     with self.context.part(line.name, queue_time=queue_time), line.tally:

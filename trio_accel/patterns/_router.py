@@ -23,7 +23,7 @@ from ..actors import (
     named_options,
 )
 from ..devices import Device, Key, able, by_key
-from ._checks import must_be_count, must_be_positive, must_be_share
+from ._checks import must_be_count, must_be_positive
 from ._servants import (
     CallStatistics,
     ItemT,
@@ -92,12 +92,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         TypeError: A replica is no model.
     """
 
-    def __init__(
-        self,
-        replicas: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
-        *,
-        by: Routing | None = None,
-    ) -> None:
+    def __init__(self, replicas: Replicas[ItemT, ResultT], *, by: Routing | None = None) -> None:
         self._by: Routing = ByLoad() if by is None else by
         if not callable(getattr(self._by, "choose", None)):
             raise TypeError(f"by must be ByLoad(...) or ByKey(...), got {by!r}")
@@ -151,26 +146,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
 
 
-class Candidate(Protocol):
-    """A replica as a routing sees it."""
-
-    @property
-    def name(self) -> str:
-        """Name of the replica, by which keys find it."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that it works on."""
-        ...
-
-    @property
-    def turn(self) -> int:
-        """Number of the last request that it got."""
-        ...
-
-
-CandidateT = TypeVar("CandidateT", bound=Candidate)
+CandidateT = TypeVar("CandidateT", bound="Member[Any, Any]")
 
 
 class Routing(Protocol):
@@ -338,11 +314,10 @@ class Member(Generic[ItemT, ResultT]):
 
 
 Given = Model[ItemT, ResultT] | Replica[ItemT, ResultT]
+Replicas = Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]]
 
 
-def make_members(
-    given: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
-) -> list[Member[ItemT, ResultT]]:
+def make_members(given: Replicas[ItemT, ResultT]) -> list[Member[ItemT, ResultT]]:
     """Make members of models; those of a sequence are named by their place.
 
     Raises:
@@ -463,7 +438,7 @@ def _seconds(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    return must_be_share("Hedge: share", value)
+    return must_be_positive("Hedge: share", value, maximum=1.0)
 
 
 @named_options
@@ -524,11 +499,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
     """
 
     def __init__(
-        self,
-        replicas: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
-        *,
-        choices: int | None = None,
-        hedge: Hedge | None = None,
+        self, replicas: Replicas[ItemT, ResultT], *, choices: int | None = None, hedge: Hedge | None = None
     ) -> None:
         super().__init__(replicas, by=ByLoad(choices=choices))
         if not isinstance(hedge, Hedge | None):

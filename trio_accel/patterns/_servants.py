@@ -32,6 +32,7 @@ from ..actors import (
     Request,
     Serves,
     handles,
+    running_beside,
 )
 from ._checks import must_be_count
 
@@ -147,26 +148,6 @@ async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outco
         if not isinstance(rest, Exception):
             raise
         return outcome.Error(rest)
-
-
-@asynccontextmanager
-async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
-    """Run a task beside a block, and cancel it at the end; an error of the block is raised as it is."""
-    failed: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
-            try:
-                yield
-            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # raised below, not in a group
-                failed = error
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        # The block's own error is above the cancellation of the task.
-        if failed is None or group.split(trio.Cancelled)[1] is not None:
-            raise
-    if failed is not None:
-        raise failed
 
 
 def count(name: str, help: str, value: float, **labels: str) -> Reading:  # noqa: A002  # as in metrics

@@ -13,9 +13,9 @@ import numpy as np
 import outcome
 import trio
 
-from ..actors import named_options
+from ..actors import named_options, running_beside
 from ._checks import Rows, Sampler, must_be_count, must_be_positive, scores_of
-from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of, running_beside
+from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = [
     "DecoderStatistics",

@@ -239,7 +239,7 @@ class _Feed:
         self._due = 0.0
         self._readers = 0
         self._wanted = trio.Event()
-        self._news = trio.Event()
+        self._news = trio.lowlevel.ParkingLot()
         self._hurry = trio.Event()
 
     def hurry(self, event: Event) -> None:
@@ -279,8 +279,7 @@ class _Feed:
             self._hurry = trio.Event()
             began = trio.current_time()
             self.newest()
-            news, self._news = self._news, trio.Event()
-            news.set()
+            self._news.unpark_all()
             await trio.sleep_until(self._due)
             with trio.move_on_at(began + self._interval):
                 await self._hurry.wait()
@@ -296,7 +295,7 @@ class _Feed:
                 raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
                 while True:
-                    await self._news.wait()
+                    await self._news.park()
                     body = f"data: {self._text}\n\n".encode()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:

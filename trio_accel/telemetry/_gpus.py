@@ -16,7 +16,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import System
+from ..actors import System, running_beside
 from ..backends.base import NotSupportedError
 from ..backends.base.kit.modules import import_extra
 from ..devices import System as DeviceSystem
@@ -166,13 +166,8 @@ class GpuWatch:
     @property
     def latest(self) -> tuple[GpuReading, ...]:
         """The last readings, one for each GPU; never empty if there are GPUs."""
-        seen = self._events.seen
-        return tuple(
-            [
-                attrs.evolve(one, xids=tuple(seen[one.index].copy())) if one.index in seen else one
-                for one in self._latest
-            ]
-        )
+        seen = {index: tuple(events.copy()) for index, events in self._events.seen.items()}
+        return tuple([attrs.evolve(one, xids=seen.get(one.index)) for one in self._latest])
 
     @property
     def age(self) -> float:
@@ -245,24 +240,10 @@ async def watch_gpus(
         NotSupportedError: The package or the driver is missing; the error says which.
     """
     watch = GpuWatch(check_interval(interval), system)
-    scope, has_ended = trio.CancelScope(), trio.Event()
-
-    async def sample() -> None:
-        try:
-            with scope:
-                await watch.sample()
-        finally:
-            has_ended.set()
-
     try:
         await watch.begin()
-        trio.lowlevel.spawn_system_task(sample, name="readings of GPUs")
-        try:
+        async with running_beside(watch.sample):
             yield watch
-        finally:
-            scope.cancel(reason="GPUs are watched no more")
-            with trio.CancelScope(shield=True):
-                await has_ended.wait()
     finally:
         await watch.end()  # noqa: ASYNC102  # what it waits for is bounded
 
@@ -288,14 +269,11 @@ def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator
             if device.info.uuid is not None:
                 devices.setdefault(device.info.uuid.lower(), []).append(device.path)
     for reading in readings:
-        yield attrs.evolve(
-            reading,
-            processes=reading.processes
-            and tuple([attrs.evolve(p, is_ours=p.pid in pids) for p in reading.processes]),
-            devices=None
-            if system is None or reading.uuid is None
-            else tuple(devices.get(reading.uuid.lower(), ())),
-        )
+        there = reading.processes
+        marked = there and tuple([attrs.evolve(one, is_ours=one.pid in pids) for one in there])
+        uuid = None if system is None else reading.uuid
+        paths = None if uuid is None else tuple(devices.get(uuid.lower(), ()))
+        yield attrs.evolve(reading, processes=marked, devices=paths)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -47,7 +47,7 @@ class Figure:
 
     name: str
     unit: str = ""
-    kind: Literal["counter", "gauge"]
+    kind: str
     help: str
     labels: Labels = ()
     samples: Callable[[SystemSnapshot], Iterable[Sample]]
@@ -186,14 +186,8 @@ _READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
 
 def _figure(row: str) -> Figure:
     name, kind, unit, labels, text = row.split(maxsplit=4)
-    return Figure(
-        name=name,
-        unit=unit.strip("-"),
-        kind="counter" if kind == "counter" else "gauge",
-        help=text,
-        labels=() if labels == "-" else tuple(labels.split(",")),
-        samples=_READ[name],
-    )
+    names = () if labels == "-" else tuple(labels.split(","))
+    return Figure(name=name, unit=unit.strip("-"), kind=kind, help=text, labels=names, samples=_READ[name])
 
 
 FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
@@ -240,26 +234,21 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
 
 
 def _gpus(watch: GpuWatch) -> Iterator[Metric]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
     readings = watch.latest
-    yield GaugeMetricFamily(f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds")
-    up = GaugeMetricFamily(f"{_PREFIX}gpu_up", "1 if a GPU answers, 0 if it does not.", labels=("gpu",))
-    for reading in readings:
-        up.add_metric([_plain(reading.uuid or str(reading.index))], reading.error is None)
-    yield up
+    yield _family("gauge", "gpu_age", "seconds", "Seconds since GPUs were read.", (), [((), watch.age)])
     for name, unit, text in _OF_GPUS:
-        family = CounterMetricFamily if name.startswith("ecc") else GaugeMetricFamily
-        metric = family(f"{_PREFIX}gpu_{name}", text, labels=("gpu",), unit=unit)
-        for reading in readings:
-            value: float | None = getattr(reading, name)
-            if value is not None:
-                metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
-        yield metric
+        known: list[Sample] = [
+            ((one.uuid or str(one.index),), value)
+            for one in readings
+            if (value := one.error is None if name == "up" else getattr(one, name)) is not None
+        ]
+        kind = "counter" if name.startswith("ecc") else "gauge"
+        yield _family(kind, f"gpu_{name}", unit, text, ("gpu",), known)
 
 
 # Attribute of a reading, unit and meaning.
 _OF_GPUS = (
+    ("up", "", "1 if a GPU answers, 0 if it does not."),
     ("memory_used", "bytes", "Memory that is taken, by all processes."),
     ("memory_total", "bytes", "Memory that there is."),
     ("utilization", "percent", "Time in which a kernel ran."),
@@ -310,8 +299,9 @@ def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
 
 def _metrics(recorder: Recorder) -> Iterator[Metric]:
     snapshot = recorder.snapshot()
-    for figure in FIGURES:
-        yield _metric(figure, snapshot)
+    for one in FIGURES:
+        samples = (((snapshot.system, *labels), value) for labels, value in one.samples(snapshot))
+        yield _family(one.kind, one.name, one.unit, one.help, ("system", *one.labels), samples)
     for what, text in HISTOGRAMS.items():
         yield _histogram(what, text, snapshot)
     named: dict[str, list[Reading]] = {}
@@ -344,15 +334,13 @@ def _of_readings(name: str, readings: list[Reading], system: str) -> Metric:
     return metric
 
 
-def _metric(figure: Figure, snapshot: SystemSnapshot) -> Metric:
+def _family(kind: str, name: str, unit: str, text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-    metric = family(
-        f"{_PREFIX}{figure.name}", figure.help, labels=("system", *figure.labels), unit=figure.unit
-    )
-    for labels, value in figure.samples(snapshot):
-        metric.add_metric([_plain(snapshot.system), *map(_plain, labels)], value)
+    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    metric = make(f"{_PREFIX}{name}", text, labels=labels, unit=unit)
+    for values, value in samples:
+        metric.add_metric(list(map(_plain, values)), value)
     return metric
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         MetricExporter,
         MetricExportResult,
         MetricsData,
+        ScopeMetrics,
     )
 
 __all__ = ["add_histograms", "export_metrics"]
@@ -304,19 +305,16 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
 
 def _with(data: MetricsData, added: list[Metric]) -> MetricsData:
     """Return the same data with metrics added to those of the meter."""
-    return replace(
-        data,
-        resource_metrics=[
-            replace(
-                resource,
-                scope_metrics=[
-                    replace(scope, metrics=[*scope.metrics, *added]) if scope.scope.name == _SCOPE else scope
-                    for scope in resource.scope_metrics
-                ],
-            )
-            for resource in data.resource_metrics
-        ],
-    )
+
+    def of_scope(scope: ScopeMetrics) -> ScopeMetrics:
+        more = added if scope.scope.name == _SCOPE else []
+        return replace(scope, metrics=[*scope.metrics, *more])
+
+    resources = [
+        replace(resource, scope_metrics=list(map(of_scope, resource.scope_metrics)))
+        for resource in data.resource_metrics
+    ]
+    return replace(data, resource_metrics=resources)
 
 
 def _histograms(snapshots: list[SystemSnapshot]) -> list[Metric]:

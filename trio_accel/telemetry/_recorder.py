@@ -237,17 +237,17 @@ class Recorder:
         self._devices.ask()
         now = trio.current_time()
         actors = list(self.system.tree().walk())
-        by_path: dict[str, list[MessageTally]] = {}
+        by_path, rates = defaultdict[str, list[MessageTally]](list), defaultdict[str, float](float)
         operations: list[OperationRow] = []
-        rates: dict[str, float] = {}
         for tally in self._tallies.by_key.values():
             tally.count()
-            by_path.setdefault(tally.path, []).append(tally)
+            by_path[tally.path].append(tally)
             row = _operation(tally, now)
             operations.append(row)
-            rates[tally.path] = rates.get(tally.path, 0.0) + row.rate
+            rates[tally.path] += row.rate
         self._tallies.saw(now)
-        array_bytes = self._devices.array_bytes()
+        nbytes = self._devices.array_bytes()
+        rows = [_actor(one, by_path[one.path], rates[one.path], nbytes[one.path]) for one in actors]
         return SystemSnapshot(
             time=time.time(),
             system=self.system.name,
@@ -257,12 +257,7 @@ class Recorder:
             rate=sum(rates.values()),
             dead_letters=self.system.dead_letters,
             quarantined=self.system.quarantined,
-            actors=tuple(
-                [
-                    _actor(one, by_path.get(one.path, []), rates.get(one.path, 0.0), array_bytes[one.path])
-                    for one in actors
-                ]
-            ),
+            actors=tuple(rows),
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
@@ -271,13 +266,12 @@ class Recorder:
 
     def look(self) -> None:
         """Add a point to `history`, without a snapshot."""
-        self.looked_at, busy = trio.current_time(), dict[str, float]()
+        self.looked_at, busy = trio.current_time(), dict[MessageTally, float]()
         for tally in self._tallies.by_key.values():
             tally.count()
-            busy[f"{tally.path} {tally.message_type}"] = tally.rate(self.looked_at)
-        chosen = sorted(busy, key=lambda name: -busy[name])[:_IN_HISTORY]
-        tallies = {f"{one.path} {one.message_type}": one for one in self._tallies.by_key.values()}
-        times = [(name, *_quantiles([tallies[name]])) for name in chosen]
+            busy[tally] = tally.rate(self.looked_at)
+        chosen = sorted(busy, key=lambda tally: -busy[tally])[:_IN_HISTORY]
+        times = [(f"{one.path} {one.message_type}", *_quantiles([one])) for one in chosen]
         self.history.append((time.time(), sum(busy.values()), times))
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics

@@ -541,7 +541,7 @@ class _Client:
     stream: trio.SocketStream
     lines: _SharedLine
     _interval: float = attrs.field(default=_DEFAULT_SECONDS, init=False)
-    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _refusal: str | None = attrs.field(default=None, init=False)
     _is_in_line: bool = attrs.field(default=False, init=False)
 
@@ -566,9 +566,8 @@ class _Client:
             at = trio.current_time()
             is_there = await self._send(sent, _WRITE_SECONDS)
             while trio.current_time() < at + self._interval:
-                self._asked = trio.Event()
                 with trio.move_on_at(at + self._interval):
-                    await self._asked.wait()
+                    await self._asked.park()
 
     async def _send(self, line: bytes, seconds: float) -> bool:
         """Tell whether the line was sent in time, to somebody who is there."""
@@ -586,7 +585,7 @@ class _Client:
         try:
             while (line := await reader.receive()) is not None:
                 self._interval = check_interval(decode(line).get("interval"))
-                self._asked.set()
+                self._asked.unpark_all()
         except trio.BrokenResourceError:
             # The client has gone, and left data that it had not read.
             pass

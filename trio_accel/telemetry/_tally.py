@@ -44,10 +44,6 @@ LONGEST_LINE = 1000
 _MOST_CAUSES = 5
 
 
-def _no_counts() -> Counts:
-    return np.zeros(len(BOUNDS) + 1, np.int64)
-
-
 @attrs.define(eq=False)
 class MessageTally:
     """Counts and times of the messages of one type to one actor.
@@ -68,11 +64,10 @@ class MessageTally:
     failed_count: int = attrs.field(default=0, init=False)
     cancelled_count: int = attrs.field(default=0, init=False)
     dropped_count: int = attrs.field(default=0, init=False)
-    queue_total: float = attrs.field(default=0.0, init=False)
-    run_total: float = attrs.field(default=0.0, init=False)
     _counted: int = attrs.field(default=0, init=False)
-    _of_queue: Counts = attrs.field(factory=_no_counts, init=False)
-    _of_run: Counts = attrs.field(factory=_no_counts, init=False)
+    # By ranges, and in all: a row for the queue, and one for the handler.
+    _ranges: Counts = attrs.field(factory=lambda: np.zeros((2, len(BOUNDS) + 1), np.int64), init=False)
+    _totals: Seconds = attrs.field(factory=lambda: np.zeros(2), init=False)
     _recent: deque[tuple[float, Seconds]] = attrs.field(factory=deque[tuple[float, "Seconds"]], init=False)
     _history: deque[tuple[float, int]] = attrs.field(init=False)
 
@@ -109,14 +104,11 @@ class MessageTally:
         times = np.fromiter(self.times, np.float64, len(self.times)).reshape(-1, 2)
         self.times.clear()
         self._counted += len(times)
-        queue, run = times.T
-        size = len(_EDGES) + 1
-        self._of_queue += np.bincount(np.searchsorted(_EDGES, queue), minlength=size)
-        self._of_run += np.bincount(np.searchsorted(_EDGES, run), minlength=size)
-        self.queue_total += float(queue.sum())
-        self.run_total += float(run.sum())
+        for row, seconds in enumerate(times.T):
+            self._ranges[row] += np.bincount(np.searchsorted(_EDGES, seconds), minlength=len(BOUNDS) + 1)
+        self._totals += times.sum(axis=0)
         # Real seconds: how long something is remembered is no matter of the program's clock.
-        self._recent.append((time.monotonic(), queue + run))
+        self._recent.append((time.monotonic(), times.sum(axis=1)))
         self._forget()
 
     def _forget(self) -> None:
@@ -130,10 +122,8 @@ class MessageTally:
         self.count()
         other.count()
         self._counted += other._counted
-        self._of_queue += other._of_queue
-        self._of_run += other._of_run
-        self.queue_total += other.queue_total
-        self.run_total += other.run_total
+        self._ranges += other._ranges
+        self._totals += other._totals
         self.failed_count += other.failed_count
         self.cancelled_count += other.cancelled_count
         self.dropped_count += other.dropped_count
@@ -143,11 +133,15 @@ class MessageTally:
 
     def queue(self) -> Histogram:
         """Return the seconds in the queue; those of `count` by now."""
-        return Histogram(bounds=BOUNDS, counts=tuple(self._of_queue.tolist()), total=self.queue_total)
+        return self._histogram(0)
 
     def run(self) -> Histogram:
         """Return the seconds from the handler's start to the end; those of `count` by now."""
-        return Histogram(bounds=BOUNDS, counts=tuple(self._of_run.tolist()), total=self.run_total)
+        return self._histogram(1)
+
+    def _histogram(self, row: int) -> Histogram:
+        counts, total = tuple(self._ranges[row].tolist()), float(self._totals[row])
+        return Histogram(bounds=BOUNDS, counts=counts, total=total)
 
     def recent(self) -> Seconds:
         """Return the seconds from sending to the end of the last messages."""

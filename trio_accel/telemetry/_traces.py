@@ -546,12 +546,8 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def _span(self, event: MessageEvent, context: Context, seconds: float) -> tuple[Span, TraceContext]:
         parent = _run_in(context, self._contexts.get_current)
-        span = self._tracer.start_span(
-            event.message_type,
-            parent,
-            attributes={_ACTOR: event.path},
-            start_time=self._begin() - int(seconds * 1e9),
-        )
+        begun, about = self._begin() - int(seconds * 1e9), {_ACTOR: event.path}
+        span = self._tracer.start_span(event.message_type, parent, attributes=about, start_time=begun)
         return span, parent
 
     # Operations.
@@ -588,16 +584,9 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
         """See `Watch`."""
-        span = self._tracer.start_span(
-            f"launch {launch.name}",
-            seen.where,
-            attributes={
-                _DEVICE: device.path,
-                _LIBRARY: launch.library.partition("?")[0],
-                _PID: seen.process,
-            },
-            start_time=seen.begun,
-        )
+        library, name = launch.library.partition("?")[0], f"launch {launch.name}"
+        about: dict[str, str | int] = {_DEVICE: device.path, _LIBRARY: library, _PID: seen.process}
+        span = self._tracer.start_span(name, seen.where, attributes=about, start_time=seen.begun)
         for block in launch.outputs:
             if block.failure is not None and block.damaged_by == launch.name:
                 self._record(span, block.failure)

@@ -19,7 +19,6 @@ from ..devices.front._device import opened
 
 __all__ = ["FaultInjection", "ManualCompletion", "inject_fault", "poison"]
 
-_MARKS = ("hang", "poison", "segfault", "kill")
 _HOWS: dict[str, tuple[str, ...]] = {
     "hang": ("kernel", "writing"),
     "poison": ("illegal_address", "trap", "assert"),
@@ -123,7 +122,7 @@ def inject_fault(
     name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
-    marked = dict(zip(_MARKS, (hang, poison, segfault, kill), strict=True))
+    marked = {"hang": hang, "poison": poison, "segfault": segfault, "kill": kill}
     given = [name for name, is_given in marked.items() if is_given]
     given += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]
     if len(given) != 1:
@@ -190,7 +189,7 @@ class ManualCompletion:
     def __init__(self, *, is_holding: bool = True) -> None:
         self._is_holding = is_holding
         self._held: list[_HeldEvent] = []
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
         return f"<ManualCompletion, {len(self._held)} held>"
@@ -215,7 +214,7 @@ class ManualCompletion:
         """
         await trio.lowlevel.checkpoint()
         while len(self._held) < count:
-            await self._changed.wait()
+            await self._changed.park()
 
     def release(self, count: int = 1) -> None:
         """Let go of those that were launched first. Each is noticed soon, once the device is done with it.
@@ -258,8 +257,7 @@ class ManualCompletion:
             event.let_go()
             return
         self._held.append(event)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.unpark_all()
 
     def _forget(self, port: _ManualPort) -> None:
         """Hold nothing more for an engine that has ended."""

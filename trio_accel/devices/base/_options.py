@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Literal, Protocol, cast
 
 import attrs
 
-from ...actors import Backoff, Intensity, is_number, named_options
+from ...actors import Backoff, Intensity, Validator, is_number, must, must_be_whole, named_options
 from ...backends.base import AccelDevice, AccelStream, DeviceInfo, Isolation
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
@@ -31,32 +31,6 @@ __all__ = [
     "StreamStrategy",
     "SyncCompletion",
 ]
-
-Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
-
-
-def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
-    """Make the validator of a field.
-
-    Args:
-        said: The requirement, such as ``"be True or False"``.
-        is_right: Whether it does.
-        error: Class of the error.
-    """
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not is_right(value):
-            raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
-
-    return check
-
-
-def whole(least: int) -> Validator:
-    """Require a whole number, which a truth value is not."""
-    return must(
-        f"be a whole number of at least {least}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
-    )
 
 
 def one_of(said: str, *kinds: type[object]) -> Validator:
@@ -144,7 +118,7 @@ class StreamPool:
         size: How many.
     """
 
-    size: int = attrs.field(validator=whole(1))
+    size: int = attrs.field(validator=must_be_whole(1))
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
@@ -295,7 +269,7 @@ _switch = one_of("be True or False", bool)
 
 
 def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
-    whole(0)(instance, attribute, value)
+    must_be_whole(0)(instance, attribute, value)
     if value > _MOST_SPARES:
         raise ValueError(
             f"DeviceOptions: spares must be from 0 to {_MOST_SPARES}, got {value}: each is a process with a "
@@ -403,8 +377,8 @@ class DeviceOptions:
     spares: int = attrs.field(default=0, validator=_spares)
     # 64 askers inline take 30 µs each, with a window of 32 it is 33 µs; from a worker 29 µs with either
     # (H200).
-    in_flight: int = attrs.field(default=64, validator=whole(1))
-    retry: int = attrs.field(default=0, validator=whole(0))
+    in_flight: int = attrs.field(default=64, validator=must_be_whole(1))
+    retry: int = attrs.field(default=0, validator=must_be_whole(0))
     retry_suspects: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     intensity: Intensity | None = attrs.field(
         default=None, validator=one_of("be an Intensity or None", Intensity, NoneType)
@@ -422,7 +396,9 @@ class DeviceOptions:
         validator=must("be seconds above 0 or None", lambda value: value is None or is_above_zero(value)),
     )
     heartbeat_timeout: float = attrs.field(default=15.0, validator=above_zero)
-    memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
+    memory_limit: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(must_be_whole(1))
+    )
     libraries: tuple[str, ...] = attrs.field(
         default=(),
         validator=must(
