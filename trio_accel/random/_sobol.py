@@ -17,9 +17,9 @@ from ..devices import AccelRef, Device, check_device
 from ..devices.operations._calls import composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
-from ._continuous import after
+from ._distributions import after
 from ._messages import SobolPoints
-from ._words import checked_dtype
+from ._stream import checked_dtype
 
 __all__ = ["Sobol"]
 
