@@ -142,10 +142,8 @@ class Distributions(Stream):
         extents, kind = self._extents(shape), DType.of(dtype)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Exponential(*self._placed(extents), kind, scale, out))
-        kind, factor = (
-            checked_dtype("exponential", kind),
-            _number("exponential", "scale", scale, least=">= 0"),
-        )
+        kind = checked_dtype("exponential", kind)
+        factor = _number("exponential", "scale", scale, least=">= 0")
         return await self._computed("exponential", "y = -scale * log(u)", extents, kind, out, scale=factor)
 
     @composed
