@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec
 from ..backends.base.expressions import (
     WIDE,
@@ -30,7 +31,7 @@ from ._arguments import (
     check_promotion,
     check_truths,
     extents_of,
-    refusal,
+    find_types,
     result_dtype,
     served_by,
     take,
@@ -40,8 +41,8 @@ __all__ = ["ComputeElementwise", "Elementwise", "KnownExpression"]
 
 ReplyT = TypeVar("ReplyT")
 
-_MOST_KNOWN = 256
 _RESERVED = ("out", "shape")
+_OTHERWISE = "; or take jit.elementwise, which promotes as NumPy does"
 
 
 @attrs.frozen
@@ -135,8 +136,8 @@ class Elementwise(Generic[ReplyT]):
         self.operation: str = operation
         self._asked = Function(operation, self.compute)
         self.precision: str | None = precision
-        # The expressions that are known, by the types of the arguments, and of results that are given.
-        self._known: dict[tuple[object, ...], KnownExpression] = {}
+        # The key is the types of the arguments, and of results that are given.
+        self._known = functools.lru_cache(256)(self._find_types)
 
     def __repr__(self) -> str:
         return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -269,40 +270,32 @@ class Elementwise(Generic[ReplyT]):
         Raises:
             TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
         """
-        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._find_types(operation, taken.arguments, out)
+        dtypes = [None if each is None else each.dtype.value for each in out]
+        known = self._known(taken.signature, *dtypes)
         taken.check_held(operation, known.typed)
         if known.has_places:
             taken.check_places(operation, known.typed.axes)
         return known
 
-    def _find_types(
-        self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | ArraySpec | None]
-    ) -> KnownExpression:
-        kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
-        check_promotion(operation, {name: kinds[name] for name in self._promoted})
+    def _find_types(self, signature: tuple[str, ...], *out: str | None) -> KnownExpression:
+        operation, arguments = self.operation, tuple(map(Argument.decode, signature))
+        given = dict(zip(self.inputs, arguments, strict=True))
+        kinds = {name: each.kind for name, each in given.items()}
+        check_promotion(operation, {name: kinds[name] for name in self._promoted}, _OTHERWISE)
         check_truths(operation, {name: kinds[name] for name in self._truths})
         expression, casts = self._widened(kinds)
         # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
         plain = [
             attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
-            for name, each in zip(self.inputs, arguments, strict=True)
+            for name, each in given.items()
         ]
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
             return SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked).typed
 
-        try:
-            found = of(tuple(plain)).dtypes
-        except (TypeError, ValueError, NotSupportedError) as error:
-            given = dict(zip(self.inputs, arguments, strict=True))
-            raise refusal(operation, error, given, of) from None
+        found = find_types(operation, of, given, plain).dtypes
         dtypes = tuple(
-            result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
+            result_dtype(operation, name, dtype, declared, None if each is None else DType(each))
             for name, dtype, declared, each in zip(self._told, found, self._dtypes, out, strict=True)
         )
         if casts:

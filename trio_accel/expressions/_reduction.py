@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec
 from ..backends.base.contract.values import element
+from ..backends.base.expressions import Argument, SpecializedReduction, TypedExpression, TypedReduction
 from ..devices import AccelRef, Call, Operation, Planned, Planner
 from ..devices.operations._calls import Function
 from ._arguments import (
     ARRAYS,
     ExpressionArgument,
-    Taken,
     axes_of,
     bind,
     check_reduced,
+    find_types,
     reduced,
-    refusal,
     result_dtype,
     served_by,
     take,
@@ -30,7 +31,6 @@ from ._arguments import (
 
 __all__ = ["AlongAxes", "ComputeReduction", "Reduction"]
 
-_MOST_KNOWN = 256
 _RESERVED = ("axis", "keepdims", "out")
 
 
@@ -46,7 +46,7 @@ class _Known:
 
     reduction: str
     dtype: DType
-    mapped: base.TypedExpression
+    mapped: TypedExpression
 
 
 class AlongAxes(ABC):
@@ -142,8 +142,8 @@ class Reduction(AlongAxes):
         self._message = served_by(ComputeReduction, library)
         self.operation: str = operation
         self._asked = Function(operation, self.compute)
-        # The reductions that are known, by the types of the arguments, and of a result that is given.
-        self._known: dict[tuple[object, ...], _Known] = {}
+        # The key is the types of the arguments, and of a result that is given.
+        self._known = functools.lru_cache(256)(self._find_types)
 
     def __repr__(self) -> str:
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
@@ -188,12 +188,7 @@ class Reduction(AlongAxes):
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
-        key = taken.signature, None if message.out is None else message.out.dtype.value
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._find_types(name, taken, message.out)
+        known = self._known(taken.signature, None if message.out is None else message.out.dtype.value)
         taken.check_held(name, known.mapped)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
@@ -203,21 +198,18 @@ class Reduction(AlongAxes):
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
 
-    def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
-        specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
-        try:
-            found = specialized.typed.dtype
-        except (TypeError, ValueError, NotSupportedError) as error:
-            named = dict(zip(self.inputs, taken.arguments, strict=True))
-            raise refusal(
-                operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
-            ) from None
+    def _find_types(self, signature: tuple[str, ...], out: str | None) -> _Known:
+        given = dict(zip(self.inputs, map(Argument.decode, signature), strict=True))
+
+        def of(arguments: tuple[Argument, ...]) -> TypedReduction:
+            return SpecializedReduction(self._reduction, arguments, self._dtype, None).typed
+
+        found = find_types(self.operation, of, given)
         if self._reduction.identity is not None:
-            element(operation, "identity", self._reduction.identity, specialized.typed.accumulator)
-        given = None if out is None else out.dtype
-        specialized = attrs.evolve(
-            specialized, result=result_dtype(operation, "the result", found, None, given)
-        )
+            element(self.operation, "identity", self._reduction.identity, found.accumulator)
+        wanted = None if out is None else DType(out)
+        result = result_dtype(self.operation, "the result", found.dtype, None, wanted)
+        specialized = SpecializedReduction(self._reduction, tuple(given.values()), self._dtype, result)
         return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map)
 
 

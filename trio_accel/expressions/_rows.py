@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType
 from ..backends.base.contract.ops import RowsSpec
 from ..backends.base.expressions import (
     COUNT,
@@ -19,6 +19,7 @@ from ..backends.base.expressions import (
     Argument,
     RowExpression,
     SpecializedRows,
+    TypedRows,
     found,
     pack_scalars,
     typed_rows,
@@ -31,8 +32,8 @@ from ._arguments import (
     axes_of,
     broadcast,
     common,
+    find_types,
     reduced,
-    refusal,
     result_dtype,
     served_by,
     take,
@@ -206,24 +207,22 @@ class Rowwise(AlongAxes):
     def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
         """Find the types: those that are computed in, and that of the result, which is NumPy's."""
         arguments = tuple(map(Argument.decode, signature))
-        named = list(zip(self._rows.inputs, arguments, strict=True))
+        given = dict(zip(self._rows.inputs, arguments, strict=True))
         casts = {
             name: self._wide[each.dtype.value]
-            for name, each in named
+            for name, each in given.items()
             if each.is_array and each.dtype.value in self._wide
         }
         # Whole numbers are floating here: differences of unsigned ones would wrap around.
-        kinds = [
-            each.kind if name not in casts or each.dtype.is_inexact else casts[name] for name, each in named
+        wide = [
+            each if name not in casts or each.dtype.is_inexact else Argument(casts[name], True)
+            for name, each in given.items()
         ]
-        try:
-            plain = typed_rows(self._rows, kinds)
-        except (TypeError, ValueError, NotSupportedError) as error:
 
-            def typed(given: tuple[Argument, ...]) -> object:
-                return typed_rows(self._rows, [each.kind for each in given])
+        def of(arguments: tuple[Argument, ...]) -> TypedRows:
+            return typed_rows(self._rows, [each.kind for each in arguments])
 
-            raise refusal(self.operation, error, dict(named), typed) from None
+        plain = find_types(self.operation, of, given, wide)
         result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
         chosen = self.chosen(arguments)
         usual = None if chosen is self._rows else self._rows.widened(casts)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import attrs
 import numpy as np
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType
 from ..backends.base.contract.ops import Reduce, ScatterSpec
-from ..backends.base.expressions import ArgumentType, SpecializedExpression, TypedExpression, Weak, parse
+from ..backends.base.expressions import (
+    Argument,
+    ArgumentType,
+    SpecializedExpression,
+    TypedExpression,
+    Weak,
+    parse,
+)
 from ..devices import AccelRef, Call, Operation, Planned, Planner
 from ..devices.operations._calls import Function
 from ..devices.operations._plan_source import refuse_value
-from ._arguments import ARRAYS, ExpressionArgument, Taken, refusal, served_by, take
+from ._arguments import ARRAYS, ExpressionArgument, find_types, served_by, take
 
 __all__ = ["ComputeScatter", "Scatter"]
 
@@ -49,8 +57,8 @@ class Scatter:
         self._message = served_by(ComputeScatter, library)
         self.operation: str = operation
         self._asked = Function(operation, self._compute)
-        # The expressions that are known, by the types of the arguments.
-        self._known: dict[tuple[str, ...], tuple[str, TypedExpression]] = {}
+        # The key is the types of the arguments.
+        self._known = functools.cache(self._find_types)
 
     def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> Call[AccelRef]:
         """Combine values with elements of an array, on its device, once it is awaited.
@@ -78,18 +86,16 @@ class Scatter:
         x: Any = message.arguments[0]
         planner.update(self._expression.inputs[0], x)
         taken = take(planner, self._expression, message.arguments, message.shape)
-        known = self._known.get(taken.signature)
-        if known is None:
-            known = self._known[taken.signature] = self._find_types(planner.name, taken)
-        text, typed = known
+        text, typed = self._known(taken.signature)
         taken.check_held(planner.name, typed)
         taken.check_places(planner.name, typed.axes)
         out = taken.loaded[0]
         planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ScatterSpec(text, self._reduce, taken.arrays, out, taken.scalars), x)
 
-    def _find_types(self, operation: str, taken: Taken) -> tuple[str, TypedExpression]:
-        dtype, kind = taken.loaded[0].dtype, taken.arguments[-1].kind
+    def _find_types(self, signature: tuple[str, ...]) -> tuple[str, TypedExpression]:
+        operation, arguments = self.operation, tuple(map(Argument.decode, signature))
+        dtype, kind = arguments[0].dtype, arguments[-1].kind
         if not _becomes(kind, dtype):
             told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
             how = f"np.{dtype}(...)" if isinstance(kind, Weak) else f'await values.cast("{dtype}")'
@@ -98,17 +104,12 @@ class Scatter:
             )
         if self._reduce in ("min", "max") and dtype.kind == "complex":
             raise TypeError(f"{operation}: reduce={self._reduce!r}: {dtype} has no order")
-        specialized = SpecializedExpression(self._expression, taken.arguments, (None, dtype), is_checked=True)
-        try:
-            typed = specialized.typed
-        except (TypeError, ValueError, NotSupportedError) as error:
-            named = dict(zip(self._expression.inputs, taken.arguments, strict=True))
-            raise refusal(
-                operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
-            ) from None
+        given = dict(zip(self._expression.inputs, arguments, strict=True))
+        specialized = SpecializedExpression(self._expression, arguments, (None, dtype), is_checked=True)
+        typed = find_types(operation, lambda each: attrs.evolve(specialized, arguments=each).typed, given)
         if kind is Weak.int and dtype.kind in ("int", "uint"):
             # A result is converted as an array is, which would wrap around.
-            last = len(taken.arguments) - 1
+            last = len(arguments) - 1
             [step] = [
                 n for n, one in enumerate(typed.steps) if (one.function, one.value) == ("argument", last)
             ]
