@@ -14,7 +14,7 @@ from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
-from ._joins import concat
+from ._manipulation import concat
 
 __all__ = [
     "cumulative_logsumexp", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff",

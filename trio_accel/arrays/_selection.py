@@ -22,7 +22,7 @@ from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
 from ._checks import check_number, check_real, flat, whole
 from ._creation import linspace
-from ._joins import stack
+from ._manipulation import stack
 
 __all__ = [
     "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
