@@ -28,10 +28,8 @@ def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRe
         raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
     axis = axis_of(name, x, 0 if message.axis is None else message.axis)
     if combine in ("sum", "prod"):
-        dtype, more = (
-            summed_dtype(name, x.dtype, message.dtype),
-            flag(name, "include_initial", message.include_initial),
-        )
+        dtype = summed_dtype(name, x.dtype, message.dtype)
+        more = flag(name, "include_initial", message.include_initial)
     else:
         check_real(name, x=x)
         more, dtype = False, x.dtype if combine != "logaddexp" or x.dtype.is_inexact else DType.float64

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
+import attrs
 import numpy as np
 
 from ..backends.base import DType
@@ -114,11 +115,7 @@ def _grouping(
 _MORE = ("counts", "indices", "inverse")
 
 
-def _same(values: AccelRef) -> AccelRef:
-    return values
-
-
-@operation(actor=ArraysActor, plan=_grouping(_same))
+@operation(actor=ArraysActor, plan=_grouping(lambda values: values))
 async def unique_values(x: Operand) -> AccelRef:
     """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
 
@@ -360,10 +357,11 @@ async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
     ...
 
 
+@attrs.frozen(eq=False)
 class Count(Operation[ArraysActor, AccelRef]):
     """Count the elements of bins, or add their weights.
 
-    Args:
+    Attributes:
         function: The function that asks for it.
         x: The elements.
         edges: Edges of the bins; None where the elements are bins.
@@ -371,14 +369,12 @@ class Count(Operation[ArraysActor, AccelRef]):
         bins: How many bins there are.
     """
 
-    __slots__ = ("bins", "edges", "function", "weights", "x")
-    library = ARRAYS
-
-    def __init__(
-        self, function: str, x: Operand, edges: Operand | None, weights: Operand | None, bins: int
-    ) -> None:
-        self.function = function
-        self.x, self.edges, self.weights, self.bins = x, edges, weights, bins
+    library: ClassVar[str] = ARRAYS
+    function: str
+    x: Operand
+    edges: Operand | None
+    weights: Operand | None
+    bins: int
 
     @property
     def operation(self) -> str:

@@ -72,8 +72,6 @@ def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
     if x1.ndim != 1 or (sorter is not None and sorter.shape != x1.shape):
         given = "" if sorter is None else f" and sorter of shape {sorter.shape}"
         raise ValueError(f"{name}: x1 must be a vector, and sorter as long, got shape {x1.shape}{given}")
-    if message.side not in ("left", "right"):
-        raise ValueError(f"{name}: side must be 'left' or 'right', got {message.side!r}")
     if sorter is not None and sorter.dtype.kind not in ("int", "uint"):
         raise TypeError(f"{name}: sorter must be of whole numbers, got {sorter.dtype}")
     check_real(name, x1=x1, x2=x2)
@@ -251,19 +249,17 @@ _TEXT = (
 )
 
 
-@functools.cache
-def _expression(name: str, method: str, dtype: DType) -> Elementwise[AccelRef]:
-    text = _TEXT.format(places=_PLACES[method])
-    return Elementwise(text, inputs=("s", "q", "n"), dtypes=dtype, operation=name)
-
-
-@functools.cache
-def _counting(name: str) -> Reduction:
-    return Reduction("x == x", "sum", operation=name)
+_expression = functools.cache(Elementwise[AccelRef])
+_reduction = functools.cache(Reduction)
 
 
 async def _quantiles(
-    name: str, x: Operand, q: Any, axis: int | Sequence[int] | None, method: str, keepdims: bool
+    name: str,
+    x: Operand,
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    q: Any = 0.5,
+    method: str = "linear",
 ) -> AccelRef:
     is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
     check_plain(f"{name}: q", q)
@@ -289,8 +285,9 @@ async def _quantiles(
         return await x.device.full((*shares.shape, *kept), math.nan, dtype)
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
     s = await sort(await reshape(last, (math.prod(lines), n)))
-    count = await _counting(name)(s, axis=1) if ".nan" in name else n
-    made = _expression(name, method, dtype)
+    count = await _reduction("x == x", operation=name)(s, axis=1) if ".nan" in name else n
+    text = _TEXT.format(places=_PLACES[method])
+    made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
     found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
     return found.reshape((*shares.shape, *kept))
 
@@ -322,18 +319,15 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
         ValueError: An axis that there is not.
         NotSupportedError: See `sort`.
     """
-    return await _quantiles("arrays.median", x, 0.5, axis, "linear", keepdims)
+    return await _quantiles("arrays.median", x, axis, keepdims)
 
 
-@composed
-async def nanmedian(
-    x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False
-) -> AccelRef:
+@arguments_of(median, _quantiles, "arrays.nanmedian")
+def nanmedian() -> None:
     """Find the element in the middle of those along axes that are not NaN; NaN where all are.
 
     Arguments and errors are those of `median`.
     """
-    return await _quantiles("arrays.nanmedian", x, 0.5, axis, "linear", keepdims)
 
 
 @composed
@@ -366,7 +360,7 @@ async def quantile(
             method.
         NotSupportedError: See `sort`.
     """
-    return await _quantiles("arrays.quantile", x, q, axis, method, keepdims)
+    return await _quantiles("arrays.quantile", x, axis, keepdims, q, method)
 
 
 @arguments_of(quantile, _quantiles, "arrays.nanquantile")
