@@ -27,6 +27,12 @@ from ..backends.base.expressions import (
 )
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import shown, what_to_do, whole
+from ._views import check_ref
+
+__all__ = [
+    "ARRAYS", "Axis", "ExpressionArgument", "Out", "argument_of", "axes_of", "axis_of", "bind",
+    "check_out", "promoted_dtype", "reduced",
+]  # fmt: skip
 
 ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Import path of the actor that serves expressions unless another one is named, as only its library has such
@@ -205,12 +211,7 @@ def _told(kind: DType | Weak) -> str:
 
 def _is_promoted(first: DType | Weak, second: DType) -> bool:
     if isinstance(first, Weak):
-        allowed = {
-            Weak.int: ("int", "uint", "float", "complex"),
-            Weak.float: ("float", "complex"),
-            Weak.complex: ("float", "complex"),
-        }
-        return second.kind in allowed[first]
+        return second.is_inexact or (first is Weak.int and second.kind in ("int", "uint"))
     kinds = {first.kind, second.kind}
     if kinds == {"int", "uint"}:
         return DType.uint64 not in (first, second)
@@ -515,8 +516,8 @@ def check_out(operation: str, out: object) -> None:
     Raises:
         TypeError: It is something else.
     """
-    if out is not None and not isinstance(out, AccelRef):
-        raise TypeError(f"{operation}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
+    if out is not None:
+        check_ref(operation, "out", out)
 
 
 def check_reduced(operation: str, keepdims: object, out: object) -> None:

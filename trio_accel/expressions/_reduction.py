@@ -13,7 +13,7 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec
 from ..backends.base.contract.values import element
-from ..backends.base.expressions import Argument, SpecializedReduction, TypedExpression, TypedReduction
+from ..backends.base.expressions import Argument, SpecializedReduction, TypedReduction
 from ..devices import AccelRef, Call, Operation, Planned, Planner
 from ..devices.operations._calls import Function
 from ._arguments import (
@@ -32,21 +32,6 @@ from ._arguments import (
 __all__ = ["AlongAxes", "ComputeReduction", "Reduction"]
 
 _RESERVED = ("axis", "keepdims", "out")
-
-
-@attrs.frozen
-class _Known:
-    """Facts that are found once for arguments of certain types.
-
-    Attributes:
-        reduction: The reduction and its types, as specifications hold them.
-        dtype: Dtype of the result.
-        mapped: The steps of the values that are reduced.
-    """
-
-    reduction: str
-    dtype: DType
-    mapped: TypedExpression
 
 
 class AlongAxes(ABC):
@@ -188,17 +173,19 @@ class Reduction(AlongAxes):
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
-        known = self._known(taken.signature, None if message.out is None else message.out.dtype.value)
-        taken.check_held(name, known.mapped)
+        specialized, text = self._known(
+            taken.signature, None if message.out is None else message.out.dtype.value
+        )
+        taken.check_held(name, specialized.typed.map)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
         shape = reduced(taken.shape, axes, keepdims=message.keepdims)
-        out = planner.output(shape, known.dtype, message.out)
+        out = planner.output(shape, specialized.typed.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
+        return Planned(ReductionSpec(text, axes, taken.arrays, out.spec, taken.scalars), out)
 
-    def _find_types(self, signature: tuple[str, ...], out: str | None) -> _Known:
+    def _find_types(self, signature: tuple[str, ...], out: str | None) -> tuple[SpecializedReduction, str]:
         given = dict(zip(self.inputs, map(Argument.decode, signature), strict=True))
 
         def of(arguments: tuple[Argument, ...]) -> TypedReduction:
@@ -210,7 +197,7 @@ class Reduction(AlongAxes):
         wanted = None if out is None else DType(out)
         result = result_dtype(self.operation, "the result", found.dtype, None, wanted)
         specialized = SpecializedReduction(self._reduction, tuple(given.values()), self._dtype, result)
-        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map)
+        return specialized, specialized.encode()
 
 
 @attrs.frozen(eq=False)

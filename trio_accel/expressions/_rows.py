@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 
 from ..backends.base import DType
@@ -158,21 +157,21 @@ class Rowwise(AlongAxes):
         """Compute it by a launch for each reduction, and one for the result."""
         given, out = [broadcast(each, shape) for each in message.arguments], message.out
         signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))
-        steps = self._steps(signature, None if out is None else out.dtype)
-        kept = shape if steps.is_whole else reduced(shape, axes, keepdims=True)
-        made = kept if steps.is_whole or message.keepdims else reduced(shape, axes)
+        reductions, last, is_whole = self._steps(signature, None if out is None else out.dtype)
+        kept = shape if is_whole else reduced(shape, axes, keepdims=True)
+        made = kept if is_whole or message.keepdims else reduced(shape, axes)
         if out is not None and out.shape != made:
             raise ValueError(f"{self.operation}: out must have shape {made}, got shape {out.shape}")
         values: dict[str, Any] = dict(zip(self._rows.inputs, given, strict=True))
         values[COUNT] = math.prod(shape[axis] for axis in axes)
-        for number, reduction in enumerate(steps.reductions):
+        for number, reduction in enumerate(reductions):
             taken = [values[name] for name in reduction.inputs]
             values[found(number)] = await reduction(*taken, axis=message.axis, keepdims=True)
-        taken = [values[name] for name in steps.last.inputs]
+        taken = [values[name] for name in last.inputs]
         if out is not None:
-            await steps.last(*taken, out=out if out.shape == kept else out.reshape(kept))
+            await last(*taken, out=out if out.shape == kept else out.reshape(kept))
             return out
-        result = await steps.last(*taken)
+        result = await last(*taken)
         return result if made == kept else result.reshape(made)
 
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
@@ -229,7 +228,10 @@ class Rowwise(AlongAxes):
         specialized = SpecializedRows(chosen.widened(casts), arguments, result, usual)
         return specialized, specialized.encode()
 
-    def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:
+    def _made_steps(
+        self, signature: tuple[str, ...], out: DType | None
+    ) -> tuple[list[Reduction], Elementwise[AccelRef], bool]:
+        """Return a reduction for each of the rows', what makes the result, and whether that is whole."""
         specialized, _ = self.specialize(signature, out)
         rows, named = specialized.rows, dict[str, Any](operation=self.operation, library=self._library)
         reductions = [
@@ -238,22 +240,7 @@ class Rowwise(AlongAxes):
         last = Elementwise[AccelRef](
             rows.last.text, inputs=rows.last.inputs, dtypes=specialized.result, **named
         )
-        return _Steps(tuple(reductions), last, specialized.is_whole)
-
-
-@attrs.frozen(eq=False)
-class _Steps:
-    """An expression of rows for arguments of certain types, in steps.
-
-    Attributes:
-        reductions: One for each of its reductions.
-        last: Makes the result.
-        is_whole: Whether that is of the shape of the arrays.
-    """
-
-    reductions: tuple[Reduction, ...]
-    last: Elementwise[AccelRef]
-    is_whole: bool
+        return reductions, last, specialized.is_whole
 
 
 class ComputeRows(ComputeReduction):

@@ -13,8 +13,8 @@ from ..backends.base.contract import ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import what_to_do, whole
-from ..expressions import Out, check_array, like
+from ..devices.base._refusals import whole
+from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
     "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
@@ -136,9 +136,10 @@ def check_norm(name: str, norm: object) -> None:
 
 def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DType) -> None:
     """Refuse an array to write to that is not like the result, ahead of the first of several launches."""
-    if out is not None and not isinstance(out, AccelRef):
-        raise TypeError(f"{name}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
-    if out is not None and (out.shape, out.dtype) != (tuple(shape), dtype):
+    if out is None:
+        return
+    check_ref(name, "out", out)
+    if (out.shape, out.dtype) != (tuple(shape), dtype):
         raise ValueError(
             f"{name}: out must have shape {tuple(shape)} and dtype {dtype}, got shape {out.shape} and dtype "
             f"{out.dtype}"

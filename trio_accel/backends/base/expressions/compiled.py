@@ -15,7 +15,6 @@ from typing import TypeAlias
 import attrs
 
 from ..contract.device_array import merged
-from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
@@ -168,16 +167,16 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
     specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
-    arrays, scalars = _split(specialized.arguments)
+    arguments, scalars = specialized.arguments, sum(not each.is_array for each in specialized.arguments)
     count = len(spec.arrays) + len(spec.results)
-    form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(len(scalars))}s"
+    form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
     form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q{'Q' * specialized.is_checked}"
     dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
     if isinstance(spec, ScatterSpec):
-        text = scatter_source(specialized.typed, arrays, scalars, layouts, spec.reduce)
+        text = scatter_source(specialized.typed, arguments, layouts, spec.reduce)
     else:
-        text = elementwise_source(specialized.typed, arrays, scalars, layouts, kernel)
+        text = elementwise_source(specialized.typed, arguments, layouts, kernel)
     return KernelSource(
         text,
         ("elementwise",),
@@ -321,12 +320,6 @@ def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strid
     ]
     kept, reduced = max(steps, default=(0, 0), key=sum)
     return count > ROW_THREADS // 8 and (outputs == 1 or reduced <= kept)
-
-
-def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
-    """Return the dtypes of the arrays, with None for scalars; and those of the scalars."""
-    arrays = [argument.dtype if argument.is_array else None for argument in arguments]
-    return arrays, [argument.dtype for argument in arguments if not argument.is_array]
 
 
 def _scalar_bytes(count: int) -> int:
