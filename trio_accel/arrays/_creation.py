@@ -288,6 +288,18 @@ def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None
         raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
 
 
+async def _diagonal(
+    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
+) -> AccelRef:
+    """Compute an expression of indices and of a diagonal."""
+    where = f"arrays.{name}"
+    rows = whole(where, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
+    # No diagonal is further away, whatever integer is given.
+    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
+    return await _made(device, name, text, shape, dtype, k=nearest)
+
+
 @composed
 async def eye(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
@@ -307,24 +319,9 @@ async def eye(
     return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
-@composed
-async def tri(
-    device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
-) -> AccelRef:
+@arguments_of(eye, _diagonal, "tri", "i(1) <= i(0) + k")
+def tri() -> None:
     """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
-    return await _diagonal("tri", "i(1) <= i(0) + k", device, n_rows, n_cols, k, dtype)
-
-
-async def _diagonal(
-    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
-) -> AccelRef:
-    """Compute an expression of indices and of a diagonal."""
-    where = f"arrays.{name}"
-    rows = whole(where, "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
-    # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
-    return await _made(device, name, text, shape, dtype, k=nearest)
 
 
 @composed

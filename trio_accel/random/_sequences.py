@@ -71,9 +71,11 @@ def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
 def _power(sequence: LinearSequence, level: int) -> _Words:
     """Return the matrix that jumps over two to this power of words; squared when it is first needed."""
     if sequence == "mrg32k3a":
-        root = None if not level else _recurrences(_power(sequence, level - 1))
-        both = np.array(_STEPS, object) if root is None else root @ root
-        return (both % _MODULI).astype(np.uint32).ravel()
+        both: npt.NDArray[Any] = np.array(_STEPS, object)
+        if level:
+            root = _recurrences(_power(sequence, level - 1))
+            both = root @ root
+        return np.asarray(both % _MODULI, np.uint32).ravel()
     if not level:
         return _step().ravel()
     # A bit becomes the sum, modulo 2, of what its bits become.

@@ -199,11 +199,9 @@ def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
         return DType.bool
     if name in _ORDERED and value.kind == "complex":
         raise TypeError(f"{name} of {value}: complex numbers have no order")
-    if name == "mean" and not is_chosen and not value.is_inexact:
-        return DType.float64
     if name in _ADDED_UP and not is_chosen and not value.is_inexact:
         # Short whole numbers would overflow: NumPy takes the platform's, which is 64 bits.
-        return DType.uint64 if value.kind == "uint" else DType.int64
+        return DType.float64 if name == "mean" else DType.uint64 if value.kind == "uint" else DType.int64
     return value
 
 
