@@ -232,7 +232,7 @@ def _taken(given: dict[str, Any], names: Sequence[str], numbers: Collection[str]
 
 def _declared(function: Any, ask: Function, **attributes: Any) -> Any:
     declared: Any = functools.wraps(function)(called(ask))
-    vars(declared).update(attributes)
+    declared.__dict__.update(attributes)
     DECLARED[declared.asked] = declared
     return declared
 

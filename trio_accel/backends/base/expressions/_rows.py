@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -133,7 +133,7 @@ class SpecializedReduction:
         """Decode a text of `encode`."""
         (mapped, name, combine, identity, post), kinds, dtype, result = json.loads(text)
         combined, after = (None if part is None else _expression(part) for part in (combine, post))
-        value = complex(*identity) if isinstance(identity, list) else identity
+        value = complex(*cast("list[float]", identity)) if isinstance(identity, list) else identity
         reduction = Reduction(_expression(mapped), name, combined, value, after)
         arguments = tuple(map(Argument.decode, kinds))
         return SpecializedReduction(reduction, arguments, _dtype(dtype), _dtype(result))
@@ -158,7 +158,8 @@ def _plain(part: object) -> object:
             return part.value
         case complex():
             return part.real, part.imag
-    raise TypeError(f"a text of an expression has no {part!r}")
+        case _:
+            raise TypeError(f"a text of an expression has no {part!r}")
 
 
 def _expression(plain: list[Any]) -> Expression:
