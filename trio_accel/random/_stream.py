@@ -65,19 +65,45 @@ _UPPER = (
 )
 
 
-class Stream:
+class Seeded:
+    """What a device draws by a seed.
+
+    Args:
+        name: Name of the class, for errors.
+        device: The device.
+        seed: The seed; None for one of the operating system.
+
+    Raises:
+        TypeError: No device, or no whole number.
+    """
+
+    def __init__(self, name: str, device: Device, seed: int | None) -> None:
+        check_device(name, device)
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
+            raise TypeError(f"{name}: seed must be a whole number or None, got {seed!r}")
+        self._device = device
+        self._seed = secrets.randbits(64) if seed is None else int(seed)
+
+    @property
+    def device(self) -> Device:
+        """The device on which the numbers are made."""
+        return self._device
+
+    @property
+    def seed(self) -> int:
+        """The seed, also where the operating system drew it."""
+        return self._seed
+
+
+class Stream(Seeded):
     """A sequence of words that a device draws, and the place in it, which is kept here."""
 
     def __init__(self, device: Device, kind: Kind = "philox4x32_10", seed: int | None = None) -> None:
         if kind not in get_args(Kind):
             names = ", ".join(map(repr, get_args(Kind)))
             raise NotSupportedError(f"Generator: kind {kind!r} is not there; it has {names}")
-        check_device("Generator", device)
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
-            raise TypeError(f"Generator: seed must be a whole number or None, got {seed!r}")
-        self._device = device
+        super().__init__("Generator", device, seed)
         self._kind: Kind = kind
-        self._seed = secrets.randbits(64) if seed is None else int(seed)
         if not 0 <= self._seed < 1 << 64:
             raise ValueError(f"Generator: seed must be from 0 to 2**64 - 1, got {seed}")
         self._begin(0)
@@ -86,19 +112,9 @@ class Stream:
         return f"<Generator {self._kind}, seed {self._seed}, word {self._position}, on {self._device.name}>"
 
     @property
-    def device(self) -> Device:
-        """The device on which the numbers are made."""
-        return self._device
-
-    @property
     def kind(self) -> Kind:
         """Kind of its sequence."""
         return self._kind
-
-    @property
-    def seed(self) -> int:
-        """Seed of its sequence, also where the operating system drew it."""
-        return self._seed
 
     @property
     def state(self) -> dict[str, int | str]:

@@ -23,20 +23,13 @@ Access: TypeAlias = Literal["dense", "same", "strided"]
 _PRELUDE = Path(__file__).with_name("expressions.cu")
 
 _REGISTERS = {
+    **{
+        each: f"{each.kind[0]}{8 * each.itemsize}"
+        for each in DType
+        if each.kind in ("int", "uint", "complex")
+    },
+    **dict.fromkeys((DType.float32, DType.float16, DType.bfloat16), "float"),
     DType.float64: "double",
-    DType.float32: "float",
-    DType.float16: "float",
-    DType.bfloat16: "float",
-    DType.complex64: "c64",
-    DType.complex128: "c128",
-    DType.int8: "i8",
-    DType.int16: "i16",
-    DType.int32: "i32",
-    DType.int64: "i64",
-    DType.uint8: "u8",
-    DType.uint16: "u16",
-    DType.uint32: "u32",
-    DType.uint64: "u64",
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
