@@ -15,8 +15,7 @@ from ..devices import AccelRef, Call, Operation
 from ..devices.operations._calls import Function, called
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
-from ._reduction import ComputeReduction, Reduction
-from ._rows import Rowwise
+from ._reduction import ComputeReduction, Reduction, Rowwise
 
 __all__ = ["DECLARED", "DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
 
