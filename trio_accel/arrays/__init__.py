@@ -14,18 +14,12 @@ from . import (
     _elementwise,
     _fused,
     _indexing,
-    _joins,
     _manipulation,
-    _normalizations,
     _numeric,
-    _quantiles,
     _reductions,
     _scans,
     _selection,
-    _sets,
     _sorting,
-    _special,
-    _statistics,
     _views,
 )
 from ._actor import ArraysActor
@@ -34,18 +28,12 @@ from ._creation import *
 from ._elementwise import *
 from ._fused import *
 from ._indexing import *
-from ._joins import *
 from ._manipulation import *
-from ._normalizations import *
 from ._numeric import *
-from ._quantiles import *
 from ._reductions import *
 from ._scans import *
 from ._selection import *
-from ._sets import *
 from ._sorting import *
-from ._special import *
-from ._statistics import *
 from ._views import *
 
 __all__: list[str] = ["ArraysActor"]
@@ -54,18 +42,12 @@ __all__ += _creation.__all__
 __all__ += _elementwise.__all__
 __all__ += _fused.__all__
 __all__ += _indexing.__all__
-__all__ += _joins.__all__
 __all__ += _manipulation.__all__
-__all__ += _normalizations.__all__
 __all__ += _numeric.__all__
-__all__ += _quantiles.__all__
 __all__ += _reductions.__all__
 __all__ += _scans.__all__
 __all__ += _selection.__all__
-__all__ += _sets.__all__
 __all__ += _sorting.__all__
-__all__ += _special.__all__
-__all__ += _statistics.__all__
 __all__ += _views.__all__
 
 if not _typing.TYPE_CHECKING:

@@ -12,9 +12,9 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
-from ..devices.base._refusals import shown, what_to_do, whole
+from ..devices.base._refusals import shown, whole
 from ..devices.base._views import reshaped
-from ..expressions import axis_of, on_device
+from ..expressions import axis_of, check_ref, on_device
 
 __all__ = [
     "axis_of", "check_number", "check_real", "check_ref", "flag", "flat", "placed",
@@ -31,17 +31,6 @@ def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:
     given: Any = value
     is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return tuple([whole(name, argument, one) for one in (given if is_several else (given,))])
-
-
-def check_ref(name: str, argument: str, value: object) -> None:
-    """Require an array of a device.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if not isinstance(value, AccelRef):
-        told = f"{type(value).__name__}{what_to_do(value)}"
-        raise TypeError(f"{name}: {argument} must be an AccelRef, got {told}")
 
 
 async def placed(name: str, **arrays: Operand) -> list[AccelRef]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..actors import arguments_of
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
@@ -64,22 +65,33 @@ async def asarray(
     return await device.put(host)
 
 
+async def _full(
+    name: str, fill_value: complex, device: Device, shape: int | Sequence[int], dtype: DTypeLike | None
+) -> AccelRef:
+    operation = f"arrays.{name}"
+    check_device(operation, device)
+    extents = wholes(operation, "shape", shape)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+    check_number(operation, "fill_value", fill_value)
+    kind = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
+    return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
+
+
 @composed
 async def empty(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array to be written; its elements are 0, so that no other program's data shows."""
-    return await _full("empty", device, shape, 0, dtype)
+    return await _full("empty", 0, device, shape, dtype)
 
 
-@composed
-async def zeros(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
+@arguments_of(empty, _full, "zeros", 0)
+def zeros() -> None:
     """Make an array of zeros."""
-    return await _full("zeros", device, shape, 0, dtype)
 
 
-@composed
-async def ones(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
+@arguments_of(empty, _full, "ones", 1)
+def ones() -> None:
     """Make an array of ones."""
-    return await _full("ones", device, shape, 1, dtype)
 
 
 @composed
@@ -97,49 +109,34 @@ async def full(
     Raises:
         TypeError, ValueError: No shape, or a value that the dtype cannot hold.
     """
-    return await _full("full", device, shape, fill_value, dtype)
+    return await _full("full", fill_value, device, shape, dtype)
 
 
-async def _full(
-    name: str, device: Device, shape: int | Sequence[int], fill_value: complex, dtype: DTypeLike | None
-) -> AccelRef:
-    operation = f"arrays.{name}"
-    check_device(operation, device)
-    extents = wholes(operation, "shape", shape)
-    if any(extent < 0 for extent in extents):
-        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
-    check_number(operation, "fill_value", fill_value)
-    kind = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
-    return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
+async def _like(name: str, fill_value: complex, x: AccelRef, dtype: DTypeLike | None) -> AccelRef:
+    check_ref(f"arrays.{name}", "x", x)
+    return await _full(name, fill_value, x.device, x.shape, x.dtype if dtype is None else dtype)
 
 
 @composed
 async def empty_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array to be written, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await _like("empty_like", x, 0, dtype)
+    return await _like("empty_like", 0, x, dtype)
 
 
-@composed
-async def zeros_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
+@arguments_of(empty_like, _like, "zeros_like", 0)
+def zeros_like() -> None:
     """Make an array of zeros, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await _like("zeros_like", x, 0, dtype)
 
 
-@composed
-async def ones_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
+@arguments_of(empty_like, _like, "ones_like", 1)
+def ones_like() -> None:
     """Make an array of ones, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await _like("ones_like", x, 1, dtype)
 
 
 @composed
 async def full_like(x: AccelRef, fill_value: complex, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of one value, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await _like("full_like", x, fill_value, dtype)
-
-
-async def _like(name: str, x: AccelRef, fill_value: complex, dtype: DTypeLike | None) -> AccelRef:
-    check_ref(f"arrays.{name}", "x", x)
-    return await _full(name, x.device, x.shape, fill_value, x.dtype if dtype is None else dtype)
+    return await _like("full_like", fill_value, x, dtype)
 
 
 @composed
@@ -291,6 +288,18 @@ def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None
         raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
 
 
+async def _diagonal(
+    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
+) -> AccelRef:
+    """Compute an expression of indices and of a diagonal."""
+    where = f"arrays.{name}"
+    rows = whole(where, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
+    # No diagonal is further away, whatever integer is given.
+    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
+    return await _made(device, name, text, shape, dtype, k=nearest)
+
+
 @composed
 async def eye(
     device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
@@ -310,24 +319,9 @@ async def eye(
     return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
-@composed
-async def tri(
-    device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
-) -> AccelRef:
+@arguments_of(eye, _diagonal, "tri", "i(1) <= i(0) + k")
+def tri() -> None:
     """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
-    return await _diagonal("tri", "i(1) <= i(0) + k", device, n_rows, n_cols, k, dtype)
-
-
-async def _diagonal(
-    name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
-) -> AccelRef:
-    """Compute an expression of indices and of a diagonal."""
-    where = f"arrays.{name}"
-    rows = whole(where, "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
-    # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
-    return await _made(device, name, text, shape, dtype, k=nearest)
 
 
 @composed
@@ -350,12 +344,10 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     [x] = await placed("arrays.diag", x=x)
     if not x.ndim:
         raise ValueError("arrays.diag: x must have an axis, got shape ()")
-    size, ahead = (
-        x.shape[-1] + abs(whole("arrays.diag", "k", k)),
-        [f"i({axis})" for axis in range(x.ndim - 1)],
-    )
+    size = x.shape[-1] + abs(whole("arrays.diag", "k", k))
+    ahead = [f"i({axis})" for axis in range(x.ndim - 1)]
     if not x.shape[-1]:
-        return await _full("diag", x.device, (*x.shape[:-1], size, size), 0, x.dtype)
+        return await _full("diag", 0, x.device, (*x.shape[:-1], size, size), x.dtype)
     text = f"x[{', '.join([*ahead, 'i(-2) + minimum(k, 0)'])}] if i(-1) == i(-2) + k else bool(0)"
     made = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag")
     return await made(x, k, shape=(*x.shape[:-1], size, size))

@@ -212,7 +212,7 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
         ValueError: A negative `length`, or `out` of another shape.
     """
     check_array("arrays.one_hot", x=x)
-    made = _one_hot(DType.of(dtype))
+    made = _elementwise("i(-1) == x", dtypes=DType.of(dtype).value, operation="arrays.one_hot")
     return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
@@ -310,7 +310,8 @@ def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
 
 
 async def _gather(name: str, x: Operand, places: _Places, out: Out) -> AccelRef:
-    made = _elementwise(name, places.place, tuple(places.indices))
+    inputs = ("x", *places.indices)
+    made = _elementwise(places.place, inputs=inputs, operation=name, is_checked=True)
     return await made(x, *places.indices.values(), shape=places.shape, out=out)
 
 
@@ -319,24 +320,13 @@ async def _scatter(
 ) -> AccelRef:
     if reduce not in get_args(Reduce):
         refuse_value(name, "reduce", get_args(Reduce), reduce)
-    made = _scattering(name, places.place, tuple(places.indices), reduce)
+    made = _scattering(places.place, reduce, inputs=("x", *places.indices), operation=name)
     return await made(x, *places.indices.values(), values, shape=places.shape)
 
 
 # The same for all calls with as many axes.
-@functools.cache
-def _elementwise(name: str, place: str, indices: tuple[str, ...]) -> Elementwise[AccelRef]:
-    return Elementwise(place, inputs=("x", *indices), operation=name, is_checked=True)
-
-
-@functools.cache
-def _scattering(name: str, place: str, indices: tuple[str, ...], reduce: Reduce) -> Scatter:
-    return Scatter(place, reduce, inputs=("x", *indices), operation=name)
-
-
-@functools.cache
-def _one_hot(dtype: DType) -> Elementwise[AccelRef]:
-    return Elementwise("i(-1) == x", dtypes=dtype, operation="arrays.one_hot")
+_elementwise = functools.cache(Elementwise[AccelRef])
+_scattering = functools.cache(Scatter)
 
 
 @functools.cache

@@ -1,18 +1,23 @@
-"""Functions of each element that NumPy or PyTorch have beyond the array API standard: one expression each.
+"""Functions of each element beyond the array API standard, of NumPy, PyTorch and SciPy: one expression each.
 
-The page of the reference has what they have in common: promotion, `out`, errors.
+The page of the reference has what they have in common: promotion, `out`, errors. Special functions have the
+names of `scipy.special`: float16 and bfloat16 are computed in float32 at least, and the result is rounded
+once. Whole numbers become float64. Complex numbers are refused.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from ..devices import AccelRef
 from ..expressions import ExpressionArgument, Out, expression, like
 
 __all__ = [
-    "angle", "cbrt", "degrees", "exp2", "fmax", "fmin", "fmod", "frac", "gcd", "heaviside", "isclose", "lcm",
-    "lerp", "logaddexp2", "radians", "rsqrt", "sinc",
+    "angle", "cbrt", "degrees", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp2",
+    "expit", "fmax", "fmin", "fmod", "frac", "gamma", "gammaln", "gcd", "heaviside", "i0", "i1",
+    "isclose", "lcm", "lerp", "log_expit", "log_ndtr", "logaddexp2", "logit", "ndtr", "ndtri", "radians",
+    "rel_entr", "rsqrt", "sinc", "xlog1py", "xlogy",
 ]  # fmt: skip
-
 
 CLOSE = (
     "y = abs(x1 - x2) <= atol + rtol * abs(x2) if isfinite(x1) and isfinite(x2)"
@@ -140,3 +145,138 @@ async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
 @like(rsqrt, "p = pi * where(x == 0, 1e-20, x); y = sin(p) / p")
 def sinc() -> None:
     """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
+
+
+_expression = partial(expression, precision="float32")
+# Its argument has more digits than float32, where the result is much more sensitive.
+_TO_ERF = "t = x * -0.7071067811865476;"
+
+# The recurrence to a number of 10 at least, and the asymptotic series there: its next term is below 1e-16. A
+# negative number is reflected, by the cotangent of what is between it and the next whole number.
+_DIGAMMA = (
+    "a = where(x > 0, x, 1 - x); z = where(a < 10, a + 10, a); w = 1 / z / z;"
+    f"s = where(a < 10, {' + '.join(f'1 / (a + {k})' for k in range(10))}, 0);"
+    "p = log(z) - 0.5 / z - s - w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w * (1 / 132"
+    " - w * (691 / 32760 - w / 12))))));"
+    "t = x - round(x); y = where(x > 0, p, where(x == 0, -1 / x, where(t == 0, nan, p - pi / tan(pi * t))))"
+)
+
+
+@_expression(_DIGAMMA, precision="float64")
+async def digamma(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the derivative of the logarithm of the gamma function: NaN at negative whole numbers.
+
+    At 0 it is minus infinity. It is computed in float64. Near its zeros, such as 1.46, the absolute error is
+    that of numbers of size 1.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, -x * log(x), where(x < 0, -inf, 0 * x))")
+async def entr(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``-x * log(x)``, a term of an entropy: 0 at 0, and minus infinity below."""
+    ...
+
+
+@like(entr, "y = erf(x)")
+def erf() -> None:
+    """Compute the error function, from -1 to 1."""
+
+
+@like(entr, "y = erfc(x)")
+def erfc() -> None:
+    """Compute ``1 - erf(x)``, exact for large elements, whose results are small."""
+
+
+@like(entr, "y = erfcinv(x)")
+def erfcinv() -> None:
+    """Compute the inverse of `erfc`: infinite at 0 and 2, NaN outside of them."""
+
+
+@like(entr, "y = erfcx(x)")
+def erfcx() -> None:
+    """Compute ``exp(x**2) * erfc(x)``, where one factor may be too large and the other too small."""
+
+
+@like(entr, "y = erfinv(x)")
+def erfinv() -> None:
+    """Compute the inverse of `erf`: infinite at -1 and 1, NaN beyond."""
+
+
+@like(entr, "e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)")
+def expit() -> None:
+    """Compute ``1 / (1 + exp(-x))``, the logistic function: `ta.nn.sigmoid` is the same."""
+
+
+@like(entr, "y = tgamma(x)")
+def gamma() -> None:
+    """Compute the gamma function, ``(x - 1)!`` of whole numbers: NaN at negative ones."""
+
+
+# CUDA's is plus infinity at minus infinity.
+@like(entr, "y = where(x == -inf, x, lgamma(x))")
+def gammaln() -> None:
+    """Compute the logarithm of the size of the gamma function: `torch.lgamma`."""
+
+
+@like(entr, "y = where(abs(x) == inf, abs(x), bessel_i0(x))")
+def i0() -> None:
+    """Compute the modified Bessel function of the first kind of order 0: infinite at infinities."""
+
+
+@like(entr, "y = where(abs(x) == inf, x, bessel_i1(x))")
+def i1() -> None:
+    """Compute the modified Bessel function of the first kind of order 1: infinite at infinities."""
+
+
+@like(entr, "y = minimum(x, 0) - log1p(exp(-abs(x)))")
+def log_expit() -> None:
+    """Compute the logarithm of `expit`, where that is too small for its dtype as well."""
+
+
+@like(
+    digamma,
+    f"{_TO_ERF} y = where(x < -1, log(erfcx(maximum(t, 0)) / 2) - t * t, log1p(erfc(-t) / -2))",
+)
+def log_ndtr() -> None:
+    """Compute the logarithm of `ndtr`, where that is too small for its dtype as well."""
+
+
+@like(entr, "s = 2 * x - 1; y = where(abs(s) < 0.5, log1p(s) - log1p(-s), log(x / (1 - x)))")
+def logit() -> None:
+    """Compute ``log(x / (1 - x))``, the inverse of `expit`: infinite at 0 and 1, NaN outside of them."""
+
+
+@like(digamma, f"{_TO_ERF} y = 0.5 * erfc(t)")
+def ndtr() -> None:
+    """Compute the distribution function of the normal distribution: the share of numbers up to `x`."""
+
+
+@like(entr, "y = erfcinv(2 * x) * -1.4142135623730951")
+def ndtri() -> None:
+    """Compute the inverse of `ndtr`: infinite at 0 and 1, NaN outside of them."""
+
+
+# A quotient near 1 has lost digits of its logarithm, and one that is very large or small may be none.
+@_expression(
+    "r = x1 / x2; k = (r > 1e-30) and (r < 1e30);"
+    "l = where((r > 0.5) and (r < 2), log1p((x1 - x2) / x2), log(where(k, r, x1)) - log(where(k, 1, x2)));"
+    "y = where((x1 > 0) and (x2 > 0), x1 * l,"
+    " where((x1 == 0) and (x2 >= 0), 0, where((x1 == x1) and (x2 == x2), inf, x1 + x2)))"
+)
+async def rel_entr(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x1 * log(x1 / x2)``, a term of a relative entropy: 0 where `x1` is 0.
+
+    It is infinite where an element is negative, or where only `x2` is 0.
+    """
+    ...
+
+
+@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log1p(x2))")
+def xlog1py() -> None:
+    """Compute ``x1 * log1p(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""
+
+
+@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log(x2))")
+def xlogy() -> None:
+    """Compute ``x1 * log(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""

@@ -1,4 +1,4 @@
-"""Reductions along axes, by the array API standard.
+"""Reductions along axes, by the array API standard; statistics, and normalizations.
 
 All of them take one axis, several, or None for all axes; without axes, ``axis=()``, each element stands for
 itself. `keepdims` leaves the reduced axes with one element. float16, bfloat16 and float32 are added and
@@ -8,6 +8,9 @@ differs between devices and from NumPy's. Each device makes the same result of t
 A NaN among the elements is the result of `max`, `min`, and of sums of all kinds. `argmax` and `argmin` tell
 the first NaN. Of no elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` False, `all` True, and `mean`,
 `var` and `std` NaN. The others refuse them, before the launch.
+
+Each statistic and each normalization is one launch, as the memory is what they wait for. A function whose
+name begins with ``nan`` leaves NaN out.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import TypeAlias
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, Out, like, reduction, rows, scaled
+from ..expressions import Axis, ExpressionArgument, Out, like, reduction, rows, scaled, squares
 
 __all__ = [
-    "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std",
-    "sum", "var",
+    "all", "any", "argmax", "argmin", "cosine_similarity", "count_nonzero", "kurtosis", "layer_norm",
+    "log_softmax", "logsumexp", "max", "mean", "min", "nanargmax", "nanargmin", "nanmax", "nanmean",
+    "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "prod", "ptp", "rms_norm", "skew", "softmax",
+    "std", "sum", "var", "zscore",
 ]  # fmt: skip
-
 
 Dtype: TypeAlias = "DTypeLike | None"
 """A dtype; None for the usual one."""
@@ -245,5 +249,285 @@ def var() -> None:
     Raises:
         TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
         ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        NotSupportedError: float8.
+    """
+
+
+# Numbers that are there, their count in the dtype of the elements, and how far each is from their mean.
+_THERE = "k = where(x == x, x, 0); c = real(sum(where(x == x, 1, k)))"
+_NAN_VARIANCE = (
+    "d = where(x == x, {0} - sum({0}) / c, 0);"
+    "v = where(c > correction, sum(real(d) * real(d) + imag(d) * imag(d)) / (c - correction), nan)"
+)
+# Equal elements differ from their mean by its rounding, all alike. What else they differ by counts as nothing
+# if it is no more than a rounding, as in SciPy.
+_IS_EQUAL = "m = mean(d); r = abs(2.220446049250313e-16 * a); e = v - real(m * conj(m)) <= r * r"
+_MOMENTS = f"{VARIANCE.replace('correction', '0')}; {_IS_EQUAL}"
+_KURTOSIS = f"{_MOMENTS}; y = where(e, nan, mean(d * d * d * d) / v / v - 3)"
+_WIDE_KURTOSIS = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z * z) - 3)"
+_SKEW = f"{_MOMENTS}; y = where(e, nan, mean(d * d * d) / v / sqrt(v))"
+_WIDE_SKEW = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z))"
+_ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
+
+
+@rows(_KURTOSIS, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
+async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
+
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
+    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    """
+    ...
+
+
+@rows("argmax(x == nanmax(x))", precision=None)
+async def nanargmax(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Find the place of the largest element along an axis that is not NaN; the first place where all are.
+
+    Arguments and errors are those of `argmax`.
+    """
+    ...
+
+
+@like(nanargmax, "argmax(x == nanmin(x))")
+def nanargmin() -> None:
+    """Find the place of the smallest element along an axis that is not NaN; the first place where all are.
+
+    Arguments and errors are those of `argmax`.
+    """
+
+
+@reduction("nanmax")
+async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Find the largest element along axes that is not NaN; NaN where all are.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@rows(f"{_THERE}; y = sum(k) / c", precision="float64")
+async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute the mean of the elements along axes that are not NaN; NaN where all are.
+
+    Arguments and errors are those of `mean`.
+    """
+    ...
+
+
+@like(nanmax, "nanmin")
+def nanmin() -> None:
+    """Find the smallest element along axes that is not NaN; NaN where all are.
+
+    Arguments and errors are those of `max`.
+    """
+
+
+@reduction("prod", "where(x == x, x, 1)")
+async def nanprod(
+    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Multiply the elements along axes that are not NaN; 1 where all are.
+
+    Arguments and errors are those of `sum`.
+    """
+    ...
+
+
+@rows(
+    f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = sqrt(v)",
+    wide=f"{_THERE}; {scaled('k', 'u', 'q')} {_NAN_VARIANCE.format('u')}; y = sqrt(v) / q",
+    precision="float64",
+)
+async def nanstd(
+    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Compute the standard deviation of the elements along axes that are not NaN: the root of `nanvar`.
+
+    Arguments and errors are those of `var`.
+    """
+    ...
+
+
+@like(nanprod, "sum", "where(x == x, x, 0)")
+def nansum() -> None:
+    """Add the elements along axes that are not NaN; 0 where all are.
+
+    Arguments and errors are those of `sum`.
+    """
+
+
+@like(nanstd, f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v")
+def nanvar() -> None:
+    """Compute the variance of the elements along axes that are not NaN.
+
+    It is NaN where there are no more of them than `correction`. Arguments and errors are those of `var`.
+    """
+
+
+@rows("max(x) - min(x)", precision=None)
+async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@like(kurtosis, _SKEW, wide=of_scaled(_WIDE_SKEW))
+def skew() -> None:
+    """Compute the skewness along axes, as `scipy.stats.skew` does.
+
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
+    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    """
+
+
+@rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")
+async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
+    """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
+
+    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. Arguments and
+    errors are those of `std`.
+    """
+    ...
+
+
+@rows(
+    f"a = sqrt(sum({squares('x1')})); b = sqrt(sum({squares('x2')}));"
+    "y = sum(conj(x1) * x2) / (maximum(a, eps) * maximum(b, eps))",
+    wide=scaled("x1", "u", "k")
+    + scaled("x2", "v", "m")
+    + f"a = sqrt(sum({squares('u')})); b = sqrt(sum({squares('v')}));"
+    "y = sum(conj(u) * v) / maximum(a, eps * k) / maximum(b, eps * m)",
+    precision="float64",
+)
+async def cosine_similarity(
+    x1: Operand, x2: Operand, axis: Axis = -1, *, eps: float = 1e-8, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Compute the cosine of the angle between vectors, as `torch.nn.functional.cosine_similarity` does.
+
+    The arrays broadcast against each other. The first of complex vectors is conjugated. It is computed in
+    float64 and rounded once. See `softmax` for few long rows.
+
+    Args:
+        x1: Vectors.
+        x2: Vectors.
+        axis: Axis or axes that make a vector; None for all.
+        eps: The least that each norm counts as, so that a vector of zeros has 0.
+        keepdims: Whether those axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        The cosines.
+
+    Raises:
+        TypeError: No array, or dtypes that do not become that of `out`.
+        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
+            shares memory with an argument.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@rows(
+    f"d = x - mean(x); v = mean({squares('d')}); y = d / sqrt(v + eps) * weight + bias",
+    wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({squares('d')});"
+    "y = d / sqrt(v + eps * k * k) * weight + bias",
+    precision="float64",
+)
+async def layer_norm(
+    x: Operand,
+    weight: ExpressionArgument = 1,
+    bias: ExpressionArgument = 0,
+    *,
+    axis: Axis = -1,
+    eps: float = 1e-5,
+    out: Out = None,
+) -> AccelRef:
+    """Bring elements along axes to mean 0 and variance 1, then scale and shift them.
+
+    That is ``(x - mean) / sqrt(var + eps) * weight + bias``. `torch.nn.functional.layer_norm` takes the
+    shape of the last axes, as `normalized_shape`; here the axes are named, and `weight` and `bias` broadcast
+    to `x`. It is computed in float64 and rounded once. See `softmax` for few long rows.
+
+    Args:
+        x: The array.
+        weight: Factors, in an array or one for all.
+        bias: Added behind that.
+        axis: Axis or axes of the mean and the variance; None for all.
+        eps: Added to the variance.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        An array of the shape of `x`, of the dtype that `x`, `weight` and `bias` are promoted to, at least
+        a floating one.
+
+    Raises:
+        TypeError: `x` is no array, or dtypes that do not become that of `out`.
+        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
+            shares memory with an argument that is not the same array.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@rows("d = x - max(x); y = d - log(sum(exp(d)))")
+async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+    """Compute the logarithm of the softmax along axes, as `scipy.special.log_softmax` does.
+
+    Nothing is lost where the softmax is too small for its dtype. Arguments and errors are those of `softmax`.
+    """
+    ...
+
+
+@rows(
+    f"y = x / sqrt(mean({squares('x')}) + eps) * weight",
+    wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({squares('u')}) + eps * k * k) * weight",
+    precision="float64",
+)
+async def rms_norm(
+    x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-6, out: Out = None
+) -> AccelRef:
+    """Divide elements by the root of their mean square along axes, then scale them.
+
+    That is ``x / sqrt(mean(x**2) + eps) * weight``. Arguments and errors are those of `layer_norm`.
+    """
+    ...
+
+
+@like(log_softmax, "e = exp(x - max(x)); y = e / sum(e)")
+def softmax() -> None:
+    """Compute exponentials, divided by their sum along axes, as `scipy.special.softmax` does.
+
+    It is one launch: a row is read three times, of which the device's memory sees one as long as the row is
+    in its caches. Fewer than 256 rows of more than 131072 elements each are made in three launches instead:
+    one for each reduction and one for the result, so that the whole device makes a row. float16 and
+    bfloat16 are computed in float32, the sum is made in float64, and the result is rounded once.
+
+    >>> import trio, numpy as np, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("odds") as system, system.open_device("cpu") as device:
+    ...         x = await device.put(np.log([[1.0, 3.0], [2.0, 2.0]]))
+    ...         print(await ta.arrays.softmax(x, axis=1).to_host())
+    >>> trio.run(main)
+    [[0.25 0.75]
+     [0.5  0.5 ]]
+
+    Args:
+        x: The array, real. The result of whole numbers is float64.
+        axis: Axis or axes whose elements make 1; None for all.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        An array of the shape of `x`. It is NaN along the axes where an element is NaN or infinite, or where
+        all are ``-inf``.
+
+    Raises:
+        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
+        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x` and is not
+            the same array.
         NotSupportedError: float8.
     """

@@ -14,7 +14,7 @@ from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
-from ._joins import concat
+from ._manipulation import concat
 
 __all__ = [
     "cumulative_logsumexp", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff",
@@ -28,10 +28,8 @@ def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRe
         raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
     axis = axis_of(name, x, 0 if message.axis is None else message.axis)
     if combine in ("sum", "prod"):
-        dtype, more = (
-            summed_dtype(name, x.dtype, message.dtype),
-            flag(name, "include_initial", message.include_initial),
-        )
+        dtype = summed_dtype(name, x.dtype, message.dtype)
+        more = flag(name, "include_initial", message.include_initial)
     else:
         check_real(name, x=x)
         more, dtype = False, x.dtype if combine != "logaddexp" or x.dtype.is_inexact else DType.float64

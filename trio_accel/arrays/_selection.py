@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
+import attrs
 import numpy as np
 
 from ..backends.base import DType
@@ -22,7 +23,7 @@ from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
 from ._checks import check_number, check_real, flat, whole
 from ._creation import linspace
-from ._joins import stack
+from ._manipulation import stack
 
 __all__ = [
     "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
@@ -93,6 +94,8 @@ def _grouping(
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
         given = planner.read("x", message.x)
+        if given.ndim != 1 and not is_sorted:
+            raise ValueError(f"{planner.name}: x must be a vector, got shape {given.shape}")
         x = flat(planner, given)
         values = planner.output(x.shape, x.dtype)
         shapes = {"inverse": given.shape}
@@ -186,17 +189,7 @@ async def unique_all(x: Operand) -> UniqueAllResult:
     ...
 
 
-def _plan_runs(message: Any, planner: Planner) -> Planned[RunLengthsResult]:
-    if message.x.ndim != 1:
-        raise ValueError(f"{planner.name}: x must be a vector, got shape {message.x.shape}")
-    planned: Planned[RunLengthsResult] = _runs(message, planner)
-    return planned
-
-
-_runs = _grouping(RunLengthsResult, "counts", is_sorted=False)
-
-
-@operation(actor=ArraysActor, plan=_plan_runs)
+@operation(actor=ArraysActor, plan=_grouping(RunLengthsResult, "counts", is_sorted=False))
 async def run_lengths(x: Operand) -> RunLengthsResult:
     """Find the runs of equal neighbours of a vector (CUB's run-length encoding).
 
@@ -294,33 +287,31 @@ def _selecting(count: int) -> Elementwise[AccelRef]:
     return Elementwise(text, inputs=inputs, operation="arrays.select", **named)
 
 
-def _plan_select(
-    message: Any, planner: Planner, *, is_whole: bool
-) -> tuple[SelectSpec, AccelRef, Callable[[], int]]:
-    """Plan a selection of the items of an array by a mask of its first axes."""
-    mask, x = planner.read("mask", message.mask), planner.read("x", message.x)
-    if mask.dtype is not DType.bool:
-        raise TypeError(f"{planner.name}: mask must be of bool, got {mask.dtype}; take() selects by indices")
-    if x.shape[: mask.ndim] != mask.shape:
-        raise ValueError(
-            f"{planner.name}: mask must have the shape of x or of its first axes, got mask of shape "
-            f"{mask.shape} and x of shape {x.shape}"
-        )
-    out, count = planner.output((mask.size, *x.shape[mask.ndim :]), x.dtype), planner.status(2)
-    return SelectSpec(is_whole, mask, x, (out.spec,), count), out, lambda: number_of(count)
+def _selected(make: Callable[[AccelRef, int], Any], *, is_whole: bool) -> Callable[[Any, Planner], Any]:
+    """Return the plan of a selection of the items of an array by a mask of its first axes.
+
+    Args:
+        make: Makes the reply of an array that begins with the selected items, and of their count.
+        is_whole: Whether the others come behind them.
+    """
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
+        name, mask, x = planner.name, planner.read("mask", message.mask), planner.read("x", message.x)
+        if mask.dtype is not DType.bool:
+            raise TypeError(f"{name}: mask must be of bool, got {mask.dtype}; take() selects by indices")
+        if x.shape[: mask.ndim] != mask.shape:
+            raise ValueError(
+                f"{name}: mask must have the shape of x or of its first axes, got mask of shape {mask.shape} "
+                f"and x of shape {x.shape}"
+            )
+        out, count = planner.output((mask.size, *x.shape[mask.ndim :]), x.dtype), planner.status(2)
+        spec = SelectSpec(is_whole, mask, x, (out.spec,), count)
+        return Planned(spec, finish=lambda: make(out, number_of(count)))
+
+    return plan
 
 
-def _plan_compress(message: Any, planner: Planner) -> Planned[AccelRef]:
-    spec, out, count = _plan_select(message, planner, is_whole=False)
-    return Planned(spec, finish=lambda: out[: count()])
-
-
-def _plan_partition(message: Any, planner: Planner) -> Planned[tuple[AccelRef, AccelRef]]:
-    spec, out, count = _plan_select(message, planner, is_whole=True)
-    return Planned(spec, finish=lambda: (out[: count()], out[count() :]))
-
-
-@operation(actor=ArraysActor, plan=_plan_compress)
+@operation(actor=ArraysActor, plan=_selected(lambda out, count: out[:count], is_whole=False))
 async def compress(mask: Operand, x: Operand) -> AccelRef:
     """Select elements by a mask: NumPy's ``x[mask]``.
 
@@ -340,7 +331,7 @@ async def compress(mask: Operand, x: Operand) -> AccelRef:
     ...
 
 
-@operation(actor=ArraysActor, plan=_plan_partition)
+@operation(actor=ArraysActor, plan=_selected(lambda out, count: (out[:count], out[count:]), is_whole=True))
 async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
     """Part an array by a mask: NumPy's ``x[mask], x[~mask]``. Items keep their order in both.
 
@@ -360,10 +351,11 @@ async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
     ...
 
 
+@attrs.frozen(eq=False)
 class Count(Operation[ArraysActor, AccelRef]):
     """Count the elements of bins, or add their weights.
 
-    Args:
+    Attributes:
         function: The function that asks for it.
         x: The elements.
         edges: Edges of the bins; None where the elements are bins.
@@ -371,14 +363,12 @@ class Count(Operation[ArraysActor, AccelRef]):
         bins: How many bins there are.
     """
 
-    __slots__ = ("bins", "edges", "function", "weights", "x")
-    library = ARRAYS
-
-    def __init__(
-        self, function: str, x: Operand, edges: Operand | None, weights: Operand | None, bins: int
-    ) -> None:
-        self.function = function
-        self.x, self.edges, self.weights, self.bins = x, edges, weights, bins
+    library: ClassVar[str] = ARRAYS
+    function: str
+    x: Operand
+    edges: Operand | None
+    weights: Operand | None
+    bins: int
 
     @property
     def operation(self) -> str:

@@ -1,20 +1,41 @@
-"""Order of arrays: sorting, the largest elements, and the search in what is sorted."""
+"""Order of arrays: sorting, the largest elements, the search in what is sorted, and what is made of these.
+
+Medians and quantiles are a sort, and one launch that takes two neighbours of each line. Sets of elements are
+made of sorts, searches and selections.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+import numpy as np
+import numpy.typing as npt
+
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, SearchSpec, SortSpec
+from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ..devices.operations._calls import composed
+from ..devices.operations._plan_source import refuse_value
+from ..expressions import Elementwise, Reduction, Rowwise, axes_of, promoted_dtype, reduced
 from ._actor import ArraysActor
-from ._checks import axis_of, check_real, flag, placed, whole
+from ._checks import axis_of, check_number, check_real, flag, placed, whole
 from ._indexing import take_along_axis
+from ._manipulation import concat
+from ._numeric import CLOSE
+from ._selection import compress, unique_values
+from ._views import moveaxis, reshape
 
-__all__ = ["TopKResult", "argsort", "lexsort", "searchsorted", "sort", "top_k"]
+__all__ = [
+    "QuantileMethod", "TopKResult", "allclose", "argsort", "array_equal", "intersect1d", "isin",
+    "lexsort", "median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile",
+    "searchsorted", "setdiff1d", "setxor1d", "sort", "top_k", "union1d",
+]  # fmt: skip
 
 
 class TopKResult(NamedTuple):
@@ -51,8 +72,6 @@ def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
     if x1.ndim != 1 or (sorter is not None and sorter.shape != x1.shape):
         given = "" if sorter is None else f" and sorter of shape {sorter.shape}"
         raise ValueError(f"{name}: x1 must be a vector, and sorter as long, got shape {x1.shape}{given}")
-    if message.side not in ("left", "right"):
-        raise ValueError(f"{name}: side must be 'left' or 'right', got {message.side!r}")
     if sorter is not None and sorter.dtype.kind not in ("int", "uint"):
         raise TypeError(f"{name}: sorter must be of whole numbers, got {sorter.dtype}")
     check_real(name, x1=x1, x2=x2)
@@ -195,3 +214,316 @@ async def searchsorted(
         LibraryError: An index of `sorter` is out of range.
     """
     ...
+
+
+QuantileMethod: TypeAlias = Literal[
+    "inverted_cdf", "averaged_inverted_cdf", "closest_observation", "interpolated_inverted_cdf", "hazen",
+    "weibull", "linear", "median_unbiased", "normal_unbiased", "lower", "higher", "midpoint", "nearest",
+]  # fmt: skip
+"""How a quantile that is between two elements is found, by the names of `numpy.quantile`."""
+
+# The formulas of each method: the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the
+# weight ``g`` of the element behind it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
+_BETWEEN = "g = h - floor(h)"
+_PLACES: dict[str, str] = {
+    "inverted_cdf": "h = ceil(n * q - 1); g = 0 * h",
+    "averaged_inverted_cdf": "h = n * q - 1; g = where(h == floor(h), 0.5, 1)",
+    "closest_observation": "h = n * q - 1.5; h = floor(h) + where(h == floor(h) and floor(h) % 2 == 1, 0, 1);"
+    "g = 0 * h",
+    "interpolated_inverted_cdf": f"h = n * q - 1; {_BETWEEN}",
+    "hazen": f"h = n * q - 0.5; {_BETWEEN}",
+    "weibull": f"h = (n + 1) * q - 1; {_BETWEEN}",
+    "linear": f"h = (n - 1) * q; {_BETWEEN}",
+    "median_unbiased": f"h = n * q + (1 / 3 + q / 3) - 1; {_BETWEEN}",
+    "normal_unbiased": f"h = n * q + (3 / 8 + q / 4) - 1; {_BETWEEN}",
+    "lower": "h = floor((n - 1) * q); g = 0 * h",
+    "higher": "h = ceil((n - 1) * q); g = 0 * h",
+    "midpoint": "h = (n - 1) * q; g = where(h == floor(h), 0, 0.5)",
+    "nearest": "h = round((n - 1) * q); g = 0 * h",
+}
+# NaN comes last in a line. Elements that are equal may be infinite.
+_TEXT = (
+    "{places}; a = float64(s[i(1), int64(clip(floor(h), 0, n - 1))]);"
+    "b = float64(s[i(1), int64(clip(floor(h) + 1, 0, n - 1))]); z = s[i(1), n - 1];"
+    "y = where(z != z, nan, where(g == 0 or a == b, a, a * (1 - g) + b * g))"
+)
+
+
+_expression = functools.cache(Elementwise[AccelRef])
+_reduction = functools.cache(Reduction)
+
+
+async def _quantiles(
+    name: str,
+    x: Operand,
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    q: Any = 0.5,
+    method: str = "linear",
+) -> AccelRef:
+    is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
+    check_plain(f"{name}: q", q)
+    try:
+        shares = np.asarray(q if is_taken and not np.iscomplexobj(q) else [[]], np.float64)
+    except (TypeError, ValueError):
+        shares = np.zeros((0, 0))
+    if shares.ndim > 1:
+        raise TypeError(f"{name}: q must be a number or a sequence of numbers, got {type(q).__name__}")
+    most = 100 if "percentile" in name else 1
+    if not np.all((shares >= 0) & (shares <= most)):
+        raise ValueError(f"{name}: q must be from 0 to {most}")
+    shares = shares / most
+    if method not in _PLACES:
+        refuse_value(name, "method", get_args(QuantileMethod), method)
+    [x] = await placed(name, x=x)
+    check_real(name, x=x.spec)
+    axes = axes_of(name, x.shape, axis)
+    lines, n = reduced(x.shape, axes), math.prod(x.shape[one] for one in axes)
+    kept = reduced(x.shape, axes, keepdims=flag(name, "keepdims", keepdims))
+    dtype = x.dtype if x.dtype.kind == "float" else DType.float64
+    if not n:
+        return await x.device.full((*shares.shape, *kept), math.nan, dtype)
+    last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
+    s = await sort(await reshape(last, (math.prod(lines), n)))
+    count = await _reduction("x == x", operation=name)(s, axis=1) if ".nan" in name else n
+    text = _TEXT.format(places=_PLACES[method])
+    made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
+    found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
+    return found.reshape((*shares.shape, *kept))
+
+
+@composed
+async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
+    """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
+
+    The elements are sorted, and what is found is computed in float64 and rounded once.
+
+    >>> import trio, numpy as np, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("middle") as system, system.open_device("cpu") as device:
+    ...         x = await device.put(np.array([[3.0, 9.0, 1.0], [4.0, np.nan, 5.0]]))
+    ...         print(await ta.arrays.median(x, axis=1).to_host())
+    >>> trio.run(main)
+    [ 3. nan]
+
+    Args:
+        x: The array, real.
+        axis: Axis or axes; None for all.
+        keepdims: Whether these stay, with one element.
+
+    Returns:
+        The medians, of the dtype of `x`; float64 for whole numbers and truth values. NaN of no elements.
+
+    Raises:
+        TypeError: `x` is no array, or complex.
+        ValueError: An axis that there is not.
+        NotSupportedError: See `sort`.
+    """
+    return await _quantiles("arrays.median", x, axis, keepdims)
+
+
+@arguments_of(median, _quantiles, "arrays.nanmedian")
+def nanmedian() -> None:
+    """Find the element in the middle of those along axes that are not NaN; NaN where all are.
+
+    Arguments and errors are those of `median`.
+    """
+
+
+@composed
+async def quantile(
+    x: Operand,
+    q: float | Sequence[float] | npt.NDArray[Any],
+    axis: int | Sequence[int] | None = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+) -> AccelRef:
+    """Find what shares of the elements along axes are below, as `numpy.quantile` does. NaN if there is one.
+
+    The elements are sorted once for all shares. What is found is computed in float64 and rounded once.
+
+    Args:
+        x: The array, real.
+        q: A share from 0 to 1, or several in a sequence, on the host.
+        axis: Axis or axes; None for all.
+        method: What is found between two elements; see `QuantileMethod`.
+        keepdims: Whether the axes stay, with one element.
+
+    Returns:
+        The quantiles, of the dtype of `x`; float64 for whole numbers and truth values. Several shares
+        are along a new first axis.
+
+    Raises:
+        TypeError: `x` is no array, or complex; or `q` is of no numbers.
+        ValueError: An axis that there is not, a share that is not from 0 to 1, or another
+            method.
+        NotSupportedError: See `sort`.
+    """
+    return await _quantiles("arrays.quantile", x, axis, keepdims, q, method)
+
+
+@arguments_of(quantile, _quantiles, "arrays.nanquantile")
+def nanquantile() -> None:
+    """Find quantiles of the elements along axes that are not NaN; NaN where all are.
+
+    Arguments and errors are those of `quantile`.
+    """
+
+
+@arguments_of(quantile, _quantiles, "arrays.percentile")
+def percentile() -> None:
+    """Find quantiles of shares in percent, from 0 to 100.
+
+    Arguments and errors are those of `quantile`.
+    """
+
+
+@arguments_of(quantile, _quantiles, "arrays.nanpercentile")
+def nanpercentile() -> None:
+    """Find quantiles of shares in percent, from 0 to 100, of the elements that are not NaN.
+
+    Arguments and errors are those of `quantile`.
+    """
+
+
+# A load behind the last element takes the last one, which is another one then.
+_FOUND = Elementwise[AccelRef](
+    "(x2[at] == x1) != others", inputs=("x2", "at", "x1", "others"),
+    operation="arrays.isin",
+)  # fmt: skip
+_EQUAL = Reduction(
+    "x1 == x2 or equal_nan and x1 != x1 and x2 != x2", "all", inputs=("x1", "x2", "equal_nan"),
+    operation="arrays.array_equal",
+)  # fmt: skip
+_ALL_CLOSE = Rowwise(
+    f"{CLOSE}; z = all(y)", ("x1", "x2", "rtol", "atol", "equal_nan"), precision="float32",
+    operation="arrays.allclose",
+)  # fmt: skip
+
+
+@composed
+async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> bool:
+    """Tell whether two arrays have the same shape and the same elements: one launch, and the host reads it.
+
+    Args:
+        x1: An array.
+        x2: Another one; dtypes are promoted as NumPy does.
+        equal_nan: Whether NaN equals NaN.
+
+    Returns:
+        Whether they do.
+
+    Raises:
+        TypeError: An argument is no array, or none is on a device.
+        NotSupportedError: float8.
+    """
+    name = "arrays.array_equal"
+    x1, x2 = await placed(name, x1=x1, x2=x2)
+    if x1.shape != x2.shape:
+        return False
+    return bool(await (await _EQUAL(x1, x2, flag(name, "equal_nan", equal_nan))).item())
+
+
+@composed
+async def allclose(
+    x1: Operand, x2: Operand, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Tell whether all elements are close, by the rule of `isclose`: one launch, and the host reads it.
+
+    Arguments are those of `isclose`; at least one is an array of a device, and they broadcast.
+
+    Returns:
+        Whether they are.
+
+    Raises:
+        TypeError: An argument is no array or number, or none is on a device.
+        ValueError: The shapes do not broadcast.
+        NotSupportedError: float8.
+    """
+    equal_nan = flag("arrays.allclose", "equal_nan", equal_nan)
+    within = [
+        float(check_number("arrays.allclose", argument, one, is_real=True))
+        for argument, one in (("rtol", rtol), ("atol", atol))
+    ]
+    message = _ALL_CLOSE.compute(x1, x2, *within, equal_nan)
+    return bool(await (await _ALL_CLOSE.ask(message)).item())
+
+
+@composed
+async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
+    """Tell which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
+
+    Args:
+        x1: Elements that are looked for.
+        x2: Elements that these may be among, of any shape. NaN is equal to nothing.
+        invert: Whether to tell which are not.
+
+    Returns:
+        Truth values, of the shape of `x1`.
+
+    Raises:
+        TypeError: An argument is no array, or complex, or the standard has no promotion of both dtypes;
+            signed numbers are found among uint64, though.
+        NotSupportedError: See `sort`.
+    """
+    x1, x2 = await placed("arrays.isin", x1=x1, x2=x2)
+    invert = flag("arrays.isin", "invert", invert)
+    check_real("arrays.isin", x1=x1.spec, x2=x2.spec)
+    if {x1.dtype.kind, x2.dtype.kind} != {"int", "uint"}:
+        promoted_dtype("arrays.isin", {"x1": x1.dtype, "x2": x2.dtype})
+    if not x2.size:
+        return await x1.device.full(x1.shape, invert, "bool")
+    ordered = await sort(await reshape(x2, -1))
+    return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
+
+
+@composed
+async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
+    """Find the elements that both arrays have, each once and in ascending order.
+
+    Args:
+        x1: Elements, of any shape.
+        x2: Elements, of any shape.
+
+    Returns:
+        A vector, of the dtype of `x1`. It is a view of an array as large as `x1`.
+
+    Raises:
+        TypeError, NotSupportedError: As of `isin` and `unique_values`.
+    """
+    x1, x2 = await placed("arrays.intersect1d", x1=x1, x2=x2)
+    once = await unique_values(x1)
+    return await compress(await isin(once, x2), once)
+
+
+@composed
+async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
+    """Find the elements of the first array that the second has not, each once and in ascending order.
+
+    NaN is equal to nothing, so each one of the first is there. Arguments and errors are those of
+    `intersect1d`.
+    """
+    x1, x2 = await placed("arrays.setdiff1d", x1=x1, x2=x2)
+    once = await unique_values(x1)
+    return await compress(await isin(once, x2, invert=True), once)
+
+
+@composed
+async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
+    """Find the elements that just one of the arrays has, each once and in ascending order.
+
+    Arguments and errors are those of `intersect1d`; the dtype is the promoted one.
+    """
+    x1, x2 = await placed("arrays.setxor1d", x1=x1, x2=x2)
+    return await sort(await concat([await setdiff1d(x1, x2), await setdiff1d(x2, x1)]))
+
+
+@composed
+async def union1d(x1: Operand, x2: Operand) -> AccelRef:
+    """Find the elements that one of the arrays has, each once and in ascending order.
+
+    Arguments and errors are those of `intersect1d`; the dtype is the promoted one.
+    """
+    x1, x2 = await placed("arrays.union1d", x1=x1, x2=x2)
+    return await unique_values(await concat([x1, x2], axis=None))

@@ -4,33 +4,18 @@ An `Elementwise` or a `Reduction` checks its arguments, finds dtypes and the sha
 the message for a library actor. A capability says which actor that is.
 """
 
-from . import _contractions, _declared, _elementwise, _reduction, _rows, _scatter, _views
-from ._arguments import (
-    ARRAYS,
-    Axis,
-    ExpressionArgument,
-    Out,
-    argument_of,
-    axes_of,
-    axis_of,
-    bind,
-    promoted_dtype,
-    reduced,
-)
+from . import _arguments, _contractions, _declared, _elementwise, _reduction, _views
+from ._arguments import *
 from ._contractions import *
 from ._declared import *
 from ._elementwise import *
 from ._reduction import *
-from ._rows import *
-from ._scatter import *
 from ._views import *
 
-__all__: list[str] = ["ARRAYS", "Axis", "ExpressionArgument", "Out"]
-__all__ += ["argument_of", "axes_of", "axis_of", "bind", "promoted_dtype", "reduced"]
+__all__: list[str] = []
+__all__ += _arguments.__all__
 __all__ += _contractions.__all__
 __all__ += _declared.__all__
 __all__ += _elementwise.__all__
 __all__ += _reduction.__all__
-__all__ += _rows.__all__
-__all__ += _scatter.__all__
 __all__ += _views.__all__

@@ -27,6 +27,12 @@ from ..backends.base.expressions import (
 )
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import shown, what_to_do, whole
+from ._views import check_ref
+
+__all__ = [
+    "ARRAYS", "Axis", "ExpressionArgument", "Out", "argument_of", "axes_of", "axis_of", "bind",
+    "check_out", "promoted_dtype", "reduced",
+]  # fmt: skip
 
 ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Import path of the actor that serves expressions unless another one is named, as only its library has such
@@ -42,6 +48,7 @@ Out: TypeAlias = "AccelRef | None"
 """An array to write to; None for a new one."""
 
 MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
+TypedT = TypeVar("TypedT")
 
 _INT64 = np.iinfo(np.int64)
 _NOTHING: Mapping[str, complex] = MappingProxyType({})
@@ -146,33 +153,20 @@ class Taken:
             raise ValueError(f"{operation}: {error}") from None
 
 
-def check_promotion(operation: str, given: Mapping[str, ArgumentType]) -> None:
+def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str = "") -> None:
     """Require that the array API standard has a promotion of arguments, whose types are by their names.
 
     A whole Python number goes with arrays of all numbers, a floating or complex one with floating and complex
     arrays. A real array becomes complex by a complex number: float32 complex64, and float64 complex128.
 
-    Raises:
-        TypeError: It has none; NumPy might have.
-    """
-    _require_promotion(operation, given, "; or take jit.elementwise, which promotes as NumPy does")
-
-
-def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
-    """Promote the dtypes of arrays to one by the array API standard.
+    Args:
+        operation: Name of the operation, for the error.
+        given: The types.
+        more: What else the caller can do, for the error.
 
     Raises:
         TypeError: It has none; NumPy might have.
     """
-    _require_promotion(operation, arrays)
-    try:
-        return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
-    except TypeError:
-        told = ", ".join(dict.fromkeys(map(str, arrays.values())))
-        raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
-
-
-def _require_promotion(operation: str, given: Mapping[str, ArgumentType], more: str = "") -> None:
     for name, kind in given.items():
         for other, dtype in given.items():
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
@@ -181,6 +175,20 @@ def _require_promotion(operation: str, given: Mapping[str, ArgumentType], more: 
                     f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...), or "
                     f"by astype in ta.fused{more}"
                 )
+
+
+def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
+    """Promote the dtypes of arrays to one by the array API standard.
+
+    Raises:
+        TypeError: It has none; NumPy might have.
+    """
+    check_promotion(operation, arrays)
+    try:
+        return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
+    except TypeError:
+        told = ", ".join(dict.fromkeys(map(str, arrays.values())))
+        raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
 
 
 def check_truths(operation: str, given: Mapping[str, ArgumentType]) -> None:
@@ -203,46 +211,49 @@ def _told(kind: DType | Weak) -> str:
 
 def _is_promoted(first: DType | Weak, second: DType) -> bool:
     if isinstance(first, Weak):
-        allowed = {
-            Weak.int: ("int", "uint", "float", "complex"),
-            Weak.float: ("float", "complex"),
-            Weak.complex: ("float", "complex"),
-        }
-        return second.kind in allowed[first]
+        return second.is_inexact or (first is Weak.int and second.kind in ("int", "uint"))
     kinds = {first.kind, second.kind}
     if kinds == {"int", "uint"}:
         return DType.uint64 not in (first, second)
     return len(kinds) == 1 or kinds == {"float", "complex"}
 
 
-def refusal(
+def find_types(
     operation: str,
-    error: TypeError | ValueError | NotSupportedError,
+    find: Callable[[tuple[Argument, ...]], TypedT],
     given: Mapping[str, Argument],
-    typed: Callable[[tuple[Argument, ...]], object],
-) -> Exception:
-    """Make of an error of an expression that of a function.
+    plain: Iterable[Argument] | None = None,
+) -> TypedT:
+    """Find the types of an expression; its error becomes one of a function.
 
-    It shows the place in a user's own expression. Others are the package's: then it tells what the function
+    That shows the place in a user's own expression. Others are the package's: then it tells what the function
     takes and got, and nothing that is inside.
 
     Args:
         operation: Name of the function.
-        error: What is wrong with the expression.
+        find: Finds its types for arguments; raises where it has none.
         given: Its arguments, by their names.
-        typed: Finds its types for other arguments; raises where it has none.
+        plain: The arguments as they are computed with, if these are others.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: There are no such types.
     """
-    text = str(error)
-    if operation.startswith("jit.") or "fused" in operation:
-        return type(error)(f"{operation}: {text}")
-    text = text.rsplit(", in line ", 1)[0]
+    try:
+        return find(tuple(given.values() if plain is None else plain))
+    except (TypeError, ValueError, NotSupportedError) as error:
+        text = str(error)
+        if not operation.startswith("jit.") and "fused" not in operation:
+            text = _told_of(text.rsplit(", in line ", 1)[0], find, given)
+        raise type(error)(f"{operation}: {text}") from None
+
+
+def _told_of(text: str, find: Callable[[tuple[Argument, ...]], object], given: Mapping[str, Argument]) -> str:
     if " does not take " not in text:
-        text = text.replace("int64(...) makes one", 'convert it, as by await indices.cast("int64")')
-        return type(error)(f"{operation}: {text}")
-    takes = [kind for kind, dtype in _KINDS.items() if _is_typed(typed, given.values(), dtype)]
+        return text.replace("int64(...) makes one", 'convert it, as by await indices.cast("int64")')
+    takes = [kind for kind, dtype in _KINDS.items() if _is_typed(find, given.values(), dtype)]
     told = ", ".join(f"{_told(each.kind)} as {name}" for name, each in given.items())
     advice = f"it takes {' or '.join(takes) or 'others'}; await x.cast(...) converts an array"
-    return type(error)(f"{operation}: it does not take {told}; {advice}")
+    return f"it does not take {told}; {advice}"
 
 
 _KINDS = {
@@ -505,8 +516,8 @@ def check_out(operation: str, out: object) -> None:
     Raises:
         TypeError: It is something else.
     """
-    if out is not None and not isinstance(out, AccelRef):
-        raise TypeError(f"{operation}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
+    if out is not None:
+        check_ref(operation, "out", out)
 
 
 def check_reduced(operation: str, keepdims: object, out: object) -> None:

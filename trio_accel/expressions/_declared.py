@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -15,8 +15,7 @@ from ..devices import AccelRef, Call, Operation
 from ..devices.operations._calls import Function, called
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
-from ._reduction import ComputeReduction, Reduction
-from ._rows import Rowwise
+from ._reduction import ComputeReduction, Reduction, Rowwise
 
 __all__ = ["DECLARED", "DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
 
@@ -33,10 +32,8 @@ _OF_ROWS = ("axis", "keepdims", "out")
 class DeclaredFunction(Protocol[ParametersP]):
     """A function of arrays, as the decorators of this module make it."""
 
-    @property
-    def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
-        """Makes its message, for `Device.ask` and `Device.submit`."""
-        ...
+    message: Callable[ParametersP, Operation[Any, AccelRef]]
+    """Makes its message, for `Device.ask` and `Device.submit`."""
 
     def __call__(self, *args: ParametersP.args, **kwargs: ParametersP.kwargs) -> Call[AccelRef]:
         """Compute it on the device of its arrays, once it is awaited."""
@@ -46,29 +43,19 @@ class DeclaredFunction(Protocol[ParametersP]):
 class DeclaredReduction(DeclaredFunction[ParametersP], Protocol[ParametersP]):
     """A function of arrays, as `reduction` and `rows` make it."""
 
-    @property
-    def text(self) -> str:
-        """The expression of rows that it computes; see `Rowwise`."""
-        ...
-
-    @property
-    def wide(self) -> str | None:
-        """The same for arrays of float64 and complex128; see `Rowwise`."""
-        ...
-
-    @property
-    def precision(self) -> str | None:
-        """The least that it computes in; see `Rowwise`."""
-        ...
+    text: str
+    """The expression of rows that it computes; see `Rowwise`."""
+    wide: str | None
+    """The same for arrays of float64 and complex128; see `Rowwise`."""
+    precision: str | None
+    """The least that it computes in; see `Rowwise`."""
 
 
 class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
     """A function of arrays, as `expression` makes it."""
 
-    @property
-    def elementwise(self) -> Elementwise[AccelRef]:
-        """The expression that it computes."""
-        ...
+    elementwise: Elementwise[AccelRef]
+    """The expression that it computes."""
 
 
 def expression(
@@ -103,8 +90,7 @@ def expression(
     def declare(function: Any) -> Any:
         code = function.__code__
         parameters = inspect.signature(function).parameters
-        names = tuple(name for name in parameters if name not in _OPTIONS)
-        numbers = [name for name in names if parameters[name].annotation == "float"]
+        names, numbers = _inputs(parameters, _OPTIONS)
         try:
             made = Elementwise[AccelRef](
                 text,
@@ -119,24 +105,16 @@ def expression(
             place = f"{code.co_filename}:{code.co_firstlineno}"
             raise TypeError(f"{place}: {function.__name__}: {error}") from error
 
-        def completed(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-            given = bound(arguments, named)
-            for name in numbers:
-                if isinstance(given[name], np.generic):
-                    given[name] = given[name].item()
-            return [given.pop(name) for name in names], given
-
         def message(*arguments: Any, **named: Any) -> Any:
-            inputs, options = completed(arguments, named)
-            return made.compute(*inputs, **options)
+            given = bound(arguments, named)
+            return made.compute(*_taken(given, names, numbers), **given)
 
         is_plain = not numbers and all(parameters[name].default is inspect.Parameter.empty for name in names)
         bound = binder(made.operation, function)
         make = made.compute if is_plain else message
-        declared: Any = functools.wraps(function)(called(Function(made.operation, make)))
-        declared.elementwise, declared.message, declared.again = made, make, again
-        DECLARED[declared.asked] = declared
-        return declared
+        return _declared(
+            function, Function(made.operation, make), elementwise=made, message=make, again=again
+        )
 
     return declare
 
@@ -175,8 +153,9 @@ def reduction(
             return made(chosen).compute(given.pop(array), **given)
 
         again = functools.partial(reduction, library=library)
-        ask = called(Function(_operation(function), message))
-        return _declared(function, ask, message, f"{reduce}({text})", None, None, again)
+        ask = Function(_operation(function), message)
+        more = {"text": f"{reduce}({text})", "wide": None, "precision": None, "again": again}
+        return _declared(function, ask, message=message, **more)
 
     return declare
 
@@ -198,22 +177,19 @@ def rows(
 
     def declare(function: Any) -> Any:
         parameters = inspect.signature(function).parameters
-        names = [name for name in parameters if name not in _OF_ROWS]
-        numbers = {name for name in names if parameters[name].annotation == "float"}
+        names, numbers = _inputs(parameters, _OF_ROWS)
         named = {"operation": _operation(function), "library": library}
         made = Rowwise(text, names, precision=precision, wide=wide, **named)
         bound = binder(_operation(function), function)
 
         def message(*arguments: Any, **options: Any) -> ComputeReduction:
             given = bound(arguments, options)
-            for name in numbers:
-                if isinstance(given[name], np.generic):
-                    given[name] = given[name].item()
-            return made.compute(*[given.pop(name) for name in names], **given)
+            return made.compute(*_taken(given, names, numbers), **given)
 
-        ask = called(Function(_operation(function), message, ask=made.ask))
+        ask = Function(_operation(function), message, ask=made.ask)
         again = functools.partial(rows, precision=precision, library=library)
-        return _declared(function, ask, message, text, wide, precision, again)
+        more = {"text": text, "wide": wide, "precision": precision, "again": again}
+        return _declared(function, ask, message=message, **more)
 
     return declare
 
@@ -237,12 +213,25 @@ def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Call
     return declare
 
 
-def _declared(
-    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None, again: Any
-) -> Any:
-    declared: Any = functools.wraps(function)(ask)
-    declared.message, declared.precision, declared.again = message, precision, again
-    declared.text, declared.wide = text, wide
+def _inputs(
+    parameters: Mapping[str, inspect.Parameter], options: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the parameters that are inputs of the expression, and those of them that widen no result."""
+    names = [name for name in parameters if name not in options]
+    return names, [name for name in names if parameters[name].annotation == "float"]
+
+
+def _taken(given: dict[str, Any], names: Sequence[str], numbers: Collection[str]) -> list[Any]:
+    """Take the inputs out of the arguments of a call; numbers that widen no result become Python's."""
+    for name in numbers:
+        if isinstance(given[name], np.generic):
+            given[name] = given[name].item()
+    return [given.pop(name) for name in names]
+
+
+def _declared(function: Any, ask: Function, **attributes: Any) -> Any:
+    declared: Any = functools.wraps(function)(called(ask))
+    declared.__dict__.update(attributes)
     DECLARED[declared.asked] = declared
     return declared
 

@@ -1,14 +1,16 @@
-"""Expressions that are computed for each element."""
+"""Expressions that are computed for each element, and such as change elements of an array in place."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import attrs
+import numpy as np
 
-from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec
+from ..backends.base import DType, DTypeLike
+from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec, Reduce, ScatterSpec
 from ..backends.base.expressions import (
     WIDE,
     Argument,
@@ -16,11 +18,12 @@ from ..backends.base.expressions import (
     Expression,
     SpecializedExpression,
     TypedExpression,
+    Weak,
     parse,
 )
 from ..devices import AccelRef, Call, Operation, Planned, Planner
 from ..devices.operations._calls import Function
-from ..devices.operations._plan_source import written
+from ..devices.operations._plan_source import refuse_value, written
 from ._arguments import (
     ARRAYS,
     ExpressionArgument,
@@ -30,18 +33,20 @@ from ._arguments import (
     check_promotion,
     check_truths,
     extents_of,
-    refusal,
+    find_types,
     result_dtype,
     served_by,
     take,
 )
 
-__all__ = ["ComputeElementwise", "Elementwise", "KnownExpression"]
+__all__ = [
+    "ComputeElementwise", "ComputeScatter", "Elementwise", "KnownExpression", "Scatter",
+]  # fmt: skip
 
 ReplyT = TypeVar("ReplyT")
 
-_MOST_KNOWN = 256
 _RESERVED = ("out", "shape")
+_OTHERWISE = "; or take jit.elementwise, which promotes as NumPy does"
 
 
 @attrs.frozen
@@ -135,8 +140,8 @@ class Elementwise(Generic[ReplyT]):
         self.operation: str = operation
         self._asked = Function(operation, self.compute)
         self.precision: str | None = precision
-        # The expressions that are known, by the types of the arguments, and of results that are given.
-        self._known: dict[tuple[object, ...], KnownExpression] = {}
+        # The key is the types of the arguments, and of results that are given.
+        self._known = functools.lru_cache(256)(self._find_types)
 
     def __repr__(self) -> str:
         return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -269,40 +274,32 @@ class Elementwise(Generic[ReplyT]):
         Raises:
             TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
         """
-        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._find_types(operation, taken.arguments, out)
+        dtypes = [None if each is None else each.dtype.value for each in out]
+        known = self._known(taken.signature, *dtypes)
         taken.check_held(operation, known.typed)
         if known.has_places:
             taken.check_places(operation, known.typed.axes)
         return known
 
-    def _find_types(
-        self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | ArraySpec | None]
-    ) -> KnownExpression:
-        kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
-        check_promotion(operation, {name: kinds[name] for name in self._promoted})
+    def _find_types(self, signature: tuple[str, ...], *out: str | None) -> KnownExpression:
+        operation, arguments = self.operation, tuple(map(Argument.decode, signature))
+        given = dict(zip(self.inputs, arguments, strict=True))
+        kinds = {name: each.kind for name, each in given.items()}
+        check_promotion(operation, {name: kinds[name] for name in self._promoted}, _OTHERWISE)
         check_truths(operation, {name: kinds[name] for name in self._truths})
         expression, casts = self._widened(kinds)
         # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
         plain = [
             attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
-            for name, each in zip(self.inputs, arguments, strict=True)
+            for name, each in given.items()
         ]
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
             return SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked).typed
 
-        try:
-            found = of(tuple(plain)).dtypes
-        except (TypeError, ValueError, NotSupportedError) as error:
-            given = dict(zip(self.inputs, arguments, strict=True))
-            raise refusal(operation, error, given, of) from None
+        found = find_types(operation, of, given, plain).dtypes
         dtypes = tuple(
-            result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
+            result_dtype(operation, name, dtype, declared, None if each is None else DType(each))
             for name, dtype, declared, each in zip(self._told, found, self._dtypes, out, strict=True)
         )
         if casts:
@@ -383,3 +380,125 @@ def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] 
             f"dtypes: {', '.join(unknown)} is no result; there are {', '.join(expression.outputs)}"
         )
     return {name: DType.of(dtype) for name, dtype in dtypes.items()}
+
+
+_RANKS = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
+
+
+class Scatter:
+    """Elements of an array, changed in place: ``Scatter("x[i(0), indices]", "add", ...)``.
+
+    Args:
+        place: The element that a value is combined with: a load from the first input. An index outside of
+            the array fails the operation with an `OutOfRangeError`.
+        reduce: How the value is combined with it.
+        inputs: Names of the array and of the indices, in order. The values come last.
+        operation: Name of the operation, such as ``"arrays.put"``.
+        library: Import path of the library actor that serves it.
+
+    Attributes:
+        operation: Name of the operation.
+    """
+
+    __slots__ = ("_asked", "_expression", "_known", "_message", "_reduce", "operation")
+
+    def __init__(
+        self, place: str, reduce: Reduce, *, inputs: Sequence[str], operation: str, library: str = ARRAYS
+    ) -> None:
+        if reduce not in get_args(Reduce):
+            refuse_value(operation, "reduce", get_args(Reduce), reduce)
+        outputs = "place", "value"
+        self._expression = parse(f"place = {place}; value = values", (*inputs, "values"), outputs)
+        self._reduce: Reduce = reduce
+        self._message = served_by(ComputeScatter, library)
+        self.operation: str = operation
+        self._asked = Function(operation, self._compute)
+        # The key is the types of the arguments.
+        self._known = functools.cache(self._find_types)
+
+    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> Call[AccelRef]:
+        """Combine values with elements of an array, on its device, once it is awaited.
+
+        Args:
+            x: The array.
+            *arguments: Arrays of indices, and then the values, which broadcast to a shape.
+            shape: That shape.
+
+        Returns:
+            The array.
+
+        Raises:
+            TypeError: The values do not become elements of the array, or are not to be combined so.
+            ValueError: Shapes that do not broadcast, or memory that the array shares with another argument.
+            OutOfRangeError: An index is outside. The array is damaged then.
+        """
+        return Call(self._asked, (x, *arguments), {"shape": shape})
+
+    def _compute(self, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> ComputeScatter:
+        return self._message(self, arguments, shape)
+
+    def plan(self, planner: Planner, message: ComputeScatter) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        x: Any = message.arguments[0]
+        planner.update(self._expression.inputs[0], x)
+        taken = take(planner, self._expression, message.arguments, message.shape)
+        text, typed = self._known(taken.signature)
+        taken.check_held(planner.name, typed)
+        taken.check_places(planner.name, typed.axes)
+        out = taken.loaded[0]
+        planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
+        return Planned(ScatterSpec(text, self._reduce, taken.arrays, out, taken.scalars), x)
+
+    def _find_types(self, signature: tuple[str, ...]) -> tuple[str, TypedExpression]:
+        operation, arguments = self.operation, tuple(map(Argument.decode, signature))
+        dtype, kind = arguments[0].dtype, arguments[-1].kind
+        if not _becomes(kind, dtype):
+            told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
+            how = f"np.{dtype}(...)" if isinstance(kind, Weak) else f'await values.cast("{dtype}")'
+            raise TypeError(
+                f"{operation}: values is {told}, which does not become {dtype} of x; convert it: {how}"
+            )
+        if self._reduce in ("min", "max") and dtype.kind == "complex":
+            raise TypeError(f"{operation}: reduce={self._reduce!r}: {dtype} has no order")
+        given = dict(zip(self._expression.inputs, arguments, strict=True))
+        specialized = SpecializedExpression(self._expression, arguments, (None, dtype), is_checked=True)
+        typed = find_types(operation, lambda each: attrs.evolve(specialized, arguments=each).typed, given)
+        if kind is Weak.int and dtype.kind in ("int", "uint"):
+            # A result is converted as an array is, which would wrap around.
+            last = len(arguments) - 1
+            [step] = [
+                n for n, one in enumerate(typed.steps) if (one.function, one.value) == ("argument", last)
+            ]
+            typed = attrs.evolve(typed, bounds=(*typed.bounds, (step, dtype)))
+        return specialized.encode(), typed
+
+
+@attrs.frozen(eq=False)
+class ComputeScatter(Operation[Any, AccelRef]):
+    """One call of a `Scatter`.
+
+    Attributes:
+        scatter: It.
+        arguments: The array, the indices, and the values.
+        shape: The shape of the values.
+    """
+
+    scatter: Scatter
+    arguments: tuple[ExpressionArgument, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.scatter.operation
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Find types and places."""
+        return self.scatter.plan(planner, self)
+
+
+def _becomes(kind: ArgumentType, dtype: DType) -> bool:
+    """Tell whether values become elements without loss of their kind."""
+    if isinstance(kind, Weak):
+        return _RANKS[kind.value] <= _RANKS[dtype.kind]
+    return bool(np.can_cast(kind.dtype, dtype.dtype, "same_kind"))

@@ -1,52 +1,59 @@
-"""Expressions that are reduced along axes."""
+"""Expressions along axes: reductions, and expressions of rows, which go on with what was reduced."""
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
-from ..backends.base.contract.ops import ReductionSpec
+from ..backends.base.contract.ops import ReductionSpec, RowsSpec
 from ..backends.base.contract.values import element
-from ..devices import AccelRef, Call, Operation, Planned, Planner
+from ..backends.base.expressions import (
+    COUNT,
+    WIDE,
+    Argument,
+    RowExpression,
+    SpecializedReduction,
+    SpecializedRows,
+    TypedReduction,
+    TypedRows,
+    found,
+    pack_scalars,
+    typed_rows,
+)
+from ..devices import AccelRef, Call, Operation, Planned, Planner, device_of
 from ..devices.operations._calls import Function
+from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
     ExpressionArgument,
-    Taken,
+    argument_of,
     axes_of,
     bind,
+    broadcast,
     check_reduced,
+    common,
+    find_types,
     reduced,
-    refusal,
     result_dtype,
     served_by,
     take,
 )
+from ._elementwise import Elementwise
 
-__all__ = ["AlongAxes", "ComputeReduction", "Reduction"]
+__all__ = [
+    "AlongAxes", "ComputeReduction", "ComputeRows", "Reduction", "Rowwise", "scaled", "squares",
+]  # fmt: skip
 
-_MOST_KNOWN = 256
 _RESERVED = ("axis", "keepdims", "out")
-
-
-@attrs.frozen
-class _Known:
-    """Facts that are found once for arguments of certain types.
-
-    Attributes:
-        reduction: The reduction and its types, as specifications hold them.
-        dtype: Dtype of the result.
-        mapped: The steps of the values that are reduced.
-    """
-
-    reduction: str
-    dtype: DType
-    mapped: base.TypedExpression
 
 
 class AlongAxes(ABC):
@@ -142,8 +149,8 @@ class Reduction(AlongAxes):
         self._message = served_by(ComputeReduction, library)
         self.operation: str = operation
         self._asked = Function(operation, self.compute)
-        # The reductions that are known, by the types of the arguments, and of a result that is given.
-        self._known: dict[tuple[object, ...], _Known] = {}
+        # The key is the types of the arguments, and of a result that is given.
+        self._known = functools.lru_cache(256)(self._find_types)
 
     def __repr__(self) -> str:
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
@@ -188,37 +195,31 @@ class Reduction(AlongAxes):
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
-        key = taken.signature, None if message.out is None else message.out.dtype.value
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._find_types(name, taken, message.out)
-        taken.check_held(name, known.mapped)
+        specialized, text = self._known(
+            taken.signature, None if message.out is None else message.out.dtype.value
+        )
+        taken.check_held(name, specialized.typed.map)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
         shape = reduced(taken.shape, axes, keepdims=message.keepdims)
-        out = planner.output(shape, known.dtype, message.out)
+        out = planner.output(shape, specialized.typed.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
+        return Planned(ReductionSpec(text, axes, taken.arrays, out.spec, taken.scalars), out)
 
-    def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
-        specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
-        try:
-            found = specialized.typed.dtype
-        except (TypeError, ValueError, NotSupportedError) as error:
-            named = dict(zip(self.inputs, taken.arguments, strict=True))
-            raise refusal(
-                operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
-            ) from None
+    def _find_types(self, signature: tuple[str, ...], out: str | None) -> tuple[SpecializedReduction, str]:
+        given = dict(zip(self.inputs, map(Argument.decode, signature), strict=True))
+
+        def of(arguments: tuple[Argument, ...]) -> TypedReduction:
+            return SpecializedReduction(self._reduction, arguments, self._dtype, None).typed
+
+        found = find_types(self.operation, of, given)
         if self._reduction.identity is not None:
-            element(operation, "identity", self._reduction.identity, specialized.typed.accumulator)
-        given = None if out is None else out.dtype
-        specialized = attrs.evolve(
-            specialized, result=result_dtype(operation, "the result", found, None, given)
-        )
-        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map)
+            element(self.operation, "identity", self._reduction.identity, found.accumulator)
+        wanted = None if out is None else DType(out)
+        result = result_dtype(self.operation, "the result", found.dtype, None, wanted)
+        specialized = SpecializedReduction(self._reduction, tuple(given.values()), self._dtype, result)
+        return specialized, specialized.encode()
 
 
 @attrs.frozen(eq=False)
@@ -247,3 +248,209 @@ class ComputeReduction(Operation[Any, AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Find types and axes, and name the result."""
         return self.reduction.plan(planner, self)
+
+
+# A launch makes a row by a block. Fewer rows than this, and longer ones, would leave most of a GPU idle for
+# longer than two further launches take.
+_FEW_ROWS, _LONG_ROW = 256, 1 << 17
+_WIDEST = DType.float64, DType.complex128
+_LARGE, _SMALL, _STEP = 1e150, 1e-140, 2.0**600
+
+
+def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
+    """Write statements that bring the elements of rows where neither squares nor sums of them overflow.
+
+    The factor is a power of two, and 1 for almost all rows, so that no digit changes.
+
+    Args:
+        value: Name of the elements, of float64 or complex128.
+        to: Name of what they become.
+        factor: Name of the factor.
+        raises: Whether it makes small elements larger, too.
+    """
+    total = f"{factor}_of"
+    small = f"where({total} < {_SMALL}, {_STEP}, 1.0)" if raises else "1.0"
+    return (
+        f"{total} = sum(abs({value})); {factor} = where({total} > {_LARGE}, {1 / _STEP}, {small});"
+        f"{to} = {value} * {factor}; "
+    )
+
+
+def squares(name: str) -> str:
+    """Write the squares of absolute values."""
+    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
+
+
+class Rowwise(AlongAxes):
+    """An expression of rows: ``Rowwise("e = exp(x - max(x)); y = e / sum(e)", ["x"], ...)``.
+
+    ``sum(...)`` and the other `REDUCTIONS` are along the axes of the call, and what they find broadcasts
+    back. The result is of the shape of the arrays. Where the last statement reads none of their elements, it
+    is of the reduced shape. ``n`` is the count of elements that are reduced.
+
+    It is one launch. Fewer than 256 rows of more than 131072 elements each are made by one launch for each
+    reduction, and one for the result: then a row is made by the whole device.
+
+    Args:
+        text: The statements; see `RowExpression.parse`.
+        inputs: Names of the arguments, in order.
+        precision: The least that arguments are computed in, ``"float32"`` or ``"float64"``. The result is
+            rounded once, to the dtype that it would have without. None for the dtypes of the arguments, as
+            `Elementwise` and `Reduction` compute.
+        operation: Name of the operation, such as ``"arrays.softmax"``.
+        library: Import path of the library actor that serves it.
+        wide: The statements for arrays that are of float64 or complex128 themselves, where squares of others
+            do not overflow; by default the same. Where `text` does not overflow, both make the same.
+
+    Raises:
+        ValueError: The expression has something that is not allowed.
+
+    Attributes:
+        operation: Name of the operation.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        inputs: Sequence[str],
+        *,
+        precision: str | None,
+        operation: str,
+        library: str = ARRAYS,
+        wide: str | None = None,
+    ) -> None:
+        self._rows = RowExpression.parse(text, tuple(inputs))
+        self._wide_text = wide
+        if not self._rows.stages:
+            raise ValueError(f"the expression of rows reduces nothing: {text}")
+        self._is_index = any(stage.is_index for stage in self._rows.stages)
+        self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
+        self._library = library
+        self._message = served_by(ComputeRows, library)
+        self.operation: str = operation
+        self.inputs: tuple[str, ...] = self._rows.inputs
+        # The key is the types of the arguments, and of a result that is given.
+        self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
+        self.specialize = functools.lru_cache(256)(self._specialized)
+        self._steps = functools.lru_cache(256)(self._made_steps)
+
+    @functools.cached_property
+    def _wide_rows(self) -> RowExpression:
+        # It is parsed at first use, as few programs use it and all import the package.
+        text = self._wide_text
+        return self._rows if text is None else RowExpression.parse(text, self._rows.inputs)
+
+    async def ask(self, message: ComputeReduction) -> AccelRef:
+        """Compute a message of `compute` on the device of its arrays, in steps where these pay.
+
+        Raises:
+            TypeError: A wrong argument, or a function has no such dtypes.
+            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where a
+                reduction has no identity.
+            NotSupportedError: float8.
+        """
+        device = device_of(self.operation, *message.arguments, message.out)
+        arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
+        shape = common(self.operation, arrays)
+        axes = axes_of(self.operation, shape, message.axis, is_one=self._is_index)
+        count = math.prod(shape[axis] for axis in axes)
+        if count <= _LONG_ROW or math.prod(shape) // count >= _FEW_ROWS:
+            return await device.ask(message)
+        return await self._in_steps(message, shape, axes)
+
+    async def _in_steps(
+        self, message: ComputeReduction, shape: tuple[int, ...], axes: tuple[int, ...]
+    ) -> AccelRef:
+        """Compute it by a launch for each reduction, and one for the result."""
+        given, out = [broadcast(each, shape) for each in message.arguments], message.out
+        signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))
+        reductions, last, is_whole = self._steps(signature, None if out is None else out.dtype)
+        kept = shape if is_whole else reduced(shape, axes, keepdims=True)
+        made = kept if is_whole or message.keepdims else reduced(shape, axes)
+        if out is not None and out.shape != made:
+            raise ValueError(f"{self.operation}: out must have shape {made}, got shape {out.shape}")
+        values: dict[str, Any] = dict(zip(self._rows.inputs, given, strict=True))
+        values[COUNT] = math.prod(shape[axis] for axis in axes)
+        for number, reduction in enumerate(reductions):
+            taken = [values[name] for name in reduction.inputs]
+            values[found(number)] = await reduction(*taken, axis=message.axis, keepdims=True)
+        taken = [values[name] for name in last.inputs]
+        if out is not None:
+            await last(*taken, out=out if out.shape == kept else out.reshape(kept))
+            return out
+        result = await last(*taken)
+        return result if made == kept else result.reshape(made)
+
+    def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        name, out = planner.name, message.out
+        taken = take(planner, self._rows, message.arguments)
+        axes = axes_of(name, taken.shape, message.axis, is_one=self._is_index)
+        specialized, text = self.specialize(taken.signature, None if out is None else out.dtype)
+        count = math.prod(taken.shape[axis] for axis in axes)
+        for part, inputs in specialized.typed.parts:
+            taken.check_held(name, part, inputs, {COUNT: count})
+        arrays = dict(zip(taken.array_names, taken.lying, strict=True))
+        shape = taken.shape
+        if not specialized.is_whole:
+            shape = reduced(shape, axes, keepdims=message.keepdims)
+        made, _ = written(planner, "out", out, (shape, specialized.result))
+        if specialized.is_whole:
+            # Elements of the result are written when those of its row have been read.
+            arrays = {name: array for name, array in arrays.items() if array != made.spec}
+        if out is not None:
+            planner.distinct("out", made.spec, **arrays)
+        if not count and 0 not in shape and not specialized.takes_nothing:
+            raise ValueError(f"{name}: there are no elements along axes {axes} of shape {taken.shape}")
+        scalars = taken.scalars + pack_scalars([count], [DType.int64])
+        return Planned(RowsSpec(text, axes, taken.arrays, made.spec, scalars), made)
+
+    def chosen(self, arguments: Sequence[Argument]) -> RowExpression:
+        """Return the statements for arguments of certain types."""
+        is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
+        return self._wide_rows if is_wide else self._rows
+
+    def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
+        """Find the types: those that are computed in, and that of the result, which is NumPy's."""
+        arguments = tuple(map(Argument.decode, signature))
+        given = dict(zip(self._rows.inputs, arguments, strict=True))
+        casts = {
+            name: self._wide[each.dtype.value]
+            for name, each in given.items()
+            if each.is_array and each.dtype.value in self._wide
+        }
+        # Whole numbers are floating here: differences of unsigned ones would wrap around.
+        wide = [
+            each if name not in casts or each.dtype.is_inexact else Argument(casts[name], True)
+            for name, each in given.items()
+        ]
+
+        def of(arguments: tuple[Argument, ...]) -> TypedRows:
+            return typed_rows(self._rows, [each.kind for each in arguments])
+
+        plain = find_types(self.operation, of, given, wide)
+        result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
+        chosen = self.chosen(arguments)
+        usual = None if chosen is self._rows else self._rows.widened(casts)
+        specialized = SpecializedRows(chosen.widened(casts), arguments, result, usual)
+        return specialized, specialized.encode()
+
+    def _made_steps(
+        self, signature: tuple[str, ...], out: DType | None
+    ) -> tuple[list[Reduction], Elementwise[AccelRef], bool]:
+        """Return a reduction for each of the rows', what makes the result, and whether that is whole."""
+        specialized, _ = self.specialize(signature, out)
+        rows, named = specialized.rows, dict[str, Any](operation=self.operation, library=self._library)
+        reductions = [
+            Reduction(stage.map.text, stage.name, inputs=stage.map.inputs, **named) for stage in rows.stages
+        ]
+        last = Elementwise[AccelRef](
+            rows.last.text, inputs=rows.last.inputs, dtypes=specialized.result, **named
+        )
+        return reductions, last, specialized.is_whole
+
+
+class ComputeRows(ComputeReduction):
+    """One computation of an expression of rows, which is its `reduction`; see `Rowwise.compute`."""
+
+    __slots__ = ()

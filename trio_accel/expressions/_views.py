@@ -15,7 +15,7 @@ from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
 from ..devices.base._views import seen
 
-__all__ = ["check_array", "check_operands", "intermediates", "on_device", "permuted", "viewed"]
+__all__ = ["check_array", "check_operands", "check_ref", "intermediates", "on_device", "permuted", "viewed"]
 
 
 def on_device(array: Operand) -> AccelRef:
@@ -40,6 +40,17 @@ def permuted(array: Operand, axes: Sequence[int]) -> Operand:
     shape, strides = (tuple([row[axis] for axis in axes]) for row in (spec.shape, spec.strides))
     # NumPy would find out the same, in several times as long.
     return AccelRef(array.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
+
+
+def check_ref(name: str, argument: str, value: object) -> None:
+    """Require an array of a device.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, AccelRef):
+        told = f"{type(value).__name__}{what_to_do(value)}"
+        raise TypeError(f"{name}: {argument} must be an AccelRef, got {told}")
 
 
 def check_array(name: str, **given: object) -> None:

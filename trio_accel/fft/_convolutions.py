@@ -118,6 +118,25 @@ def oaconvolve() -> None:
     """
 
 
+async def _of_signals(
+    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, method: str, out: Out
+) -> AccelRef:
+    """Convolve along all axes, or correlate: then the second array is in reverse, and conjugated."""
+    if method == "direct":
+        raise NotSupportedError(f"{name}: there is no method 'direct'; transforms are 'fft' or 'auto'")
+    if method not in ("auto", "fft"):
+        raise ValueError(f"{name}: method must be 'auto' or 'fft', got {method!r}")
+    if name == "convolve":
+        return await _convolve(name, in1, in2, mode, None, out)
+    _check_pair(name, in1, in2)
+    reverse = in2[(slice(None, None, -1),) * len(in2.shape)]
+    if DType.of(in2.dtype).kind != "complex":
+        return await _convolve(name, in1, reverse, mode, None, out)
+    with intermediates() as made:
+        taken = await device_of(name, in1, in2).ask(_CONJUGATE.compute(reverse))
+        return await _convolve(name, in1, made(taken), mode, None, out)
+
+
 @composed
 async def convolve(
     in1: Operand,
@@ -142,31 +161,15 @@ async def convolve(
         NotSupportedError: The method ``"direct"``.
         TypeError, ValueError: As `fftconvolve`.
     """
-    _check_method("convolve", method)
-    return await _convolve("convolve", in1, in2, mode, None, out)
+    return await _of_signals("convolve", in1, in2, mode, method, out)
 
 
-@composed
-async def correlate(
-    in1: Operand,
-    in2: Operand,
-    mode: ConvolveMode = "full",
-    method: Literal["auto", "fft"] = "auto",
-    *,
-    out: Out = None,
-) -> AccelRef:
+@arguments_of(convolve, _of_signals, "correlate")
+def correlate() -> None:
     """Correlate two arrays, as `scipy.signal.correlate`: `in2` in reverse, and conjugated, is convolved.
 
     Arguments and errors are those of `convolve`.
     """
-    _check_method("correlate", method)
-    _check_pair("correlate", in1, in2)
-    reverse = in2[(slice(None, None, -1),) * len(in2.shape)]
-    if DType.of(in2.dtype).kind != "complex":
-        return await _convolve("correlate", in1, reverse, mode, None, out)
-    with intermediates() as made:
-        taken = await device_of("correlate", in1, in2).ask(_CONJUGATE.compute(reverse))
-        return await _convolve("correlate", in1, made(taken), mode, None, out)
 
 
 @composed
@@ -193,14 +196,7 @@ async def hilbert(
         ValueError: A length below 1, an axis that is not there, or a wrong `out`.
     """
     name = "hilbert"
-    device_of(name, x, out)
-    check_floating(name, "x", x, is_real=True)
-    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), x)
-    n = extent_of(name, place, x, "x") if N is None else whole(name, "N", N, "a whole number or None")
-    if n < 1:
-        raise ValueError(f"{name}: N must be at least 1, got {N}")
-    shape = (*x.shape[:place], n, *x.shape[place + 1 :])
-    check_out(name, out, shape, complex_of(DType.of(x.dtype)))
+    place, n = _points(name, x, "N", N, axis, out, is_real=True)
     with intermediates() as made:
         spectrum = made(await device_of(name, x, out).ask(Fft(x, n, place)))
         await _one_sided(place - spectrum.ndim)(spectrum, n, out=spectrum)
@@ -235,12 +231,12 @@ async def czt(
         TypeError: Not on a device, or another dtype.
         ValueError: No points or elements, an axis that is not there, `w` or `a` is 0, or a wrong `out`.
     """
-    place, n, count = _points("czt", x, m, axis, out)
+    place, count = _points("czt", x, "m", m, axis, out)
     if a == 0 or w == 0:
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
     # SciPy reduces whole numbers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
-    return await _chirped(x, place, n, count, _Chirp(-cmath.log(a), rate, period), out)
+    return await _chirped(x, place, count, _Chirp(-cmath.log(a), rate, period), out)
 
 
 @composed
@@ -271,7 +267,7 @@ async def zoom_fft(
     Raises:
         TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
     """
-    place, n, count = _points("zoom_fft", x, m, axis, out)
+    place, count = _points("zoom_fft", x, "m", m, axis, out)
     ends = np.atleast_1d(np.empty(0) if np.iscomplexobj(fn) else host_array("zoom_fft: fn", fn, float))
     if ends.shape not in ((1,), (2,)):
         raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
@@ -282,20 +278,24 @@ async def zoom_fft(
         raise ValueError("zoom_fft: fs must not be 0, as it is samples for each unit of time")
     step = (last - first) / fs / (count - endpoint)
     chirp = _Chirp(-2j * math.pi * first / fs, -1j * math.pi * step, sys.maxsize)
-    return await _chirped(x, place, n, count, chirp, out)
+    return await _chirped(x, place, count, chirp, out)
 
 
-def _points(name: str, x: Operand, m: int | None, axis: int, out: Out) -> tuple[int, int, int]:
-    """Check the arguments of a transform by chirps, and return axis, elements and points."""
+def _points(
+    name: str, x: Operand, argument: str, given: int | None, axis: int, out: Out, *, is_real: bool = False
+) -> tuple[int, int]:
+    """Check the arguments of a transform along an axis to so many points; return the axis, and how many."""
     device_of(name, x, out)
-    check_floating(name, "x", x)
-    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), x)
-    n = extent_of(name, place, x, "x")
-    count = n if m is None else whole(name, "m", m, "a whole number or None")
+    check_floating(name, "x", x, is_real=is_real)
+    place = axis_of(name, "axis", whole(name, "axis", axis), x)
+    if given is None:
+        count = extent_of(name, place, x, "x")
+    else:
+        count = whole(name, argument, given, "a whole number or None")
     if count < 1:
-        raise ValueError(f"{name}: m must be at least 1, got {m}")
+        raise ValueError(f"{name}: {argument} must be at least 1, got {given}")
     check_out(name, out, (*x.shape[:place], count, *x.shape[place + 1 :]), complex_of(DType.of(x.dtype)))
-    return place, n, count
+    return place, count
 
 
 @attrs.frozen
@@ -322,8 +322,9 @@ _CHIRPS = ("sr", "si", "rr", "ri", "period")
 _CHIRP = "q = k * k % period; e = exp(sr * k + rr * q); t = si * k + ri * q; c = e * cos(t) + 1j * e * sin(t)"
 
 
-async def _chirped(x: Operand, axis: int, n: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
+async def _chirped(x: Operand, axis: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
     """Transform by a convolution with a chirp: L. Bluestein, 1970."""
+    n = extent_of("czt", axis, x, "x")
     length, place = next_fast_len(n + m - 1), axis - len(x.shape)
     dtype = complex_of(DType.of(x.dtype))
     factors, device = _factors(place, dtype.value), device_of("czt", x, out)
@@ -366,13 +367,6 @@ def _one_sided(place: int) -> Elementwise[AccelRef]:
 
 _PRODUCT = Elementwise[AccelRef]("a * b", operation="fft.convolve")
 _CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="fft.correlate")
-
-
-def _check_method(name: str, method: object) -> None:
-    if method == "direct":
-        raise NotSupportedError(f"{name}: there is no method 'direct'; transforms are 'fft' or 'auto'")
-    if method not in ("auto", "fft"):
-        raise ValueError(f"{name}: method must be 'auto' or 'fft', got {method!r}")
 
 
 def _check_pair(name: str, in1: Operand, in2: Operand) -> None:
@@ -477,10 +471,8 @@ async def _product_of(
 def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
     """Add the end of each block along an axis to the begin of the next one."""
     places = [f"i({one}) + s{one}" for one in range(ndim)]
-    before, behind = (
-        "".join(f"{one}, " for one in places[:axis]),
-        "".join(f", {one}" for one in places[axis + 1 :]),
-    )
+    before = "".join(f"{one}, " for one in places[:axis])
+    behind = "".join(f", {one}" for one in places[axis + 1 :])
     text = (
         f"j = {places[axis]}; q = j // step; r = j - q * step;"
         f"y = (b[{before}q, r{behind}] if q < count else 0)"

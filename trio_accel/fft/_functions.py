@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from types import FunctionType
-from typing import Any, Final, NoReturn, ParamSpec, TypeAlias
+from typing import Any, Final, NoReturn, ParamSpec
 
 import attrs
 
-from ..actors import signed_like
 from ..backends.base import DType
 from ..backends.base.contract import ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import what_to_do, whole
-from ..expressions import Out, check_array
+from ..devices.base._refusals import whole
+from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
     "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
@@ -137,9 +136,10 @@ def check_norm(name: str, norm: object) -> None:
 
 def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DType) -> None:
     """Refuse an array to write to that is not like the result, ahead of the first of several launches."""
-    if out is not None and not isinstance(out, AccelRef):
-        raise TypeError(f"{name}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
-    if out is not None and (out.shape, out.dtype) != (tuple(shape), dtype):
+    if out is None:
+        return
+    check_ref(name, "out", out)
+    if (out.shape, out.dtype) != (tuple(shape), dtype):
         raise ValueError(
             f"{name}: out must have shape {tuple(shape)} and dtype {dtype}, got shape {out.shape} and dtype "
             f"{out.dtype}"
@@ -212,74 +212,33 @@ def all_whole(name: str, argument: str, values: Iterable[object] | None) -> tupl
 
 
 ParametersP = ParamSpec("ParametersP")
-_Signature: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
 
 
-async def one_axis(
-    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: Out = None
-) -> AccelRef:
-    """Ask for a transform along one axis."""
-    ...
+def _transform(
+    kind: FftKind, direction: FftDirection
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Declared[ParametersP, AccelRef]]:
+    """Declare a transform by the signature and the docstring of a function; see `FftSpec`."""
 
-
-async def several_axes(
-    a: Operand,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Ask for a transform along several axes, by default all."""
-    ...
-
-
-async def two_axes(
-    a: Operand,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = (-2, -1),
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Ask for a transform along several axes, by default the last two."""
-    ...
-
-
-def asks(
-    signature: _Signature[ParametersP], kind: FftKind, direction: FftDirection
-) -> Callable[[Callable[[], None]], Declared[ParametersP, AccelRef]]:
-    """Declare an operation with the signature of another function, and the name and docstring of its own.
-
-    Args:
-        signature: `one_axis`, `several_axes` or `two_axes`.
-        kind: See `FftSpec`.
-        direction: See `FftSpec`.
-    """
-    assert isinstance(signature, FunctionType)
-    default = (signature.__kwdefaults__ or {}) | dict(
-        zip(signature.__code__.co_varnames[1:4], signature.__defaults__ or (), strict=True)
-    )
-    default_axes = default.get("axis", default.get("axes"))
-
-    def declare(own: Callable[[], None]) -> Declared[ParametersP, AccelRef]:
-        transform = Transform(own.__name__, kind, direction, default_axes)
+    def declare(function: Any) -> Any:
+        parameters = inspect.signature(function).parameters
+        axes = parameters["axis" if "axis" in parameters else "axes"].default
+        transform = Transform(function.__name__, kind, direction, axes)
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
             """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
             return transform.plan(message, planner)
 
-        declared: Declared[ParametersP, AccelRef] = operation(actor=FftActor, plan=plan)(
-            signed_like(signature, own)
-        )
-        vars(declared)["transform"] = transform
+        declared = operation(actor=FftActor, plan=plan)(function)
+        vars(declared).update(transform=transform, again=_transform)
         return declared
 
     return declare
 
 
-@asks(one_axis, "c2c", "forward")
-def fft() -> None:
+@_transform("c2c", "forward")
+async def fft(
+    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: Out = None
+) -> AccelRef:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
     Args:
@@ -299,9 +258,10 @@ def fft() -> None:
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
+    ...
 
 
-@asks(one_axis, "c2c", "inverse")
+@like(fft, "c2c", "inverse")
 def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
@@ -309,7 +269,7 @@ def ifft() -> None:
     """
 
 
-@asks(one_axis, "r2c", "forward")
+@like(fft, "r2c", "forward")
 def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
@@ -320,7 +280,7 @@ def rfft() -> None:
     """
 
 
-@asks(one_axis, "c2r", "inverse")
+@like(fft, "c2r", "inverse")
 def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
@@ -332,7 +292,7 @@ def irfft() -> None:
     """
 
 
-@asks(one_axis, "c2r", "forward")
+@like(fft, "c2r", "forward")
 def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
@@ -344,7 +304,7 @@ def hfft() -> None:
     """
 
 
-@asks(one_axis, "r2c", "inverse")
+@like(fft, "r2c", "inverse")
 def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
@@ -355,8 +315,15 @@ def ihfft() -> None:
     """
 
 
-@asks(several_axes, "c2c", "forward")
-def fftn() -> None:
+@_transform("c2c", "forward")
+async def fftn(
+    a: Operand,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    out: Out = None,
+) -> AccelRef:
     """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
 
     Args:
@@ -375,14 +342,23 @@ def fftn() -> None:
         ValueError: See `fft`; an axis that is named twice, no axis, not one length for each axis.
         TypeError: See `fft`.
     """
+    ...
 
 
-@asks(two_axes, "c2c", "forward")
-def fft2() -> None:
+@_transform("c2c", "forward")
+async def fft2(
+    a: Operand,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = (-2, -1),
+    norm: FftNorm | None = None,
+    *,
+    out: Out = None,
+) -> AccelRef:
     """`fftn` along the last two axes, as `numpy.fft.fft2`."""
+    ...
 
 
-@asks(several_axes, "c2c", "inverse")
+@like(fftn, "c2c", "inverse")
 def ifftn() -> None:
     """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
 
@@ -390,12 +366,12 @@ def ifftn() -> None:
     """
 
 
-@asks(two_axes, "c2c", "inverse")
+@like(fft2, "c2c", "inverse")
 def ifft2() -> None:
     """`ifftn` along the last two axes, as `numpy.fft.ifft2`."""
 
 
-@asks(several_axes, "r2c", "forward")
+@like(fftn, "r2c", "forward")
 def rfftn() -> None:
     """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
 
@@ -407,12 +383,12 @@ def rfftn() -> None:
     """
 
 
-@asks(two_axes, "r2c", "forward")
+@like(fft2, "r2c", "forward")
 def rfft2() -> None:
     """`rfftn` along the last two axes, as `numpy.fft.rfft2`."""
 
 
-@asks(several_axes, "c2r", "inverse")
+@like(fftn, "c2r", "inverse")
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
@@ -424,12 +400,12 @@ def irfftn() -> None:
     """
 
 
-@asks(two_axes, "c2r", "inverse")
+@like(fft2, "c2r", "inverse")
 def irfft2() -> None:
     """`irfftn` along the last two axes, as `numpy.fft.irfft2`."""
 
 
-@asks(several_axes, "c2r", "forward")
+@like(fftn, "c2r", "forward")
 def hfftn() -> None:
     """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
 
@@ -440,12 +416,12 @@ def hfftn() -> None:
     """
 
 
-@asks(two_axes, "c2r", "forward")
+@like(fft2, "c2r", "forward")
 def hfft2() -> None:
     """`hfftn` along the last two axes, as `scipy.fft.hfft2`."""
 
 
-@asks(several_axes, "r2c", "inverse")
+@like(fftn, "r2c", "inverse")
 def ihfftn() -> None:
     """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
 
@@ -453,7 +429,7 @@ def ihfftn() -> None:
     """
 
 
-@asks(two_axes, "r2c", "inverse")
+@like(fft2, "r2c", "inverse")
 def ihfft2() -> None:
     """`ihfftn` along the last two axes, as `scipy.fft.ihfft2`."""
 

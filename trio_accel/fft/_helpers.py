@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
-from ..devices.base._refusals import what_to_do, whole
+from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, Out
+from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
@@ -117,8 +117,7 @@ def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
 
 
 async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: Out) -> AccelRef:
-    if not isinstance(x, AccelRef):
-        raise TypeError(f"{name}: x must be an AccelRef, got {type(x).__name__}{what_to_do(x)}")
+    check_ref(name, "x", x)
     given = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
     chosen = {axis_of(name, "axes:", whole(name, "axes", axis, "whole numbers"), x) for axis in given}
     shifts = {

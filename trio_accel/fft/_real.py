@@ -193,18 +193,19 @@ _FITTED = "y = x[minimum(j, n - 1)] if j < n else 0"
 async def _along(
     name: str,
     a: Operand,
-    kind: TransformType,
-    lengths: Sequence[int] | None,
+    lengths: Sequence[int],
     axes: tuple[int, ...],
+    out: Out,
+    *,
+    type: TransformType,  # noqa: A002  # SciPy's name
     norm: FftNorm | None,
     orthogonalize: bool | None,
-    out: Out,
 ) -> AccelRef:
     """Check what all functions check, and transform along one axis after the other."""
+    kind = type
     if cast("object", kind) not in _INVERSE or isinstance(kind, bool):
         raise ValueError(f"{name}: type must be 1, 2, 3 or 4, got {kind!r}")
     check_norm(name, norm)
-    lengths = [a.shape[axis] for axis in axes] if lengths is None else lengths
     least = 2 if kind == 1 and "dct" in name else 1
     if min(lengths) < least:
         raise ValueError(f"{name}: type {kind} takes at least {least} elements along an axis, got {lengths}")
@@ -244,33 +245,17 @@ async def fit(
     return made(await fitted(x=source, n=extent, shape=(rows, length, columns))).reshape(shape)
 
 
-async def _one(
-    name: str,
-    a: Operand,
-    type: TransformType,  # noqa: A002  # SciPy's name
-    n: int | None,
-    axis: int,
-    norm: FftNorm | None,
-    orthogonalize: bool | None,
-    out: Out,
-) -> AccelRef:
+async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how: Any) -> AccelRef:
     """Check the arguments of a function of one axis."""
     device_of(name, a, out)
     check_floating(name, "a", a)
-    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), a)
+    place = axis_of(name, "axis", whole(name, "axis", axis), a)
     given = extent_of(name, place, a) if n is None else whole(name, "n", n, "a whole number or None")
-    return await _along(name, a, type, [given], (place,), norm, orthogonalize, out)
+    return await _along(name, a, [given], (place,), out, **how)
 
 
 async def _several(
-    name: str,
-    a: Operand,
-    type: TransformType,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None,
-    axes: Sequence[int] | None,
-    norm: FftNorm | None,
-    orthogonalize: bool | None,
-    out: Out,
+    name: str, a: Operand, s: Sequence[int] | None, axes: Sequence[int] | None, out: Out, **how: Any
 ) -> AccelRef:
     """Check the arguments of a function of several axes."""
     device_of(name, a, out)
@@ -281,7 +266,7 @@ async def _several(
         extent_of(name, place, a) if n in (None, -1) else n
         for place, n in zip(places, given or (None,) * len(places), strict=True)
     ]
-    return await _along(name, a, type, lengths, places, norm, orthogonalize, out)
+    return await _along(name, a, lengths, places, out, **how)
 
 
 @composed
@@ -318,7 +303,7 @@ async def dct(
             unknown norm, or a wrong `out`.
         TypeError: Not on a device, or another dtype.
     """
-    return await _one("dct", a, type, n, axis, norm, orthogonalize, out)
+    return await _one("dct", a, n, axis, out, type=type, norm=norm, orthogonalize=orthogonalize)
 
 
 @arguments_of(dct, _one, "idct")
@@ -370,7 +355,7 @@ async def dctn(
         orthogonalize: See `dct`.
         out: See `dct`.
     """
-    return await _several("dctn", a, type, s, axes, norm, orthogonalize, out)
+    return await _several("dctn", a, s, axes, out, type=type, norm=norm, orthogonalize=orthogonalize)
 
 
 @arguments_of(dctn, _several, "idctn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef
@@ -69,14 +69,10 @@ def elementwise(
             not named by `outputs`.
         TypeError: There is no such dtype.
     """
-    operation = _operation(name)
-    if outputs is None:
-        return Elementwise[AccelRef](
-            text, inputs=inputs, dtypes=dtypes, operation=operation, library=_LIBRARY
-        )
-    return Elementwise[tuple[AccelRef, ...]](
-        text, inputs=inputs, outputs=outputs, dtypes=dtypes, operation=operation, library=_LIBRARY
+    made: Elementwise[Any] = Elementwise(
+        text, inputs=inputs, outputs=outputs, dtypes=dtypes, operation=_operation(name), library=_LIBRARY
     )
+    return made
 
 
 def reduction(

@@ -16,11 +16,9 @@ from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise, Out
-from ._continuous import after
+from ._distributions import Distributions, after
 from ._messages import Integers, Multiply, Order, Search
-from ._rejections import Rejections
-from ._stream import Shape
-from ._words import checked_dtype, real
+from ._stream import Shape, checked_dtype, real
 
 __all__ = ["Generator"]
 
@@ -28,7 +26,7 @@ __all__ = ["Generator"]
 _EXACT, _NARROW = 1 << 53, 1 << 32
 
 
-class Generator(Rejections):
+class Generator(Distributions):
     """Draws random numbers on a device from one sequence.
 
     The position in the sequence is kept here and not on the device, and each draw takes its part of

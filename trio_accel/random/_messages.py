@@ -25,14 +25,13 @@ from ..backends.base.contract.ops import (
     SobolSpec,
     SortSpec,
 )
-from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
+from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
-from ._actor import RngActor
 from ._sequences import State, powers
 
 __all__ = [
-    "Bits", "Exponential", "Integers", "Lognormal", "Normal", "Rejected", "SequenceBits", "SobolPoints",
-    "Uniform",
+    "Bits", "Exponential", "Integers", "Lognormal", "Normal", "Rejected", "RngActor", "SequenceBits",
+    "SobolPoints", "Uniform",
 ]  # fmt: skip
 
 ParametersP = ParamSpec("ParametersP")
@@ -51,6 +50,16 @@ _NOT_RECORDED = (
 )
 # Served by other capabilities.
 _BLAS = "trio_accel.linalg:BlasActor"
+
+
+class RngActor(LibraryActor):
+    """Serves random numbers, on a stream of its own.
+
+    It has no state that a restart could lose or repeat: every message says which part of which
+    sequence it draws. CPU backend: NumPy. CUDA: kernels of the backend's own.
+    """
+
+    library = "random"
 
 
 def _draws(
@@ -266,13 +275,7 @@ async def _search(edges: Operand, x: Operand) -> AccelRef:
     ...
 
 
-def _plan_multiply(message: Any, planner: Planner) -> Planned[AccelRef]:
-    a, b = planner.read("a", message.a), planner.read("b", message.b)
-    out = planner.output((*a.shape[:-1], *b.shape[1:]), a.dtype)
-    return Planned(MatmulSpec(a, b, out.spec), out)
-
-
-@operation(actor=_BLAS, plan=_plan_multiply)
+@operation("a(m, n), b(n, k) -> out(m, k)", actor=_BLAS, spec=MatmulSpec)
 async def _multiply(a: Operand, b: Operand) -> AccelRef:
     """Multiply by a matrix, as `linalg.matmul` does."""
     ...

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,11 @@ _Words: TypeAlias = npt.NDArray[np.uint32]
 
 _STEP = 362437
 _WORD = 0xFFFFFFFF
-_BITS = np.arange(32, dtype=np.uint32)
 
 # L'Ecuyer, Good parameters and implementations for combined multiple recursive random number generators
 # (Operations Research 47, 1999): moduli, and the steps of the states, the oldest number first.
 MODULI: Final = 2**32 - 209, 2**32 - 22853
+_MODULI = np.array(MODULI, object).reshape(2, 1, 1)
 _STEPS = (
     ((0, 1, 0), (0, 0, 1), (-810728, 1403580, 0)),
     ((0, 1, 0), (0, 0, 1), (-1370589, 0, 527612)),
@@ -62,66 +61,45 @@ def powers(sequence: LinearSequence, first: int, count: int) -> _Words:
 
 def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
     if sequence == "mrg32k3a":
-        rows = matrix.reshape(2, 3, 3).tolist()
-        return tuple(
-            sum(factor * one for factor, one in zip(row, state[3 * half : 3 * half + 3], strict=True))
-            % MODULI[half]
-            for half in (0, 1)
-            for row in rows[half]
-        )
-    bits = (np.array(state[:5], np.uint32)[:, np.newaxis] >> _BITS & np.uint32(1)).reshape(-1)
-    words = np.bitwise_xor.reduce(matrix.reshape(160, 5)[bits != 0], axis=0)
-    return (*map(int, words), state[5])
+        halves = np.array(state, object).reshape(2, 3, 1)
+        return tuple((_recurrences(matrix) @ halves % _MODULI).ravel().tolist())
+    chosen = matrix.reshape(160, 5)[_bits(np.array(state[:5], np.uint32)) != 0]
+    return (*np.bitwise_xor.reduce(chosen, axis=0).tolist(), state[5])
 
 
 @functools.cache
 def _power(sequence: LinearSequence, level: int) -> _Words:
     """Return the matrix that jumps over two to this power of words; squared when it is first needed."""
     if sequence == "mrg32k3a":
-        both = _STEPS if not level else tuple(map(_squared, _recurrences(level - 1), MODULI))
-        numbers = [
-            number % modulus
-            for one, modulus in zip(both, MODULI, strict=True)
-            for row in one
-            for number in row
-        ]
-        return np.array(numbers, np.uint32)
-    columns = _step_columns() if not level else _squared_columns(_power(sequence, level - 1))
-    return np.array(columns, np.uint32)
+        both: npt.NDArray[Any] = np.array(_STEPS, object)
+        if level:
+            root = _recurrences(_power(sequence, level - 1))
+            both = root @ root
+        return np.asarray(both % _MODULI, np.uint32).ravel()
+    if not level:
+        return _step().ravel()
+    # A bit becomes the sum, modulo 2, of what its bits become.
+    bits = _bits(_power(sequence, level - 1).reshape(160, 5)).astype(np.float32)
+    return _words(bits @ bits % 2).ravel()
 
 
-def _squared(matrix: Sequence[Sequence[int]], modulus: int) -> list[list[int]]:
-    columns = [*zip(*matrix, strict=True)]
-    return [
-        [sum(x * y for x, y in zip(row, column, strict=True)) % modulus for column in columns]
-        for row in matrix
-    ]
+def _recurrences(matrix: _Words) -> npt.NDArray[Any]:
+    """Return the matrices of both recurrences, of Python's numbers: products have more than 64 bits."""
+    return matrix.reshape(2, 3, 3).astype(object)
 
 
-def _recurrences(level: int) -> list[list[list[int]]]:
-    """Return the matrices of both recurrences."""
-    made: list[list[list[int]]] = _power("mrg32k3a", level).reshape(2, 3, 3).tolist()
-    return made
-
-
-def _step_columns() -> list[int]:
+def _step() -> _Words:
     """Step each state of XORWOW that has one bit: of x, y, z, w and v, the lowest first."""
-    found: list[int] = []
-    for bit in range(160):
-        x, y, z, w, v = ((1 << bit) >> 32 * word & _WORD for word in range(5))
-        t = x ^ x >> 2
-        found += y, z, w, v, (v ^ v << 4 ^ t ^ t << 1) & _WORD
-    return found
+    x, y, z, w, v = _words(np.eye(160)).T
+    t = x ^ x >> 2
+    return np.stack([y, z, w, v, v ^ v << 4 ^ t ^ t << 1], axis=1)
 
 
-def _squared_columns(columns: _Words) -> list[int]:
-    """Multiply a matrix of bits by itself: a bit becomes the sum, modulo 2, of what its bits become."""
-    wide = [int.from_bytes(one.tobytes(), "little") for one in columns.astype("<u4").reshape(160, 5)]
-    found: list[int] = []
-    for number in wide:
-        total = 0
-        for bit, other in enumerate(wide):
-            if number >> bit & 1:
-                total ^= other
-        found += ((total >> 32 * word) & _WORD for word in range(5))
-    return found
+def _bits(words: _Words) -> npt.NDArray[np.uint8]:
+    """Return the bits along the last axis, the lowest first."""
+    return np.unpackbits(words.astype("<u4").view(np.uint8), axis=-1, bitorder="little")
+
+
+def _words(bits: npt.NDArray[Any]) -> _Words:
+    """Make words of bits along the last axis."""
+    return np.packbits(bits.astype(np.uint8), axis=-1, bitorder="little").view("<u4").astype(np.uint32)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import secrets
-from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,13 +11,13 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DTypeLike, NotSupportedError
-from ..devices import AccelRef, Device, check_device
+from ..devices import AccelRef, Device
 from ..devices.operations._calls import composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
-from ._continuous import after
+from ._distributions import after
 from ._messages import SobolPoints
-from ._words import checked_dtype
+from ._stream import Seeded, checked_dtype
 
 __all__ = ["Sobol"]
 
@@ -31,7 +29,7 @@ _MOST_BITS = 32
 _SINGLE_BITS = 24
 
 
-class Sobol:
+class Sobol(Seeded):
     """Points of a Sobol sequence, as `scipy.stats.qmc.Sobol` makes them: the same ones for the same seed.
 
     SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them, in a thread when the first points
@@ -64,33 +62,20 @@ class Sobol:
     def __init__(
         self, device: Device, d: int, *, scramble: bool = True, bits: int = 30, seed: int | None = None
     ) -> None:
-        check_device("Sobol", device)
+        super().__init__("Sobol", device, seed)
         if not 1 <= operator.index(d) <= _MOST_DIMENSIONS:
             raise ValueError(f"Sobol: d must be from 1 to {_MOST_DIMENSIONS}, got {d}")
         if not 1 <= operator.index(bits) <= _MOST_BITS:
             raise ValueError(f"Sobol: bits must be from 1 to {_MOST_BITS}, got {bits}")
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
-            raise TypeError(f"Sobol: seed must be a whole number or None, got {seed!r}")
-        self._device, self._d, self._bits = device, operator.index(d), operator.index(bits)
-        self._seed = secrets.randbits(64) if seed is None else int(seed)
         if self._seed < 0:
             raise ValueError(f"Sobol: seed must be at least 0, got {seed}")
+        self._d, self._bits = operator.index(d), operator.index(bits)
         self._scramble = bool(scramble)
         self._numbers: tuple[_Words, _Words] | None = None
         self._position = 0
 
     def __repr__(self) -> str:
         return f"<Sobol in {self._d} dimensions, seed {self._seed}, point {self._position}>"
-
-    @property
-    def device(self) -> Device:
-        """The device on which the points are made."""
-        return self._device
-
-    @property
-    def seed(self) -> int:
-        """The seed, also where the operating system drew it."""
-        return self._seed
 
     @property
     def num_generated(self) -> int:

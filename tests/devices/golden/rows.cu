@@ -70,44 +70,44 @@ struct Stage1 {
     }
 };
 
-#define EACH_OF_ROW(statement)                                                                       \
-    Index next = lane;                                                                               \
-    for (; next + (EACH - 1) * GROUP < count; next += EACH * GROUP) {                                \
+#define EACH_OF_ROW(first, step, statement)                                                          \
+    Index next = first;                                                                              \
+    for (; next + (EACH - 1) * (step) < count; next += EACH * (step)) {                              \
         Loaded several[EACH];                                                                        \
         _Pragma("unroll") for (int k = 0; k < EACH; k++)                                             \
-            several[k] = load_at(arguments, bases, next + k * GROUP);                                \
+            several[k] = load_at(arguments, bases, next + k * (step));                               \
         _Pragma("unroll") for (int k = 0; k < EACH; k++) {                                           \
             const Loaded &loaded = several[k];                                                       \
-            const Index i = next + k * GROUP;                                                        \
+            const Index i = next + k * (step);                                                       \
             statement;                                                                               \
         }                                                                                            \
     }                                                                                                \
-    for (Index i = next; i < count; i += GROUP) {                                                    \
+    for (Index i = next; i < count; i += step) {                                                     \
         const Loaded loaded = load_at(arguments, bases, i);                                          \
         statement;                                                                                   \
     }
 
 template <class Stage>
 FUNCTION typename Stage::Partial accumulate(const Arguments &arguments, const Bases &bases, const Row &row,
-    Index lane, Index count)
+    Index first, Index step, Index count)
 {
     typename Stage::Partial found = Stage::nothing();
-    EACH_OF_ROW(found = Stage::combine(found, Stage::mapped(arguments, row, loaded, i)));
+    EACH_OF_ROW(first, step, found = Stage::combine(found, Stage::mapped(arguments, row, loaded, i)));
     return found;
 }
 
-template <class Stage> FUNCTION typename Stage::Partial in_group(typename Stage::Partial found)
+template <class Stage, int MANY> FUNCTION typename Stage::Partial in_group(typename Stage::Partial found)
 {
 #ifndef STAND_IN
-    if (GROUP == 1)
+    if (MANY == 1)
         return found;
     __shared__ typename Stage::Partial shared[THREADS];
     const int thread = BLOCK_THREAD, step = IS_ACROSS ? ROWS : 1;
-    const int lane = IS_ACROSS ? thread / ROWS : thread % GROUP;
+    const int lane = IS_ACROSS ? thread / ROWS : thread % MANY;
     shared[thread] = found;
     __syncthreads();
 #pragma unroll
-    for (int half = GROUP / 2; half; half /= 2) {
+    for (int half = MANY / 2; half; half /= 2) {
         if (lane < half)
             shared[thread] = Stage::combine(shared[thread], shared[thread + half * step]);
         __syncthreads();
@@ -133,7 +133,7 @@ FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &
     Index output, Index lane, Index count)
 {
     char *const out = arguments.out + offset_of<1>(output, arguments.kept_shape, arguments.kept_strides[1]);
-    EACH_OF_ROW(store_at(arguments, row, loaded, out, i));
+    EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
 }
 
 KERNEL(rows, Arguments)
@@ -146,8 +146,8 @@ KERNEL(rows, Arguments)
         const Index count = is_there ? (Index)arguments.count : 0;
         const Bases bases = bases_at(arguments, (Index)(is_there ? output : 0));
         Row row;
-        row.found_0 = Stage0::result(arguments, in_group<Stage0>(accumulate<Stage0>(arguments, bases, row, lane, count)));
-        row.found_1 = Stage1::result(arguments, in_group<Stage1>(accumulate<Stage1>(arguments, bases, row, lane, count)));
+        row.found_0 = Stage0::result(arguments, in_group<Stage0, GROUP>(accumulate<Stage0>(arguments, bases, row, lane, GROUP, count)));
+        row.found_1 = Stage1::result(arguments, in_group<Stage1, GROUP>(accumulate<Stage1>(arguments, bases, row, lane, GROUP, count)));
         if (is_there)
             finish(arguments, bases, row, (Index)output, lane, count);
     }

@@ -22,6 +22,7 @@ from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.device_array import merged
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
+    Argument,
     TypedExpression,
     evaluate,
     pack_scalars,
@@ -65,12 +66,7 @@ def kernel_of(case: Case, wanted: list[npt.NDArray[Any]] | None = None) -> Kerne
     extents, strides = merged(shape, tuple(array.strides for array in (*results, *arrays)))
     numbers = [(argument.dtype, value) for argument, value in pairs if not argument.is_array]
     layouts = Layouts(len(extents), ("strided",) * (len(arrays) + len(results)))
-    source = elementwise_source(
-        expression,
-        [argument.dtype if argument.is_array else None for argument in case.arguments],
-        [dtype for dtype, _ in numbers],
-        layouts,
-    )
+    source = elementwise_source(expression, case.arguments, layouts)
     packed = pack_scalars([value for _, value in numbers], [dtype for dtype, _ in numbers])
     return Kernel(expression, source, extents, strides, arrays, packed, results, wanted)
 
@@ -161,7 +157,7 @@ def _of_many(text: str, dtype: DType, arrays: list[npt.NDArray[Any]], count: int
     expression = typed(parse(text, tuple("xy"[: len(arrays)]), outputs), (dtype,) * len(arrays))
     results = [np.empty(arrays[0].shape, each.dtype) for each in expression.dtypes]
     source = elementwise_source(
-        expression, [dtype] * len(arrays), [], Layouts(1, ("dense",) * (count + len(arrays)))
+        expression, [Argument(dtype, True)] * len(arrays), Layouts(1, ("dense",) * (count + len(arrays)))
     )
     strides = tuple((array.itemsize,) for array in (*results, *arrays))
     wanted = evaluate(expression, arrays)

@@ -38,17 +38,11 @@ WIDER = {
     "complex64": DType.complex128,
 }
 _MOST_ROUNDS = 4
-_UFUNCS: dict[str, Any] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "nanmin": np.fmin,
-    "nanmax": np.fmax,
-    "any": np.logical_or,
-    "all": np.logical_and,
-}
+COMBINED: dict[str, str] = {
+    "sum": "add", "prod": "multiply", "mean": "add", "min": "minimum", "max": "maximum", "nanmin": "fmin",
+    "nanmax": "fmax", "any": "logical_or", "all": "logical_and",
+}  # fmt: skip
+"""By reduction, the function that combines two values."""
 # Elements that are mapped at a time.
 _PIECE = 1 << 18
 
@@ -205,11 +199,9 @@ def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
         return DType.bool
     if name in _ORDERED and value.kind == "complex":
         raise TypeError(f"{name} of {value}: complex numbers have no order")
-    if name == "mean" and not is_chosen and not value.is_inexact:
-        return DType.float64
     if name in _ADDED_UP and not is_chosen and not value.is_inexact:
         # Short whole numbers would overflow: NumPy takes the platform's, which is 64 bits.
-        return DType.uint64 if value.kind == "uint" else DType.int64
+        return DType.float64 if name == "mean" else DType.uint64 if value.kind == "uint" else DType.int64
     return value
 
 
@@ -245,9 +237,9 @@ def evaluate_reduction(
         overflow: What is done when a step over- or underflows.
     """
     with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
-        ufunc = _UFUNCS.get(reduction.reduction.name)
-        if ufunc is not None:
-            result = _by_ufunc(reduction, ufunc, arguments, shape, axes, overflow)
+        name = COMBINED.get(reduction.reduction.name)
+        if name is not None:
+            result = _by_ufunc(reduction, getattr(np, name), arguments, shape, axes, overflow)
         else:
             (values,) = evaluate(reduction.map, arguments)
             result = _combine(reduction, np.broadcast_to(values, shape), axes)

@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -90,15 +90,15 @@ class SpecializedExpression:
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
-        return _encode_elementwise(self)
+        return _encoded(self.expression, self.arguments, self.dtypes, self.is_checked)
 
     @staticmethod
     @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedExpression:
         """Decode a text of `encode`."""
         expression, kinds, names, is_checked = json.loads(text)
-        dtypes = tuple(map(_dtype, names))
-        return SpecializedExpression(_expression(expression), _arguments(kinds), dtypes, is_checked)
+        arguments, dtypes = tuple(map(Argument.decode, kinds)), tuple(map(_dtype, names))
+        return SpecializedExpression(_expression(expression), arguments, dtypes, is_checked)
 
 
 @attrs.frozen
@@ -125,37 +125,41 @@ class SpecializedReduction:
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
-        return _encode_reduction(self)
+        return _encoded(self.reduction, self.arguments, self.dtype, self.result)
 
     @staticmethod
     @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedReduction:
         """Decode a text of `encode`."""
-        mapped, name, parts, identity, kinds, dtype, result = json.loads(text)
-        combine, post = (None if part is None else _expression(part) for part in parts)
-        value = None if identity is None else _number(identity)
-        reduction = Reduction(_expression(mapped), name, combine, value, post)
-        return SpecializedReduction(reduction, _arguments(kinds), _dtype(dtype), _dtype(result))
+        (mapped, name, combine, identity, post), kinds, dtype, result = json.loads(text)
+        combined, after = (None if part is None else _expression(part) for part in (combine, post))
+        value = complex(*cast("list[float]", identity)) if isinstance(identity, list) else identity
+        reduction = Reduction(_expression(mapped), name, combined, value, after)
+        arguments = tuple(map(Argument.decode, kinds))
+        return SpecializedReduction(reduction, arguments, _dtype(dtype), _dtype(result))
 
 
-@functools.lru_cache(1024)
-def _encode_elementwise(specialized: SpecializedExpression) -> str:
-    dtypes = [_name(each) for each in specialized.dtypes]
-    return json.dumps([_plain(specialized.expression), _kinds(specialized), dtypes, specialized.is_checked])
+def _encoded(*parts: object) -> str:
+    return json.dumps(parts, default=_plain)
 
 
-@functools.lru_cache(1024)
-def _encode_reduction(specialized: SpecializedReduction) -> str:
-    reduction = specialized.reduction
-    parts = [None if part is None else _plain(part) for part in (reduction.combine, reduction.post)]
-    # A complex identity is two numbers.
-    identity = None if reduction.identity is None else repr(reduction.identity)
-    plain = [_plain(reduction.map), reduction.name, parts, identity, _kinds(specialized)]
-    return json.dumps([*plain, _name(specialized.dtype), _name(specialized.result)])
-
-
-def _plain(expression: Expression) -> list[Any]:
-    return [expression.text, expression.inputs, expression.outputs]
+def _plain(part: object) -> object:
+    """Return a part of a text as what JSON has."""
+    match part:
+        case Expression():
+            return part.text, part.inputs, part.outputs
+        case Reduction():
+            return part.map, part.name, part.combine, part.identity, part.post
+        case RowExpression():
+            return part.text
+        case Argument():
+            return part.encode()
+        case DType():
+            return part.value
+        case complex():
+            return part.real, part.imag
+        case _:
+            raise TypeError(f"a text of an expression has no {part!r}")
 
 
 def _expression(plain: list[Any]) -> Expression:
@@ -163,32 +167,8 @@ def _expression(plain: list[Any]) -> Expression:
     return parse(text, tuple(inputs), tuple(outputs))
 
 
-def _kinds(specialized: SpecializedExpression | SpecializedReduction) -> list[str]:
-    return [each.encode() for each in specialized.arguments]
-
-
-def _arguments(kinds: list[str]) -> tuple[Argument, ...]:
-    return tuple(map(Argument.decode, kinds))
-
-
-def _name(dtype: DType | None) -> str | None:
-    return None if dtype is None else dtype.value
-
-
 def _dtype(name: str | None) -> DType | None:
     return None if name is None else DType(name)
-
-
-def _number(text: str) -> complex:
-    named = {"True": True, "False": False}
-    if text in named:
-        return named[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return complex(text)
 
 
 def pack_scalars(values: Sequence[complex], dtypes: Sequence[DType]) -> bytes:
@@ -436,9 +416,7 @@ class SpecializedRows:
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
-        kinds = [argument.encode() for argument in self.arguments]
-        usual = None if self.usual is None else self.usual.text
-        return json.dumps([self.rows.text, self.rows.inputs, kinds, self.result.value, usual])
+        return _encoded(self.rows, self.rows.inputs, self.arguments, self.result, self.usual)
 
     @staticmethod
     @functools.lru_cache(1024)

@@ -14,6 +14,7 @@ from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import Reduce
 from ._evaluate import places_of, word_of
+from ._rows import Argument
 from ._typing import Step, TypedExpression
 
 Access: TypeAlias = Literal["dense", "same", "strided"]
@@ -22,20 +23,13 @@ Access: TypeAlias = Literal["dense", "same", "strided"]
 _PRELUDE = Path(__file__).with_name("expressions.cu")
 
 _REGISTERS = {
+    **{
+        each: f"{each.kind[0]}{8 * each.itemsize}"
+        for each in DType
+        if each.kind in ("int", "uint", "complex")
+    },
+    **dict.fromkeys((DType.float32, DType.float16, DType.bfloat16), "float"),
     DType.float64: "double",
-    DType.float32: "float",
-    DType.float16: "float",
-    DType.bfloat16: "float",
-    DType.complex64: "c64",
-    DType.complex128: "c128",
-    DType.int8: "i8",
-    DType.int16: "i16",
-    DType.int32: "i32",
-    DType.int64: "i64",
-    DType.uint8: "u8",
-    DType.uint16: "u16",
-    DType.uint32: "u32",
-    DType.uint64: "u64",
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
@@ -212,18 +206,13 @@ def load(dtype: DType, address: str) -> str:
 
 
 def elementwise_source(
-    expression: TypedExpression,
-    inputs: Sequence[DType | None],
-    scalars: Sequence[DType],
-    layouts: Layouts,
-    kernel: str = "",
+    expression: TypedExpression, arguments: Sequence[Argument], layouts: Layouts, kernel: str = ""
 ) -> str:
     """Write the source of a kernel ``elementwise`` that computes every element.
 
     Args:
         expression: The typed expression.
-        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
-        scalars: Dtypes of the scalars, in order.
+        arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays that are read element by element.
         kernel: C++ in place of the kernel. It calls ``load_at``, ``compute`` and ``store_at``.
     """
@@ -234,13 +223,12 @@ def elementwise_source(
         for number, (dtype, place) in enumerate(zip(results, places, strict=False))
     ]
     written = "\n".join(stores)
-    return kernel_source(expression, inputs, scalars, layouts, written, len(results), kernel=kernel)
+    return kernel_source(expression, arguments, layouts, written, len(results), kernel=kernel)
 
 
 def kernel_source(
     expression: TypedExpression,
-    inputs: Sequence[DType | None],
-    scalars: Sequence[DType],
+    arguments: Sequence[Argument],
     layouts: Layouts,
     store: str,
     results: int,
@@ -251,31 +239,30 @@ def kernel_source(
 
     Args:
         expression: The typed expression.
-        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
-        scalars: Dtypes of the scalars, in order.
+        arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays that are written and read element by element.
         store: C++ of what is done with the results ``made.x0``, ``made.x1`` of element ``i``.
         results: How many arrays are written element by element.
         functions: C++ of functions that `store` calls.
         kernel: C++ in place of the kernel; see `elementwise_source`.
     """
-    arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
+    arrays = [each.dtype for n, each in enumerate(arguments) if each.is_array and n in expression.elements]
     written = expression.dtypes[:results]
     places = _place(layouts, [dtype.itemsize for dtype in (*written, *arrays)])
-    loads, taken, numbers = list[str](), list[str](), 0
-    for argument, dtype in enumerate(inputs):
-        if dtype is None:
-            taken.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
-            numbers += 1
-        elif argument not in expression.elements:
+    loads, taken, scalars = list[str](), list[str](), 0
+    for number, argument in enumerate(arguments):
+        if not argument.is_array:
+            taken.append(load(argument.dtype, f"at_scalar(arguments.scalars[{scalars}])"))
+            scalars += 1
+        elif number not in expression.elements:
             taken.append("")
         else:
-            number = len(loads)
-            loads.append(load(dtype, f"arguments.in[{number}] + {places[results + number]}"))
-            taken.append(f"loaded.x{number}")
+            array = len(loads)
+            loads.append(load(argument.dtype, f"arguments.in[{array}] + {places[results + array]}"))
+            taken.append(f"loaded.x{array}")
     statements, names = body(expression, taken)
     return f"""{prelude()}
-{_arguments(expression, results, len(arrays), len(scalars), layouts)}
+{_arguments(expression, results, len(arrays), scalars, layouts)}
 enum {{ EACH = {elements_of_thread((*written, *arrays), len(expression.steps))} }};
 {structure("Loaded", arrays)}
 {structure("Made", expression.dtypes)}
@@ -411,18 +398,13 @@ _BITS = {
 
 
 def scatter_source(
-    expression: TypedExpression,
-    inputs: Sequence[DType | None],
-    scalars: Sequence[DType],
-    layouts: Layouts,
-    reduce: Reduce,
+    expression: TypedExpression, arguments: Sequence[Argument], layouts: Layouts, reduce: Reduce
 ) -> str:
     """Write the source of a kernel ``elementwise`` that stores values at computed places.
 
     Args:
         expression: Its first result is an element at a place, and the second one the value.
-        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
-        scalars: Dtypes of the scalars, in order.
+        arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays that are read element by element.
         reduce: How a value is combined with the element that is there.
 
@@ -436,7 +418,7 @@ def scatter_source(
     place = place_of(step, expression, indices)
     store = f"if ({inside})\n    combine((char *)({place}), made.x{len(indices)});"
     functions = _combine(expression.steps[value].dtype, reduce)
-    return kernel_source(places_of(expression), inputs, scalars, layouts, store, 0, functions)
+    return kernel_source(places_of(expression), arguments, layouts, store, 0, functions)
 
 
 def _combine(dtype: DType, reduce: Reduce) -> str:

@@ -19,7 +19,7 @@ from ..contract.errors import NotSupportedError
 from ..contract.ops import real_of
 from ._expression import FUNCTIONS, Apply, Expression, Function, Index, Literal, Load, Node, Place
 
-__all__ = ["WEAK_ARITHMETIC", "ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
+__all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
 
 
 class Weak(enum.Enum):
@@ -38,10 +38,6 @@ class Weak(enum.Enum):
 _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
-_EXAMPLES: dict[Weak, Any] = {Weak.int: 0, Weak.float: 0.0, Weak.complex: 0j}
-# These functions take Python numbers alone; others take them as arrays of their own types.
-WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
-                    "positive")  # fmt: skip
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
 
@@ -62,6 +58,9 @@ _BY_PYTHON: Mapping[str, Callable[..., int]] = {
     "negative": int.__neg__,
     "positive": int.__pos__,
 }
+
+# These functions take Python numbers alone; others take them as arrays of their own types.
+_WEAK_ARITHMETIC = ("divide", *_BY_PYTHON)
 
 ArgumentType: TypeAlias = "DType | Weak"
 """Type of an argument, or of a step: a Python number has a weak one."""
@@ -296,7 +295,7 @@ class _Typist:
         kinds = [self._kind(number) for number in steps]
         if function.name == "power":
             self._check_power(node, kinds, steps[1])
-        if all(isinstance(kind, Weak) for kind in kinds) and function.name in WEAK_ARITHMETIC:
+        if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
             return self._weak_arithmetic(function, steps, node.place)
         *needed, result = self._resolve(node, function, kinds)
         is_refused = any(dtype.kind not in function.kinds for dtype in needed)
@@ -409,7 +408,7 @@ class _Typist:
         given = [
             kind.dtype
             if isinstance(kind, DType)
-            else (DType.bfloat16.dtype if low and kind is Weak.float else _EXAMPLES[kind])
+            else (DType.bfloat16.dtype if low and kind is Weak.float else _PYTHON[kind]())
             for kind in kinds
         ]
         try:

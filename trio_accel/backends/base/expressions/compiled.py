@@ -15,12 +15,10 @@ from typing import TypeAlias
 import attrs
 
 from ..contract.device_array import merged
-from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
-from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
-from ._rows_source import ROW_THREADS, RowLayouts, rows_source
+from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of, scatter_source
 
 __all__ = [
@@ -102,7 +100,7 @@ class ReductionLaunch:
     finish_threads: int
     partial: int
     values: Callable[[_Address, int], tuple[object, ...]]
-    block: int = REDUCTION_THREADS
+    block: int = ROW_THREADS
 
 
 @attrs.frozen
@@ -124,7 +122,7 @@ class _Reduced:
     reduced_shape: _Shape
     kept_strides: _Strides
     reduced_strides: _Strides
-    layouts: ReductionLayouts
+    layouts: RowLayouts
 
 
 def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
@@ -151,7 +149,7 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     if isinstance(spec, RowsSpec):
         made = _rows_kernel(spec)
     else:
-        made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else _elementwise_kernel(spec)
+        made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else make_functions(spec)
     if made.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
             f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
@@ -161,28 +159,24 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     return made
 
 
-def make_functions(spec: ElementwiseSpec, kernel: str) -> KernelSource:
+def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> KernelSource:
     """Make the source of the functions of an expression, with other code in place of its kernel.
 
     Args:
         spec: The expression and its arrays.
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
-    return _elementwise_kernel(spec, kernel)
-
-
-def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> KernelSource:
     specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
-    arrays, scalars = _split(specialized.arguments)
+    arguments, scalars = specialized.arguments, sum(not each.is_array for each in specialized.arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
     form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q{'Q' * specialized.is_checked}"
     dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
     if isinstance(spec, ScatterSpec):
-        text = scatter_source(specialized.typed, arrays, scalars, layouts, spec.reduce)
+        text = scatter_source(specialized.typed, arguments, layouts, spec.reduce)
     else:
-        text = elementwise_source(specialized.typed, arrays, scalars, layouts, kernel)
+        text = elementwise_source(specialized.typed, arguments, layouts, kernel)
     return KernelSource(
         text,
         ("elementwise",),
@@ -209,15 +203,11 @@ def elementwise_arguments(
 
 def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
     specialized, layouts = SpecializedReduction.decode(spec.reduction), _reduced(spec).layouts
-    arrays, scalars = _split(specialized.arguments)
-    reduction, count = specialized.typed, len(spec.arrays)
-    kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
-    form = f"5q2Q{count}Q{_scalar_bytes(scalars)}s{kept}q{reduced}q{count * kept}q{count * reduced}q"
     return KernelSource(
-        reduction_source(reduction, arrays, scalars, layouts),
+        reduction_source(specialized, layouts),
         ("reduce", "finish_block", "finish_serial"),
-        struct.Struct(f"<{form}"),
-        partial=partial_bytes(reduction),
+        _row_structure("5q2Q", specialized.arguments, layouts, len(spec.arrays)),
+        partial=partial_bytes(specialized.typed),
     )
 
 
@@ -233,26 +223,24 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
         The launch; None where there is no result.
     """
     found = _reduced(spec)
-    outputs, count, is_block = found.outputs, found.count, found.layouts.is_block
+    outputs, count, group = found.outputs, found.count, found.layouts.group
     if not outputs:
         return None
     parts = _parts(found, most_blocks)
     # Blocks lay the parts of a result side by side; threads lay results side by side.
-    steps = (1, parts) if is_block else (outputs, 1)
+    steps = (1, parts) if group > 1 else (outputs, 1)
 
     def values(address: _Address, partial: int) -> tuple[object, ...]:
         return (
             outputs, count, parts, *steps, address(spec.out), partial,
-            *[address(array) for array in spec.arrays], spec.scalars,
-            *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
-            *_flat(found.kept_strides, len(spec.arrays)), *_flat(found.reduced_strides, len(spec.arrays)),
+            *[address(array) for array in spec.arrays], spec.scalars, *_layout_values(found),
         )  # fmt: skip
 
     ends_by_block = parts > _MOST_SERIAL
     return ReductionLaunch(
-        threads=outputs * parts * (REDUCTION_THREADS if is_block else 1),
+        threads=outputs * parts * group,
         finish="" if parts == 1 else "finish_block" if ends_by_block else "finish_serial",
-        finish_threads=outputs * (REDUCTION_THREADS if ends_by_block else 1),
+        finish_threads=outputs * (ROW_THREADS if ends_by_block else 1),
         partial=outputs * parts * source.partial if parts > 1 else 0,
         values=values,
     )
@@ -260,23 +248,35 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
 def _rows_kernel(spec: RowsSpec) -> KernelSource:
     specialized, layouts = SpecializedRows.decode(spec.rows), _row_layouts(_rows(spec))
-    kept, reduced, count = max(layouts.kept, 1), max(layouts.reduced, 1), len(spec.arrays)
-    _, scalars = _split(specialized.arguments)
-    form = f"2qQ{count}Q{_scalar_bytes(scalars)}s{kept + reduced + (count + 1) * (kept + reduced)}q"
-    return KernelSource(rows_source(specialized, layouts), ("rows",), struct.Struct(f"<{form}"))
+    arguments = _row_structure("2qQ", specialized.arguments, layouts, len(spec.arrays) + 1)
+    return KernelSource(rows_source(specialized, layouts), ("rows",), arguments)
+
+
+def _row_structure(
+    own: str, arguments: Sequence[Argument], layouts: RowLayouts, layers: int
+) -> struct.Struct:
+    """Return the structure of the arguments: the kernel's own ones, arrays, numbers and layouts."""
+    arrays = sum(each.is_array for each in arguments)
+    axes = max(layouts.kept, 1) + max(layouts.reduced, 1)
+    return struct.Struct(f"<{own}{arrays}Q{_scalar_bytes(len(arguments) - arrays)}s{(layers + 1) * axes}q")
+
+
+def _layout_values(found: _Reduced) -> list[int]:
+    """Return the extents and strides, in the order of the structure."""
+    parts = (found.kept_shape, found.reduced_shape, *found.kept_strides, *found.reduced_strides)
+    # There is one axis at least, whose extent and strides do not count.
+    return [number for part in parts for number in part or (0,)]
 
 
 def rows_arguments(spec: RowsSpec, address: _Address) -> tuple[tuple[object, ...], int]:
     """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
     found = _rows(spec)
-    layouts, count = _row_layouts(found), len(spec.arrays) + 1
     values = (
         found.outputs, found.count, address(spec.out), *[address(array) for array in spec.arrays],
         # Behind those of the arguments is the count, which the structure has already.
-        spec.scalars[:-SCALAR_BYTES], *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
-        *_flat(found.kept_strides, count), *_flat(found.reduced_strides, count),
+        spec.scalars[:-SCALAR_BYTES], *_layout_values(found),
     )  # fmt: skip
-    rows_of_block = ROW_THREADS // layouts.group
+    rows_of_block = ROW_THREADS // _row_layouts(found).group
     return values, -(-found.outputs // rows_of_block) * ROW_THREADS
 
 
@@ -298,20 +298,18 @@ def _rows(spec: RowsSpec) -> _Reduced:
 
 
 def _row_layouts(found: _Reduced) -> RowLayouts:
-    layouts, group, is_across = found.layouts, 1, False
-    if found.count > _SHORT_ROW:
-        is_across = not layouts.is_block
-        along = _WARP if found.count <= _WARP_ROW else ROW_THREADS
-        group = ROW_THREADS // _ROWS_ACROSS if is_across else along
-    return RowLayouts(layouts.kept, layouts.reduced, layouts.access, layouts.is_wide, group, is_across)
+    if found.count <= _SHORT_ROW:
+        return attrs.evolve(found.layouts, group=1)
+    if found.layouts.group == 1:
+        return attrs.evolve(found.layouts, group=ROW_THREADS // _ROWS_ACROSS, is_across=True)
+    return attrs.evolve(found.layouts, group=_WARP if found.count <= _WARP_ROW else ROW_THREADS)
 
 
 def _parts(found: _Reduced, most_blocks: int) -> int:
     """Count the parts in which each result is made, so that the device is full."""
-    is_block = found.layouts.is_block
-    units = most_blocks if is_block else most_blocks * REDUCTION_THREADS
-    each = _LEAST_ELEMENTS * (REDUCTION_THREADS if is_block else 1)
-    return max(1, min(units // found.outputs, -(-found.count // each)))
+    group = found.layouts.group
+    units = most_blocks * ROW_THREADS // group
+    return max(1, min(units // found.outputs, -(-found.count // (_LEAST_ELEMENTS * group))))
 
 
 def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
@@ -321,17 +319,11 @@ def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strid
         for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
     ]
     kept, reduced = max(steps, default=(0, 0), key=sum)
-    return count > REDUCTION_THREADS // 8 and (outputs == 1 or reduced <= kept)
+    return count > ROW_THREADS // 8 and (outputs == 1 or reduced <= kept)
 
 
-def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
-    """Return the dtypes of the arrays, with None for scalars; and those of the scalars."""
-    arrays = [argument.dtype if argument.is_array else None for argument in arguments]
-    return arrays, [argument.dtype for argument in arguments if not argument.is_array]
-
-
-def _scalar_bytes(scalars: Sequence[DType]) -> int:
-    return SCALAR_BYTES * max(len(scalars), 1)
+def _scalar_bytes(count: int) -> int:
+    return SCALAR_BYTES * max(count, 1)
 
 
 def _extents(spec: ElementwiseSpec | ScatterSpec, axes: Sequence[int]) -> Iterator[int]:
@@ -385,10 +377,10 @@ def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape)
     access: tuple[Access, ...] = tuple(
         _access(each, size) for each, size in zip(reduced_strides, sizes, strict=True)
     )
-    layouts = ReductionLayouts(
+    is_by_block = _is_by_block(outputs, count, kept_strides, reduced_strides)
+    layouts = RowLayouts(
         len(kept_shape), len(reduced_shape), access if len(reduced_shape) <= 1 else (),
-        max(outputs, count) >= _NARROW,
-        _is_by_block(outputs, count, kept_strides, reduced_strides),
+        max(outputs, count) >= _NARROW, ROW_THREADS if is_by_block else 1,
     )  # fmt: skip
     return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
 
@@ -397,7 +389,3 @@ def _access(strides: _Shape, size: int) -> Access:
     if not strides or not strides[0]:
         return "same"
     return "dense" if strides[0] == size else "strided"
-
-
-def _flat(strides: _Strides, count: int) -> list[int]:
-    return [step for each in strides for step in each] or [0] * count
