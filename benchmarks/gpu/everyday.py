@@ -218,8 +218,9 @@ async def _row(
     async def ask() -> Any:
         return await call(ours)
 
-    for _ in range(3):
-        got = await ask()
+    await ask()
+    await ask()
+    got = await ask()
     if torch is None or peer is None:
         return await _alone(ask, 3), 0.0, await _eight(ask), 0.0
 

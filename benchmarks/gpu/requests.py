@@ -213,8 +213,8 @@ async def _measure(backend: str, calls: int) -> None:
                     took.setdefault(side, []).append(await run(calls))
             best = {side: float(np.median(each)) for side, each in took.items()}
             row = "".join(f"{best[side]:10.1f}" if side in best else " " * 10 for side in columns)
-            peer = best.get("floor", best.get("PyTorch", float("nan")))
-            _say(f"{name:20}{row}   {best['inline'] / peer:.2f} {best['process'] / peer:.2f}")
+            least = best.get("floor", best.get("PyTorch", float("nan")))
+            _say(f"{name:20}{row}   {best['inline'] / least:.2f} {best['process'] / least:.2f}")
 
 
 def _say(text: str) -> None:

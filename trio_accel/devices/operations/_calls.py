@@ -54,6 +54,10 @@ _OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
 _CLOSED = object()
 
 
+def _is_one_operation(function: Function) -> bool:
+    return function.how != "awaitable" and function.ask is None
+
+
 @attrs.frozen(eq=False)
 class Function:
     """A function of arrays, as its calls know it.
@@ -73,11 +77,7 @@ class Function:
     how: Literal["message", "awaitable", "value"] = "message"
     ask: Callable[[Any], Awaitable[Any]] | None = None
     refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
-    is_direct: bool = attrs.field()
-
-    @is_direct.default
-    def _is_one_operation(self) -> bool:
-        return self.how != "awaitable" and self.ask is None
+    is_direct: bool = attrs.field(default=attrs.Factory(_is_one_operation, takes_self=True))
 
 
 class Asked(Protocol):
