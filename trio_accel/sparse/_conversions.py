@@ -14,8 +14,8 @@ from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, check_device
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise
-from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._products import row_indices
 from ._structures import BsrToCsr, CooToCsr, CsrToBsr, CsrToCsc, SumOfTwo
 
 if TYPE_CHECKING:
@@ -273,5 +273,5 @@ _SCALED = {one: Elementwise[AccelRef](f"data * {one}", operation="sparse.add") f
 
 
 def _check(name: str, matrix: SparseMatrix) -> None:
-    if not isinstance(cast("object", matrix), (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)):
+    if not isinstance(cast("object", matrix), SparseMatrix):
         raise TypeError(f"sparse.{name}: matrix must be a sparse matrix, got {type(matrix).__name__}")

@@ -102,9 +102,8 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
 
 
 def _advice(matrix: object, wanted: type[Any]) -> str:
-    known = (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)
     name = str(wanted.made_by).rpartition(".")[2]
-    return f"await sparse.to{name}(...)" if isinstance(matrix, known) else f"sparse.{name}"
+    return f"await sparse.to{name}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{name}"
 
 
 def _plan(
