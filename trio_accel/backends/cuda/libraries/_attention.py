@@ -22,11 +22,12 @@ from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas
-from ._cudnn import Graph, Layout
-from ._dnn_base import (
+from ._cudnn import (
     FLOATS,
     LANES,
     DnnKernels,
+    Graph,
+    Layout,
     aligned,
     aligned_result,
     first_wrong,
@@ -158,14 +159,8 @@ class AttentionKernels(DnnKernels):
             self.blas.destroy()
         super()._destroy()
 
-    def _load_checks(self) -> None:
-        """Load the kernels; blocks."""
-        for name, layout in _LAYOUTS.items():
-            self._load(name, layout)
-
     def _load_products(self, dtype: DType) -> None:
-        """Load the kernels, and products of a type; blocks."""
-        self._load_checks()
+        """Load products of a type; blocks."""
         if self.blas is None:
             self.blas = Cublas(self._device, self.name)
         self.blas.warm(KINDS[wide_of(dtype)])
@@ -506,9 +501,9 @@ class AttentionLibrary(AttentionKernels):
         plan = self._fused(spec)
         if plan is None:
             self._load_products(spec.query.dtype)
-            return _Plan()
-        self._load_checks()
-        return plan
+        for name, layout in _LAYOUTS.items():
+            self._load(name, layout)
+        return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:
         """Build cuDNN's graph; None where it has no kernel, or none that is right."""
@@ -724,18 +719,12 @@ def _is_direct(array: ArraySpec) -> bool:
     )
 
 
-def _strides(array: ArraySpec) -> tuple[int, ...]:
-    """Return the bytes between elements along four axes, of an array that is taken as it lies."""
-    missing = 4 - array.ndim
-    return (*(0,) * missing, *array.strides)
-
-
 def _layout(array: ArraySpec, shape: tuple[int, ...]) -> Layout:
     """Return the layout of an array as it lies, or without gaps."""
     if not _is_direct(array):
         return Layout.packed(array.dtype, shape)
     packed = Layout.packed(array.dtype, shape).strides
-    steps = [step // array.dtype.itemsize for step in _strides(array)]
+    steps = [step // array.dtype.itemsize for step in (*(0,) * (4 - array.ndim), *array.strides)]
     # An axis of one element may have any step.
     found = [own if extent > 1 else other for own, other, extent in zip(steps, packed, shape, strict=True)]
     return Layout(array.dtype, shape, tuple(found))

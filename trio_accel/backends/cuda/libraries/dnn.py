@@ -25,13 +25,14 @@ from ...base.contract.ops import (
 from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
-from ._cudnn import Graph, Layout
-from ._dnn_base import (
+from ._cudnn import (
     FLOATS,
     GRID,
     KINDS,
     LANES,
     DnnKernels,
+    Graph,
+    Layout,
     aligned,
     aligned_result,
     first_wrong,

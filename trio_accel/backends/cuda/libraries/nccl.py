@@ -29,18 +29,10 @@ _OPEN: Communicators = Communicators(_NAME)
 _IN_PROGRESS = 7
 
 # ncclDataType_t, and numbers for each element.
+_ORDER = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16"
 _TYPES: dict[DType, tuple[int, int]] = {
+    **{DType(name): (code, 1) for code, name in enumerate(_ORDER.split())},
     DType.bool: (1, 1),
-    DType.int8: (0, 1),
-    DType.uint8: (1, 1),
-    DType.int32: (2, 1),
-    DType.uint32: (3, 1),
-    DType.int64: (4, 1),
-    DType.uint64: (5, 1),
-    DType.float16: (6, 1),
-    DType.float32: (7, 1),
-    DType.float64: (8, 1),
-    DType.bfloat16: (9, 1),
     DType.complex64: (7, 2),
     DType.complex128: (8, 2),
 }
