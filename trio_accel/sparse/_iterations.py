@@ -375,6 +375,7 @@ _Kind: TypeAlias = Literal["jacobi", "ilu0", "ic0"]
 _DIVIDE = make("x / y", operation="sparse.precondition")
 
 
+@attrs.define(eq=False, repr=False)
 class Preconditioner:
     """Approximates the product of a vector with the inverse of a matrix. Made by `precondition`.
 
@@ -383,19 +384,11 @@ class Preconditioner:
         shape: Rows and columns of the matrix.
     """
 
-    __slots__ = ("_diagonal", "_lower", "_upper", "kind", "shape")
-
-    def __init__(
-        self,
-        kind: _Kind,
-        shape: tuple[int, int],
-        diagonal: Out = None,
-        lower: CsrMatrix | None = None,
-        upper: CsrMatrix | None = None,
-    ) -> None:
-        self.kind: _Kind = kind
-        self.shape: tuple[int, int] = shape
-        self._diagonal, self._lower, self._upper = diagonal, lower, upper
+    kind: _Kind
+    shape: tuple[int, int]
+    _diagonal: Out = None
+    _lower: CsrMatrix | None = None
+    _upper: CsrMatrix | None = None
 
     @property
     def is_recorded(self) -> bool:

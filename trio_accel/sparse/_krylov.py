@@ -227,10 +227,13 @@ class _Minres(Method):
         self._y: AccelRef | None = None
         self._w1 = self._w2 = r
 
+    async def _length(self, x: AccelRef, y: AccelRef) -> AccelRef:
+        return await self.problem.ask(_LENGTH.compute(await self.problem.ask(_REAL_DOT.compute(x, y))))
+
     async def _begin(self) -> AccelRef:
         problem, device = self.problem, self.problem.device
         y = await problem.precondition(self._r2)
-        self._beta = await problem.ask(_LENGTH.compute(await problem.ask(_REAL_DOT.compute(self._r2, y))))
+        self._beta = await self._length(self._r2, y)
         zero = await device.zeros((), self._beta.dtype)
         self._w1 = self._w2 = self._r1 = await device.zeros(len(y), problem.dtype)
         self._oldb = self._sn = self._dbar = self._epsilon = zero
@@ -245,15 +248,11 @@ class _Minres(Method):
         y = await problem.multiply(v)
         y = await problem.ask(_FIRST.compute(y=y, oldb=self._oldb, beta=beta, r1=self._r1))
         alpha = await problem.ask(_REAL_DOT.compute(v, y))
-        self._r1, self._r2 = (
-            self._r2,
-            await problem.ask(_SECOND.compute(y=y, beta=beta, alpha=alpha, r2=self._r2)),
-        )
+        self._r1 = self._r2
+        self._r2 = await problem.ask(_SECOND.compute(y=y, beta=beta, alpha=alpha, r2=self._r1))
         self._y = await problem.precondition(self._r2)
-        self._oldb, self._beta = (
-            beta,
-            await problem.ask(_LENGTH.compute(await problem.ask(_REAL_DOT.compute(self._r2, self._y)))),
-        )
+        self._oldb = beta
+        self._beta = await self._length(self._r2, self._y)
         epsilon = self._epsilon
         delta, self._epsilon, self._dbar, gamma, self._cs, self._sn, phi, self._phibar = await problem.ask(
             _ROTATION.compute(
