@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...base.contract import ops
 from ...base.contract.dtypes import DType
-from ...base.contract.errors import OutOfRangeError
+from ...base.kit.checks import no_element, no_length
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, widened
 from ..runtime.blas_threads import matrix_product
@@ -373,14 +373,7 @@ def max_pool_grad(spec: ops.MaxPoolGradSpec, call: HostCall) -> None:
     size = math.prod(out.shape[2:])
     is_outside = (indices < 0) | (indices >= size)
     if is_outside.any():
-        index = int(indices[is_outside][0])
-        raise OutOfRangeError(
-            f"indices: {index} is outside of the input, which has {size} elements in each channel",
-            library="dnn",
-            index=index,
-            axis=2,
-            length=size,
-        )
+        raise no_element(int(indices[is_outside][0]), size)
     for images in _images(out):
         here, values = out[images], widened(grad[images])
         total: HostArray = np.zeros((here.shape[0] * here.shape[1], size), values.dtype)
@@ -509,8 +502,7 @@ class _Attention:
         is_used: HostArray = firsts < self._key_lengths[:, None]
         is_outside = is_used & ((table < 0) | (table >= count))
         if is_outside.any():
-            index = int(table[is_outside][0])
-            raise _outside("block_table", f"there is no block {index} of {count}", index, count)
+            raise no_length("block_table", int(table[is_outside][0]), count)
 
     def heads(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yield the leading index and the head of all heads of keys."""
@@ -575,13 +567,8 @@ def _lengths(
     given = call.array(lengths)
     is_outside = (given < 0) | (given > most)
     if is_outside.any():
-        index = int(given[is_outside][0])
-        raise _outside(argument, f"{index} is no length of an axis of {most}", index, most)
+        raise no_length(argument, int(given[is_outside][0]), most)
     return given
-
-
-def _outside(argument: str, text: str, index: int, length: int) -> OutOfRangeError:
-    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=index, axis=0, length=length)
 
 
 @kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})

@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 import attrs
 from nvmath.bindings import cublas
 
-from ...base import DType, OutOfRangeError
+from ...base import DType
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
+from ...base.kit.checks import no_length
 from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
@@ -447,15 +448,10 @@ class Attention:
 
 def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:
     """Refuse the first length or block that a kernel has found wrong."""
-    if not words[0]:
-        return
-    number, most = first_wrong(words), mosts[int(words[0]) - 1]
-    if words[0] == _TABLE:
-        argument, text = "block_table", f"there is no block {number} of {most}"
-    else:
-        argument = ("query_lengths", "key_lengths")[int(words[0]) - 1]
-        text = f"{number} is no length of an axis of {most}"
-    raise OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)
+    if words[0]:
+        place = int(words[0]) - 1
+        argument = ("query_lengths", "key_lengths", "block_table")[place]
+        raise no_length(argument, first_wrong(words), mosts[place])
 
 
 # Lengths that are no multiples of it are told to the gradient: else it has been seen to make NaNs of them

@@ -15,11 +15,11 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType, LibraryError, NotSupportedError
+from ...base import DType, NotSupportedError
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
-from ...base.kit.checks import NATIVE
+from ...base.kit.checks import NATIVE, misplaced
 from ..kit._library import KernelCall, LibraryDevice
 from ._cublas import KINDS
 from ._radix_sort import RadixSort
@@ -440,11 +440,7 @@ class Maker:
             values = words[2:].view(np.int64)
             for name, number, value, limit in zip(names, words, values, self._job.numbers, strict=False):
                 if number:
-                    raise LibraryError(
-                        f"{name}[{number - 1}] is {value}; it must be from 0 to {limit - 1}",
-                        library="sparse",
-                        code="invalid_value",
-                    )
+                    raise misplaced(name, int(number) - 1, int(value), limit)
 
         return self._call.words(6, judge)
 

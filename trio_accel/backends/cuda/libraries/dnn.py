@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...base import DType, OutOfRangeError
+from ...base import DType
 from ...base.contract import ops
 from ...base.contract.device_array import DeviceArray
+from ...base.kit.checks import no_element
 from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
@@ -275,13 +276,7 @@ class PoolingLibrary(DnnKernels):
         def judge(words: ops.StatusArray) -> None:
             index = first_wrong(words)
             if words[0]:
-                raise OutOfRangeError(
-                    f"indices: {index} is outside of the input, which has {size} elements in each channel",
-                    library="dnn",
-                    index=index,
-                    axis=2,
-                    length=size,
-                )
+                raise no_element(index, size)
 
         words = call.words(3, judge)
         is_wide = spec.indices.dtype is DType.int64
