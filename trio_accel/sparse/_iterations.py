@@ -386,9 +386,9 @@ class Preconditioner:
 
     kind: _Kind
     shape: tuple[int, int]
-    _diagonal: Out = None
-    _lower: CsrMatrix | None = None
-    _upper: CsrMatrix | None = None
+    _diagonal: Out = attrs.field(default=None, alias="diagonal")
+    _lower: CsrMatrix | None = attrs.field(default=None, alias="lower")
+    _upper: CsrMatrix | None = attrs.field(default=None, alias="upper")
 
     @property
     def is_recorded(self) -> bool:

@@ -37,13 +37,6 @@ _MODULE = "cudnn._compiled_module"
 _MOST_WORKSPACE = 1 << 30
 # An address that nothing reads: a call that is captured does not run.
 _NOWHERE = 1 << 40
-_KINDS = {
-    DType.float16: "HALF",
-    DType.bfloat16: "BFLOAT16",
-    DType.float32: "FLOAT",
-    DType.float64: "DOUBLE",
-    DType.int32: "INT32",
-}
 
 
 @attrs.frozen
@@ -195,7 +188,7 @@ class Cudnn:
             name: graph._make_tensor(  # noqa: SLF001
                 dim=list(layout.shape),
                 stride=list(layout.strides),
-                data_type=getattr(kinds, _KINDS[layout.dtype]),
+                data_type=getattr(kinds, _NAMES[layout.dtype]),
                 name=name,
                 uid=number,
             )
@@ -207,7 +200,7 @@ class Cudnn:
             layout = arrays[name]
             made.set_output(True).set_uid(numbers[name])
             # The method of the extension: Python's own layer has another of this name.
-            made._set_data_type(getattr(kinds, _KINDS[layout.dtype]))  # noqa: SLF001
+            made._set_data_type(getattr(kinds, _NAMES[layout.dtype]))  # noqa: SLF001
             made.set_dim(list(layout.shape)).set_stride(list(layout.strides))
         return graph
 
@@ -281,6 +274,11 @@ FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 KINDS = {dtype: number for number, dtype in enumerate(FLOATS)}
 """As in dnn.cu."""
+
+# The front end's names of types.
+_NAMES: dict[DType, str] = dict(
+    zip((*FLOATS, DType.int32), ("HALF", "BFLOAT16", "FLOAT", "DOUBLE", "INT32"), strict=True)
+)
 
 LANES = 32
 """Threads that share a row, or a weight."""
