@@ -53,7 +53,7 @@ LIBRARIES = {
     "linalg": r"base/kit/(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
     r"|libraries/(blas|blaslt|solver|_cublas|_cusolver|_fortran)\.",
     "nn": r"ops/dnn\.|kernels/(dnn|norms)\."
-    r"|libraries/(dnn|_attention|_cudnn|_dnn_base)\.",
+    r"|libraries/(dnn|_attention|_cudnn)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
     "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",

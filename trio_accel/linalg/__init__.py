@@ -20,42 +20,33 @@ import typing as _typing
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
 from . import (
+    _blas,
     _composed,
     _contractions,
-    _forms,
     _fused,
-    _matrices,
     _norms,
     _spectra,
-    _structured,
     _systems,
-    _vectors,
     _views,
 )  # fmt: skip
 from ._actor import BlasActor, BlasLtActor, SolverActor
+from ._blas import *
 from ._composed import *
 from ._contractions import *
-from ._forms import *
 from ._fused import *
-from ._matrices import *
 from ._norms import *
 from ._spectra import *
-from ._structured import *
 from ._systems import *
-from ._vectors import *
 from ._views import *
 
 __all__: list[str] = ["BlasActor", "BlasLtActor", "SolverActor"]
+__all__ += _blas.__all__
 __all__ += _composed.__all__
 __all__ += _contractions.__all__
-__all__ += _forms.__all__
 __all__ += _fused.__all__
-__all__ += _matrices.__all__
 __all__ += _norms.__all__
 __all__ += _spectra.__all__
-__all__ += _structured.__all__
 __all__ += _systems.__all__
-__all__ += _vectors.__all__
 __all__ += _views.__all__
 
 if not _typing.TYPE_CHECKING:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 from ..backends.base import DType
 from ..backends.base.kit.checks import NATIVE
-from ..devices import LibraryActor
+from ..devices import LibraryActor, operation
 
 
 class BlasActor(LibraryActor):
@@ -35,3 +36,7 @@ class SolverActor(LibraryActor):
 
     library = "solver"
     dtypes: ClassVar[tuple[DType, ...]] = NATIVE
+
+
+solving = functools.partial(operation, actor=SolverActor)
+"""Declares an operation of solvers."""

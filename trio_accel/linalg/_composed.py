@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType
+from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, device_of
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_operands, intermediates, on_device
-from ._matrices import Matmul, matmul
+from ._blas import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
 from ._spectra import SVDResult, svd, svdvals
 from ._systems import inv, slogdet, solve
@@ -70,13 +71,12 @@ async def expm(x: Operand, /) -> AccelRef:
         TypeError: It is not on a device, or of another dtype.
     """
     name = "expm"
-    dtype = check_operands(name, x=x)
-    real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)
+    dtype = check_matrices(name, x, square=True)
+    real = real_of(dtype)
     if real not in _DEGREES:
         raise TypeError(
             f"{name}: x must be float32, float64, complex64 or complex128, got {dtype}; use cast()"
         )
-    check_matrices(name, x, square=True)
     if 0 in x.shape:
         return await on_device(x).copy()
     norms = await matrix_norm(x, ord=1)
@@ -225,7 +225,6 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
     """
     if p is not None and p not in _ORDERS:
         raise ValueError(f"cond: p must be None, {', '.join(map(repr, _ORDERS))}, got {p!r}")
-    check_operands("cond", x=x)
     check_matrices("cond", x, square=p not in (None, 2, -2))
     if 0 in x.shape[-2:]:
         raise ValueError(f"cond: x must have elements, got shape {x.shape}")

@@ -31,7 +31,7 @@ from ..expressions import (
     permuted,
     viewed,
 )
-from ._matrices import matmul
+from ._blas import matmul
 from ._views import check_matrices, diagonal
 
 __all__ = ["cross", "einsum", "kron", "outer", "tensordot", "trace", "vecdot"]
@@ -161,7 +161,6 @@ async def trace(
     Raises:
         numpy.linalg.LinAlgError: `x` has less than two axes.
     """
-    check_operands("trace", x=x)
     check_matrices("trace", x)
     along = diagonal(on_device(x), offset=offset)
     kind = None if dtype is None else DType.of(dtype).value

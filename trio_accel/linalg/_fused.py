@@ -8,17 +8,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.contract.ops import (
-    NO_ARRAYS,
-    ArraySpec,
-    FusedDtypes,
-    FusedEpilogue,
-    FusedMatmulSpec,
-    Precision,
-    aux_columns,
-    fused_dtypes,
-    fused_shape,
-)
+from ..backends.base.contract import ops
+from ..backends.base.contract.ops import Precision
 from ..backends.base.contract.values import ALWAYS_HELD
 from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.operations._plan_source import refuse_value
@@ -66,7 +57,7 @@ def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
 
 def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with the derivative of an activation."""
-    epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
+    epilogue: ops.FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
     return _plan(message, planner, epilogue, "sums" if message.return_sums else "", FusedSumsResult)
 
 
@@ -75,7 +66,7 @@ def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
     return _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", "sums", FusedSumsResult)
 
 
-def _plan(message: Any, planner: Planner, epilogue: FusedEpilogue, more: str, reply: Any) -> Planned[Any]:
+def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str, reply: Any) -> Planned[Any]:
     """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says.
 
     Args:
@@ -87,9 +78,9 @@ def _plan(message: Any, planner: Planner, epilogue: FusedEpilogue, more: str, re
     """
     name = planner.name
     a, b = planner.read("a", message.a), planner.read("b", message.b)
-    *stack, m, n = shape = fused_shape(name, a, b)
+    *stack, m, n = shape = ops.fused_shape(name, a, b)
     wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
-    dtypes = fused_dtypes(name, a.dtype, b.dtype, wanted)
+    dtypes = ops.fused_dtypes(name, a.dtype, b.dtype, wanted)
     arrays = {"aux": planner.read("aux", message.aux)} if epilogue.endswith("grad") else {}
     for field in ("c", "bias"):
         if getattr(message, field, None) is not None:
@@ -103,20 +94,20 @@ def _plan(message: Any, planner: Planner, epilogue: FusedEpilogue, more: str, re
     answer: Any = out
     if more == "saved":
         dtype = DType.uint8 if epilogue == "relu" else dtypes.c
-        answer = reply(out, planner.output((*stack, m, aux_columns(epilogue, n)), dtype))
+        answer = reply(out, planner.output((*stack, m, ops.aux_columns(epilogue, n)), dtype))
     elif more:
         answer = reply(out, planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias))
     if more:
         arrays[more] = answer[1].spec
-    given: dict[str, Any] = {**NO_ARRAYS, **arrays}
+    given: dict[str, Any] = {**ops.NO_ARRAYS, **arrays}
     numbers = epilogue, message.precision, int(message.autotune), *factors
-    spec = FusedMatmulSpec(*numbers, a, b, out=out.spec, **given)
+    spec = ops.FusedMatmulSpec(*numbers, a, b, out=out.spec, **given)
     spec.check_shapes(name)
     return Planned(spec, answer, is_checked=True)
 
 
 def _factors(
-    message: Any, planner: Planner, arrays: dict[str, ArraySpec], dtypes: FusedDtypes
+    message: Any, planner: Planner, arrays: dict[str, ops.ArraySpec], dtypes: ops.FusedDtypes
 ) -> tuple[float, float]:
     """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
     name, product = planner.name, 1.0
@@ -144,7 +135,7 @@ def _factors(
     return alpha, beta
 
 
-def _factor(planner: Planner, argument: str, value: object, dtypes: FusedDtypes) -> float:
+def _factor(planner: Planner, argument: str, value: object, dtypes: ops.FusedDtypes) -> float:
     """Require a factor; nearly always it is an ordinary one."""
     if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD:
         return value

@@ -15,10 +15,10 @@ from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
-from ._matrices import matmul
+from ._blas import matmul
 from ._spectra import svd, svdvals
 from ._systems import inv
-from ._views import check_matrices, matrix_transpose, real_of
+from ._views import check_matrices, matrix_transpose, real_dtype
 
 __all__ = ["matrix_norm", "matrix_power", "matrix_rank", "pinv", "vector_norm"]
 
@@ -63,7 +63,7 @@ async def vector_norm(
         ValueError: An axis that there is not, or the least of no elements.
     """
     dtype = check_operands("vector_norm", x=x)
-    real = real_of("vector_norm", dtype)
+    real = real_dtype("vector_norm", dtype)
     if not isinstance(ord, (int, float)):
         raise TypeError(f"vector_norm: ord must be a number, such as 1, 2 or math.inf, got {ord!r}")
     is_complex = dtype.kind == "complex"
@@ -101,9 +101,8 @@ async def matrix_norm(
         LinAlgError: For 2, -2 and ``"nuc"``, as `svd`.
     """
     name = "matrix_norm"
-    dtype = check_operands(name, x=x)
-    real = real_of(name, dtype).value
-    check_matrices(name, x)
+    dtype = check_matrices(name, x)
+    real = real_dtype(name, dtype).value
     norm = functools.partial(_norm, name, is_complex=dtype.kind == "complex", real=real)
     if ord == "fro":
         return await _measure(name, 2, dtype.kind == "complex", real, x, (-2, -1), keepdims=keepdims)
@@ -135,8 +134,7 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
         numpy.linalg.LinAlgError: `x` has less than two axes.
         LinAlgError: See `svd`.
     """
-    dtype = check_operands("matrix_rank", x=x)
-    check_matrices("matrix_rank", x)
+    dtype = check_matrices("matrix_rank", x)
     with intermediates() as made:
         values = made(await svdvals(x))
         least = _tolerance(dtype, x.shape, rtol, 1)
@@ -158,8 +156,7 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
         numpy.linalg.LinAlgError: `x` has less than two axes.
         LinAlgError: See `svd`.
     """
-    dtype = check_operands("pinv", x=x)
-    check_matrices("pinv", x)
+    dtype = check_matrices("pinv", x)
     with intermediates() as made:
         left, values, right = map(made, await svd(x, full_matrices=False))
         rows = values[..., None, :]
@@ -188,8 +185,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
         LinAlgError: `n` is negative, and a matrix is singular.
     """
     name = "matrix_power"
-    dtype = check_operands(name, x=x)
-    check_matrices(name, x, square=True)
+    dtype = check_matrices(name, x, square=True)
     n = whole(name, "n", n)
     if n == 0:
         return await device_of(name, x).ask(_identity(dtype.value).compute(shape=x.shape))

@@ -1,4 +1,4 @@
-"""Singular values and eigenvalues."""
+"""Singular values, eigenvalues, similar matrices of simpler form, and functions by these."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import LibraryError, LinAlgError
-from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of, operation
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of
 from ..devices.operations._calls import composed
-from ._actor import SolverActor
+from ._actor import SolverActor, solving
 
 __all__ = [
-    "Eig", "EigResult", "Eigh", "EighResult", "Eigvals", "Eigvalsh", "SVDResult", "Svd", "eig", "eigh",
-    "eigvals", "eigvalsh", "svd", "svdvals",
+    "Eig", "EigResult", "Eigh", "EighResult", "Eigvals", "Eigvalsh", "Hessenberg", "HessenbergResult",
+    "LDLResult", "Ldl", "SVDResult", "Schur", "SchurResult", "Sqrtm", "Svd", "eig", "eigh", "eigvals",
+    "eigvalsh", "hessenberg", "ldl", "schur", "sqrtm", "svd", "svdvals",
 ]  # fmt: skip
 
 Triangle: TypeAlias = Literal["L", "U", "l", "u"]
 """The lower or the upper triangle, with the diagonal."""
 
+_NOT_FINITE = "holds a NaN or an infinity"
 _DIVERGED = "has no solution by iteration: it did not converge (status {})"
 
 
@@ -54,7 +56,7 @@ def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, .
     """Tell a word above n, which is n and the order of a leading minor of b, from the others."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
-        trouble = "holds a NaN or an infinity"
+        trouble = _NOT_FINITE
     elif order > 0:
         where, code = f"b, {where}", order
         trouble = f"is not positive definite: its leading minor of order {order} is not positive"
@@ -68,7 +70,7 @@ def svd(a: Operand, full_matrices: bool = True, compute_uv: Literal[True] = True
 def svd(a: Operand, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Call[AccelRef]: ...
 @overload
 def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> Call[AccelRef]: ...
-@operation(
+@solving(
     {
         (True, True): "a(..., m, n) -> u(..., m, m), s: real(..., min(m, n)), vh(..., n, n)",
         (False, True): "a(..., m, n) -> u(..., m, min(m, n)), s: real(..., min(m, n)), vh(..., min(m, n), n)",
@@ -76,7 +78,6 @@ def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> Call[Acc
         (False, False): "a(..., m, n) -> s: real(..., min(m, n))",
     },
     by=("full_matrices", "compute_uv"),
-    actor=SolverActor,
     status=_DIVERGED,
     reply=SVDResult,
 )
@@ -113,11 +114,8 @@ async def svdvals(x: Operand, /) -> AccelRef:
     return await svd(x, compute_uv=False)
 
 
-@operation(
-    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n), v(s..., n, n)",
-    actor=SolverActor,
-    status=_eigh_failure,
-    reply=EighResult,
+@solving(
+    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n), v(s..., n, n)", status=_eigh_failure, reply=EighResult
 )
 async def eigh(
     a: Operand,
@@ -144,7 +142,7 @@ async def eigh(
     ...
 
 
-@operation("a(s..., n, n), b(s..., n, n) -> w: real(s..., n)", actor=SolverActor, status=_eigh_failure)
+@solving("a(s..., n, n), b(s..., n, n) -> w: real(s..., n)", status=_eigh_failure)
 async def eigvalsh(
     a: Operand,
     UPLO: Triangle = "L",  # noqa: N803  # NumPy's name
@@ -158,12 +156,7 @@ async def eigvalsh(
     ...
 
 
-@operation(
-    "a(..., n, n) -> w: complex(..., n), v: complex(..., n, n)",
-    actor=SolverActor,
-    status=_DIVERGED,
-    reply=EigResult,
-)
+@solving("a(..., n, n) -> w: complex(..., n), v: complex(..., n, n)", status=_DIVERGED, reply=EigResult)
 async def eig(a: Operand) -> EigResult:
     """Eigenvalues and right eigenvectors of square matrices, as `numpy.linalg.eig` (LAPACK ``geev``).
 
@@ -183,11 +176,149 @@ async def eig(a: Operand) -> EigResult:
     ...
 
 
-@operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, status=_DIVERGED)
+@solving("a(..., n, n) -> w: complex(..., n)", status=_DIVERGED)
 async def eigvals(a: Operand) -> AccelRef:
     """Eigenvalues of square matrices, as `numpy.linalg.eigvals` (LAPACK ``geev``).
 
     Those of `eig`, with its argument and errors, in less time.
+    """
+    ...
+
+
+_NO_SCHUR = "has no Schur form by iteration: it did not converge"
+
+
+class SchurResult(NamedTuple):
+    """A Schur decomposition; see `schur`."""
+
+    T: AccelRef
+    """Upper triangular matrices; of real ones, pairs of eigenvalues are blocks on the diagonal."""
+    Z: AccelRef
+    """Unitary matrices."""
+
+
+class HessenbergResult(NamedTuple):
+    """A Hessenberg form with its transformation; see `hessenberg`."""
+
+    H: AccelRef
+    """Matrices of zeros below the diagonal that is next to the main one."""
+    Q: AccelRef
+    """Unitary matrices."""
+
+
+class LDLResult(NamedTuple):
+    """A factorization of Hermitian matrices that may be indefinite; see `ldl`."""
+
+    lu: AccelRef
+    """The outer factor; its rows in the order of `perm` are triangular."""
+    d: AccelRef
+    """Block diagonal matrices, of blocks of one or two rows."""
+    perm: AccelRef
+    """Order of the rows: int32."""
+
+
+def _no_root(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Tell a matrix without a root, by the place of an eigenvalue in its Schur form, from the others."""
+    trouble = f"has no square root: eigenvalue {code} is zero to rounding, and has too few eigenvectors"
+    if code < 0:
+        trouble = _NOT_FINITE if code == -1 else _NO_SCHUR
+    return LinAlgError(f"sqrtm: {where} {trouble}", library="solver", code=code, index=index)
+
+
+@solving(
+    {
+        "real": "a(..., n, n) -> t(..., n, n), z(..., n, n)",
+        "complex": "a(..., n, n) -> t: complex(..., n, n), z: complex(..., n, n)",
+    },
+    by="output",
+    status=_NO_SCHUR,
+    reply=SchurResult,
+)
+async def schur(a: Operand, output: Literal["real", "complex"] = "real") -> SchurResult:
+    """Schur decomposition ``a = Z @ T @ Z^H``, as `scipy.linalg.schur` (LAPACK ``gees``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+        output: ``"complex"`` for matrices T that are triangular also where `a` is real.
+
+    Returns:
+        T and Z, of the shape of `a`, in its dtype or the complex one of the same precision.
+
+    Raises:
+        LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
+            `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@overload
+def hessenberg(a: Operand, calc_q: Literal[False] = False) -> Call[AccelRef]: ...
+@overload
+def hessenberg(a: Operand, calc_q: Literal[True]) -> Call[HessenbergResult]: ...
+@solving(
+    {
+        False: "a(..., n, n) -> h(..., n, n)",
+        True: "a(..., n, n) -> h(..., n, n), q(..., n, n)",
+    },
+    by="calc_q",
+    status=_NOT_FINITE,
+    reply=HessenbergResult,
+)
+async def hessenberg(a: Operand, calc_q: bool = False) -> HessenbergResult | AccelRef:
+    """Hessenberg form ``a = Q @ H @ Q^H``, as `scipy.linalg.hessenberg` (LAPACK ``gehrd``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+        calc_q: Whether to compute Q.
+
+    Returns:
+        H, or H and Q, of the shape and dtype of `a`.
+
+    Raises:
+        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@solving(
+    "a(..., n, n) -> lu(..., n, n), d(..., n, n), perm: int32(..., n)", status=_NOT_FINITE, reply=LDLResult
+)
+async def ldl(a: Operand, lower: bool = True, hermitian: bool = True) -> LDLResult:
+    """Factors ``a = lu @ d @ lu^H`` of Hermitian matrices, as `scipy.linalg.ldl` (LAPACK ``hetrf``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128; one triangle is read.
+        lower: Whether the lower triangle is read, instead of the upper one.
+        hermitian: Whether complex matrices count as Hermitian, instead of symmetric: then
+            ``a = lu @ d @ lu^T``.
+
+    Returns:
+        The factors, of the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
+
+    Raises:
+        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@solving("a(..., n, n) -> out: complex(..., n, n)", status=_no_root)
+async def sqrtm(a: Operand) -> AccelRef:
+    """Principal square root of matrices, as `scipy.linalg.sqrtm`: by `schur` (Björck, Hammarling 1983).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The square roots, of the shape of `a`. They are complex, also where all imaginary parts are zero: a
+        dtype is known before the values are.
+
+    Raises:
+        LinAlgError: A singular matrix has no square root, where SciPy gives infinities and warns. Or a matrix
+            holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
     """
     ...
 
@@ -197,3 +328,7 @@ Eigh: Final = eigh.message
 Eigvals: Final = eigvals.message
 Eigvalsh: Final = eigvalsh.message
 Svd: Callable[..., Operation[SolverActor, SVDResult | AccelRef]] = message_of(svd)
+Hessenberg: Callable[..., Operation[SolverActor, HessenbergResult | AccelRef]] = message_of(hessenberg)
+Ldl: Final = ldl.message
+Schur: Final = schur.message
+Sqrtm: Final = sqrtm.message

@@ -1,4 +1,4 @@
-"""Factors of matrices, determinants, and systems of linear equations."""
+"""Factors of matrices, determinants, and systems of linear equations, also of matrices with a structure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ..devices.base._refusals import refuse_dtypes
 from ..devices.operations._calls import composed
-from ._actor import BlasActor, SolverActor
-from ._matrices import gemm, matmul, trsm
+from ..expressions import intermediates
+from ._actor import BlasActor, SolverActor, solving
+from ._blas import axpy, gemm, matmul, trsm
 from ._spectra import Svd, SVDResult
-from ._vectors import axpy
 
 __all__ = [
     "CheckDiagonal", "Cholesky", "Det", "Inv", "LUResult", "LstsqResult", "Lu", "LuSolve", "QRResult", "Qr",
-    "Slogdet", "SlogdetResult", "Solve", "SolveTriangular", "cholesky", "det", "inv", "lstsq", "lu",
-    "lu_solve", "qr", "slogdet", "solve", "solve_triangular",
+    "Slogdet", "SlogdetResult", "Solve", "SolveBanded", "SolveToeplitz", "SolveTriangular",
+    "SolveTridiagonal", "SolvehBanded", "cho_solve", "cholesky", "det", "inv", "lstsq", "lu", "lu_solve",
+    "qr", "slogdet", "solve", "solve_banded", "solve_toeplitz", "solve_triangular", "solve_tridiagonal",
+    "solveh_banded",
 ]  # fmt: skip
 
-SINGULAR = "is singular: its pivot {} is zero"
+# The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
+_NOT_POSITIVE = "is not positive definite: its leading minor of order {} is not positive"
+_SINGULAR = "is singular: its pivot {} is zero"
 
 
 class LUResult(NamedTuple):
@@ -68,12 +72,7 @@ class LstsqResult(NamedTuple):
     """The singular values, the largest first."""
 
 
-@operation(
-    "a(..., n, n) -> out(..., n, n)",
-    actor=SolverActor,
-    # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
-    status="is not positive definite: its leading minor of order {} is not positive",
-)
+@solving("a(..., n, n) -> out(..., n, n)", status=_NOT_POSITIVE)
 async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
     """Triangular factor of positive definite matrices, as `numpy.linalg.cholesky` (LAPACK ``potrf``).
 
@@ -93,12 +92,7 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
     ...
 
 
-@operation(
-    "a(..., m, n) -> lu(..., m, n), piv: int32(..., min(m, n))",
-    actor=SolverActor,
-    status=SINGULAR,
-    reply=LUResult,
-)
+@solving("a(..., m, n) -> lu(..., m, n), piv: int32(..., min(m, n))", status=_SINGULAR, reply=LUResult)
 async def lu(a: Operand) -> LUResult:
     """Triangular factors with row exchanges, as `scipy.linalg.lu_factor` (LAPACK ``getrf``).
 
@@ -120,14 +114,13 @@ async def lu(a: Operand) -> LUResult:
 def qr(a: Operand, mode: Literal["reduced", "complete"] = "reduced") -> Call[QRResult]: ...
 @overload
 def qr(a: Operand, mode: Literal["r"]) -> Call[AccelRef]: ...
-@operation(
+@solving(
     {
         "reduced": "a(..., m, n) -> q(..., m, min(m, n)), r(..., min(m, n), n)",
         "complete": "a(..., m, n) -> q(..., m, m), r(..., m, n)",
         "r": "a(..., m, n) -> r(..., min(m, n), n)",
     },
     by="mode",
-    actor=SolverActor,
     reply=QRResult,
 )
 async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") -> QRResult | AccelRef:
@@ -144,7 +137,7 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
     ...
 
 
-@operation("a(..., n, n) -> det(...)", actor=SolverActor)
+@solving("a(..., n, n) -> det(...)")
 async def det(a: Operand) -> AccelRef:
     """Determinant of matrices, as `numpy.linalg.det` (LAPACK ``getrf``).
 
@@ -157,7 +150,7 @@ async def det(a: Operand) -> AccelRef:
     ...
 
 
-@operation("a(..., n, n) -> sign(...), logabsdet: real(...)", actor=SolverActor, reply=SlogdetResult)
+@solving("a(..., n, n) -> sign(...), logabsdet: real(...)", reply=SlogdetResult)
 async def slogdet(a: Operand) -> SlogdetResult:
     """Sign and logarithm of the determinant, as `numpy.linalg.slogdet` (LAPACK ``getrf``).
 
@@ -193,7 +186,7 @@ def _zero_there(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...
     return LinAlgError(text, library="solver", code=code, index=index)
 
 
-@operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, status=SINGULAR)
+@solving("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", status=_SINGULAR)
 async def solve(a: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b``, as `numpy.linalg.solve` (LAPACK ``gesv``).
 
@@ -211,7 +204,7 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     ...
 
 
-@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, status=SINGULAR)
+@solving("a(..., n, n) -> out(..., n, n)", status=_SINGULAR)
 async def inv(a: Operand) -> AccelRef:
     """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
 
@@ -227,9 +220,7 @@ async def inv(a: Operand) -> AccelRef:
     ...
 
 
-@operation(
-    "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, status=_no_row
-)
+@solving("lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)", status=_no_row)
 async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
     """Solve by factors that are there; see `lu_solve`."""
     ...
@@ -269,7 +260,7 @@ async def _solve_triangular(
     ...
 
 
-@operation("a(..., n, n) -> ", actor=SolverActor, status=_zero_there)
+@solving("a(..., n, n) -> ", status=_zero_there)
 async def _check_diagonal(a: Operand) -> None:
     """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
     ...
@@ -363,6 +354,155 @@ def _check(a: Operand, b: Operand) -> None:
         refuse_dtypes("lstsq", types, "ab"[isinstance(a, AccelRef) : 2 - isinstance(b, AccelRef)])
 
 
+def _check_rows(name: str, spec: DeclaredSpec) -> None:
+    """Hold the rows of a banded matrix against the numbers of its diagonals."""
+    lower, upper, shape = spec.l, spec.u, spec.ab.shape
+    if min(lower, upper) < 0 or shape[-2] != lower + upper + 1:
+        raise ValueError(
+            f"{name}: ab must have a row for each of l + u + 1 diagonals, got l {lower}, u {upper} and ab of "
+            f"shape {shape}"
+        )
+
+
+def _check_band(name: str, spec: DeclaredSpec) -> None:
+    """Refuse a banded matrix without its main diagonal."""
+    if not spec.ab.shape[-2]:
+        raise ValueError(f"{name}: ab must have a row for the main diagonal, got shape {spec.ab.shape}")
+
+
+@solving("ab(s..., k, n), b(s..., n, c?) -> out(s..., n, c?)", status=_SINGULAR, check=_check_rows)
+async def _solve_banded(ab: Operand, b: Operand, l: int, u: int) -> AccelRef:  # noqa: E741  # SciPy's name
+    """Solve with banded matrices; see `solve_banded`."""
+    ...
+
+
+@composed
+async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> AccelRef:
+    """Solution of ``a @ x = b`` for banded matrices, as `scipy.linalg.solve_banded` (LAPACK ``gbsv``).
+
+    Args:
+        l_and_u: How many diagonals are below the main one, and above it.
+        ab: Array of shape (..., l + u + 1, n), of float32, float64, complex64 or complex128: a diagonal is a
+            row, the highest one first, and ``ab[u + i - j, j]`` is ``a[i, j]``. Corners that belong to no
+            element are not read.
+        b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        ValueError: `ab` has not as many rows as there are diagonals.
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    lower, upper = l_and_u
+    return await _solve_banded(ab, b, lower, upper)
+
+
+@solving("ab(s..., k, n), b(s..., n, c?) -> out(s..., n, c?)", status=_NOT_POSITIVE, check=_check_band)
+async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRef:
+    """Solution of ``a @ x = b`` for banded positive definite matrices (LAPACK ``pbsv``).
+
+    As `scipy.linalg.solveh_banded`; the matrices count as Hermitian.
+
+    Args:
+        ab: Array of shape (..., u + 1, n), of float32, float64, complex64 or complex128: a diagonal is a row.
+            ``ab[u + i - j, j]`` is ``a[i, j]`` of the upper triangle; with `lower`, ``ab[i - j, j]`` is that
+            of the lower one.
+        b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
+        lower: Whether `ab` holds the lower triangle.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        ValueError: `ab` has no row.
+        LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
+            says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@solving("dl(s..., n), d(s..., n), du(s..., n), b(s..., n, c?) -> out(s..., n, c?)", status=_SINGULAR)
+async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) -> AccelRef:
+    """Solution of ``a @ x = b`` for tridiagonal matrices (LAPACK ``gtsv``, with exchanges of rows).
+
+    The diagonals have one length, as in `jax.lax.linalg.tridiagonal_solve` and in cuSPARSE. So a stack of
+    them is one array.
+
+    Args:
+        dl: Diagonal below the main one, of shape (..., n), of float32, float64, complex64 or complex128:
+            ``dl[i]`` is ``a[i, i - 1]``, and ``dl[0]`` is not read.
+        d: Main diagonal, of the same shape and dtype.
+        du: Diagonal above it: ``du[i]`` is ``a[i, i + 1]``, and ``du[n - 1]`` is not read.
+        b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@solving(
+    "c(s..., n), r(s..., n), b(s..., n, k?) -> out(s..., n, k?)",
+    status="has a singular leading minor, with which the recursion cannot go on",
+)
+async def _solve_toeplitz(c: Operand, b: Operand, *, r: Operand | None = None) -> AccelRef:
+    """Solve with Toeplitz matrices; see `solve_toeplitz`."""
+    ...
+
+
+@composed
+async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand) -> AccelRef:
+    """Solution of ``a @ x = b`` for Toeplitz matrices, as `scipy.linalg.solve_toeplitz`.
+
+    It goes by Levinson's recursion, and is computed in double precision.
+
+    Args:
+        c_or_cr: The first column, of shape (..., n), of float32, float64, complex64 or complex128; the first
+            row is its conjugate. Or column and row, whose first element is not read.
+        b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        LinAlgError: A leading minor of a matrix is singular, though the matrix may not be; or it holds a NaN
+            or an infinity. `LinAlgError.index` says which one.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    c, r = c_or_cr if isinstance(c_or_cr, tuple) else (c_or_cr, None)
+    return await _solve_toeplitz(c, b, r=r)
+
+
+@composed
+async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
+    """Solution of ``a @ x = b`` by the factor of `cholesky`, as `scipy.linalg.cho_solve`: twice ``trsm``.
+
+    Args:
+        c_and_lower: The factor, of shape (..., n, n) and float32, float64, complex64 or complex128, and
+            whether it is the lower triangle. `cholesky` makes that one, and the other with ``upper=True``.
+        b: Vector of shape (n,), or array of shape (..., n, k), of the same dtype. The stacks broadcast.
+
+    Returns:
+        The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
+
+    Raises:
+        LinAlgError: A factor has a zero on its diagonal; `LinAlgError.index` says which one.
+    """
+    c, lower = c_and_lower
+    columns = b[:, None] if len(b.shape) == 1 else b
+    with intermediates() as made:
+        first = made(await solve_triangular(c, columns, "N" if lower else "C", lower))
+        x = await solve_triangular(c, first, "C" if lower else "N", lower)
+    return x if columns is b else x[..., 0]
+
+
 Cholesky: Final = cholesky.message
 Det: Final = det.message
 Lu: Final = lu.message
@@ -373,3 +513,7 @@ Inv: Final = inv.message
 Solve: Final = solve.message
 LuSolve: Final = _lu_solve.message
 SolveTriangular: Final = _solve_triangular.message
+SolveBanded: Final = _solve_banded.message
+SolvehBanded: Final = solveh_banded.message
+SolveTridiagonal: Final = solve_tridiagonal.message
+SolveToeplitz: Final = _solve_toeplitz.message

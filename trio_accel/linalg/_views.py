@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..backends.base import DType
+from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand
 from ..expressions import check_operands, on_device, viewed
 
@@ -23,7 +24,6 @@ def matrix_transpose(x: AccelRef) -> AccelRef:
     Raises:
         numpy.linalg.LinAlgError: `x` has less than two axes.
     """
-    check_operands("matrix_transpose", x=x)
     check_matrices("matrix_transpose", x)
     return on_device(viewed(x, lambda array: array.mT))
 
@@ -41,19 +41,20 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
     Raises:
         numpy.linalg.LinAlgError: `x` has less than two axes.
     """
-    check_operands("diagonal", x=x)
     check_matrices("diagonal", x)
     return on_device(viewed(x, lambda array: array.diagonal(offset, -2, -1)))
 
 
-def check_matrices(name: str, x: Operand, *, square: bool = False) -> None:
-    """Refuse what is no stack of matrices, or not of square ones, as NumPy does."""
+def check_matrices(name: str, x: Operand, *, square: bool = False) -> DType:
+    """Refuse what is no stack of matrices, or not of square ones, as NumPy does; returns the dtype."""
+    dtype = check_operands(name, x=x)
     if len(x.shape) < 2 or (square and x.shape[-1] != x.shape[-2]):
         wanted = "(..., n, n)" if square else "(..., m, n)"
         raise np.linalg.LinAlgError(f"{name}: x must have shape {wanted}, got shape {x.shape}")
+    return dtype
 
 
-def real_of(name: str, dtype: DType) -> DType:
+def real_dtype(name: str, dtype: DType) -> DType:
     """Return the dtype of absolute values.
 
     Raises:
@@ -61,4 +62,4 @@ def real_of(name: str, dtype: DType) -> DType:
     """
     if not dtype.is_inexact:
         raise TypeError(f"{name}: x must be of a floating or complex dtype, got {dtype}; await x.cast(...)")
-    return {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)
+    return real_of(dtype)

@@ -10,13 +10,10 @@ from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of
 from ..devices.operations._named import named as _named
 from . import (
     _activations,
-    _actor,
-    _adaptive_pooling,
     _attention,
     _convolutions,
-    _dropout,
-    _embedding,
-    _linear,
+    _layers,
+    _library,
     _losses,
     _margins,
     _norms,
@@ -24,13 +21,10 @@ from . import (
     _pooling,
 )
 from ._activations import *
-from ._actor import *
-from ._adaptive_pooling import *
 from ._attention import *
 from ._convolutions import *
-from ._dropout import *
-from ._embedding import *
-from ._linear import *
+from ._layers import *
+from ._library import *
 from ._losses import *
 from ._margins import *
 from ._norms import *
@@ -39,13 +33,10 @@ from ._pooling import *
 
 __all__: list[str] = []
 __all__ += _activations.__all__
-__all__ += _actor.__all__
-__all__ += _adaptive_pooling.__all__
 __all__ += _attention.__all__
 __all__ += _convolutions.__all__
-__all__ += _dropout.__all__
-__all__ += _embedding.__all__
-__all__ += _linear.__all__
+__all__ += _layers.__all__
+__all__ += _library.__all__
 __all__ += _losses.__all__
 __all__ += _margins.__all__
 __all__ += _norms.__all__

@@ -229,13 +229,12 @@ async def elu_grad(
     ...
 
 
-@_expression(f"y = {_SELU_SCALE} * where(x > 0, x, {_SELU_ALPHA} * expm1(minimum(x, 0)))")
-async def selu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu, f"y = {_SELU_SCALE} * where(x > 0, x, {_SELU_ALPHA} * expm1(minimum(x, 0)))", precision="float32")
+def selu() -> None:
     """Compute the scaled `elu` of self-normalizing networks (Klambauer et al., 2017).
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
 @like(relu_grad, f"y = {_SELU_SCALE} * grad * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))")
@@ -423,13 +422,12 @@ def log_sigmoid_grad() -> None:
     """
 
 
-@_expression("y = x - tanh(x)", precision="float64")
-async def tanhshrink(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@like(relu, "y = x - tanh(x)", precision="float64")
+def tanhshrink() -> None:
     """Compute ``x - tanh(x)``, in float64.
 
     Arguments and errors are those of `relu`.
     """
-    ...
 
 
 @like(relu_grad, "t = tanh(x); y = grad * (t * t)")
@@ -466,15 +464,12 @@ _GELU_GRAD = {
 }
 
 
-def _chosen(name: str, inputs: tuple[str, ...], texts: dict[str, str]) -> dict[str, Elementwise[AccelRef]]:
-    return {
-        key: Elementwise[AccelRef](text, inputs=inputs, operation=name, promoted=inputs, precision="float32")
-        for key, text in texts.items()
-    }
+def _promoted(name: str, inputs: tuple[str, ...], text: str) -> Elementwise[AccelRef]:
+    return Elementwise(text, inputs=inputs, operation=name, promoted=inputs, precision="float32")
 
 
-_gelus = _chosen("nn.gelu", ("x",), _GELU)
-_gelu_grads = _chosen("nn.gelu_grad", ("grad", "x"), _GELU_GRAD)
+_gelus = {key: _promoted("nn.gelu", ("x",), text) for key, text in _GELU.items()}
+_gelu_grads = {key: _promoted("nn.gelu_grad", ("grad", "x"), text) for key, text in _GELU_GRAD.items()}
 
 
 @composed
@@ -542,21 +537,14 @@ def log_softmax_grad() -> None:
     """
 
 
-_GLU = Elementwise[AccelRef](
-    f"{_SIGMOID}; y = a * s", inputs=("a", "x"), operation="nn.glu", promoted=("a", "x"), precision="float32"
-)
+_GLU = _promoted("nn.glu", ("a", "x"), f"{_SIGMOID}; y = a * s")
 
 
 @functools.cache
 def _glu_grad(axis: int) -> Elementwise[AccelRef]:
     """Make the gradient for halves along a new axis, which is counted from the end: one for each number."""
-    return Elementwise(
-        f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)",
-        inputs=("grad", "a", "x"),
-        operation="nn.glu_grad",
-        promoted=("grad", "a", "x"),
-        precision="float32",
-    )
+    text = f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)"
+    return _promoted("nn.glu_grad", ("grad", "a", "x"), text)
 
 
 @composed

@@ -14,8 +14,7 @@ from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec
 from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.base._refusals import whole
 from ..expressions import Out
-from ._actor import DnnActor
-from ._windows import MOST, check_dtypes
+from ._library import MOST, DnnActor, check_dtypes, check_shape
 
 __all__ = [
     "AttentionGradResult", "AttentionResult", "PagedAttention", "ScaledDotProductAttention",
@@ -93,8 +92,7 @@ def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec
 def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: tuple[int, ...]) -> ArraySpec:
     """Take lengths of this shape."""
     array = _read_wholes(planner, argument, lengths)
-    if array.shape != shape:
-        raise ValueError(f"{planner.name}: {argument} must have shape {shape}, got {array.shape}")
+    check_shape(planner.name, argument, array, shape)
     return array
 
 
@@ -256,8 +254,7 @@ def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGra
     for argument, array, wanted in (
         ("grad_output", grad, shape), ("output", output, shape), ("logsumexp", lse, shape[:-1])
     ):  # fmt: skip
-        if array.shape != wanted:
-            raise ValueError(f"{planner.name}: {argument} must have shape {wanted}, got {array.shape}")
+        check_shape(planner.name, argument, array, wanted)
     if lse.dtype is not _log_dtype(query.dtype):
         raise TypeError(
             f"{planner.name}: logsumexp must have dtype {_log_dtype(query.dtype)}, got {lse.dtype}"

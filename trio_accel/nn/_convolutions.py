@@ -14,8 +14,7 @@ from ..backends.base.contract.ops import ConvolutionInputGradSpec, ConvolutionSp
 from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ..devices.operations._calls import composed
 from ..expressions import Reduction
-from ._actor import DnnActor
-from ._windows import Windows, at_least, check_axes, check_dtypes, shape_of, sizes
+from ._library import DnnActor, Windows, at_least, check_axes, check_dtypes, check_shape, shape_of, sizes
 
 __all__ = [
     "Conv1d", "Conv2d", "Conv3d", "ConvInputGrad", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
@@ -123,8 +122,8 @@ def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Plan
         windows = _windows_of(name, message, weight.shape[2:])
         spatial = (_spread if is_transposed else _count)(name, message, windows, x.shape[-dims:])
         made = weight.shape[1] * groups if is_transposed else weight.shape[0]
-        if bias is not None and bias.shape != (made,):
-            raise ValueError(f"{name}: bias must have shape {(made,)}, got {bias.shape}")
+        if bias is not None:
+            check_shape(name, "bias", bias, (made,))
         out = planner.output((*x.shape[: -dims - 1], made, *spatial), x.dtype, message.out)
         if message.out is not None:
             others = {} if bias is None else {"bias": bias}
@@ -245,10 +244,8 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     names = ("input", "weight_size") if is_of_weight else ("input_size", "weight")
     wanted, taken = names[is_of_weight], names[not is_of_weight]
     made = shape_of(name, wanted, getattr(message, wanted))
-    other, grad = (
-        planner.read(taken, getattr(message, taken)),
-        planner.read("grad_output", message.grad_output),
-    )
+    other = planner.read(taken, getattr(message, taken))
+    grad = planner.read("grad_output", message.grad_output)
     check_dtypes(planner, **{taken: other}, grad_output=grad)
     x, weight = (other.shape, made) if is_of_weight else (made, other.shape)
     if not 3 <= len(weight) <= 5:
@@ -256,17 +253,12 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     dims = len(weight) - 2
     check_axes(name, names[0], x, dims)
     channels = {"grad_output": -1, names[0]: x[-dims - 1]}
-    groups, windows = (
-        _check_channels(name, weight, message.groups, **channels),
-        _windows_of(name, message, weight[2:]),
-    )
+    groups = _check_channels(name, weight, message.groups, **channels)
+    windows = _windows_of(name, message, weight[2:])
     shape = (*x[: -dims - 1], weight[0], *_count(name, message, windows, x[-dims:]))
-    if grad.shape != shape:
-        raise ValueError(f"{name}: grad_output must have shape {shape}, got {grad.shape}")
-    out, numbers = (
-        planner.output(made, grad.dtype),
-        (windows.stride, windows.before, windows.dilation, groups),
-    )
+    check_shape(name, "grad_output", grad, shape)
+    out = planner.output(made, grad.dtype)
+    numbers = windows.stride, windows.before, windows.dilation, groups
     spec = (
         ConvolutionWeightGradSpec(*numbers, other, grad, out.spec)
         if is_of_weight

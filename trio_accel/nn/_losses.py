@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import numpy as np
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.operations._calls import composed
@@ -170,24 +171,20 @@ async def mse_loss_grad(
     return await _MSE.derived(grad, x, target, reduction)
 
 
-@composed
-async def l1_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
+@arguments_of(mse_loss, _L1.reduced)
+def l1_loss() -> None:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
     Arguments and errors are those of `mse_loss`.
     """
-    return await _L1.reduced(x, target, reduction)
 
 
-@composed
-async def l1_loss_grad(
-    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
-) -> AccelRef:
+@arguments_of(mse_loss_grad, _L1.derived)
+def l1_loss_grad() -> None:
     """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
 
     Arguments and errors are those of `mse_loss_grad`.
     """
-    return await _L1.derived(grad, x, target, reduction)
 
 
 @composed

@@ -5,11 +5,12 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 
 from __future__ import annotations
 
+from ..actors import arguments_of
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
 from ._library import check_choice
-from ._losses import Loss, LossReduction
+from ._losses import Loss, LossReduction, mse_loss, mse_loss_grad
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_grad", "cosine_embedding_loss", "gaussian_nll_loss",
@@ -109,24 +110,20 @@ async def binary_cross_entropy_grad(
     return await _BINARY.derived(grad, x, target, reduction, weight)
 
 
-@composed
-async def soft_margin_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
+@arguments_of(mse_loss, _SOFT_MARGIN.reduced)
+def soft_margin_loss() -> None:
     """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
 
     Arguments and errors are those of `mse_loss`.
     """
-    return await _SOFT_MARGIN.reduced(x, target, reduction)
 
 
-@composed
-async def soft_margin_loss_grad(
-    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
-) -> AccelRef:
+@arguments_of(mse_loss_grad, _SOFT_MARGIN.derived)
+def soft_margin_loss_grad() -> None:
     """Compute the gradient of `soft_margin_loss` by `x`: one launch.
 
     Arguments and errors are those of `mse_loss_grad`.
     """
-    return await _SOFT_MARGIN.derived(grad, x, target, reduction)
 
 
 @composed

@@ -10,6 +10,7 @@ import functools
 import math
 from typing import Any
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import what_to_do, whole
@@ -285,24 +286,10 @@ async def lion(
     return await _step("lion", param, grad, exp_avg, **given)
 
 
-@composed
-async def radam(
-    param: AccelRef,
-    grad: Operand,
-    exp_avg: AccelRef,
-    exp_avg_sq: AccelRef,
-    step: int,
-    *,
-    lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+async def _radam(
+    param: AccelRef, grad: Operand, exp_avg: AccelRef, exp_avg_sq: AccelRef, **numbers: Any
 ) -> AccelRef:
-    """Take a step of rectified Adam (Liu et al., 2020), as `torch.optim.RAdam`: one launch.
-
-    The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
-    """
-    given = _numbers("nn.radam", step, lr, betas, eps, weight_decay)
+    given, step = _numbers("nn.radam", **numbers), numbers["step"]
     beta, root = given["beta"], given["root"]
     most = 2 / (1 - beta) - 1
     length = most - 2 * step * beta**step / root**2
@@ -311,6 +298,14 @@ async def radam(
         root *= math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
     given |= {"plain": float(is_plain), "root": 0.0 if is_plain else root}
     return await _step("radam", param, grad, exp_avg, exp_avg_sq, **given)
+
+
+@arguments_of(adam, _radam)
+def radam() -> None:
+    """Take a step of rectified Adam (Liu et al., 2020), as `torch.optim.RAdam`: one launch.
+
+    The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
+    """
 
 
 @composed

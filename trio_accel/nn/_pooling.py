@@ -1,4 +1,4 @@
-"""Pooling along one to three axes, and its gradients.
+"""Pooling along one to three axes, adaptive pooling, and their gradients.
 
 All but `lp_pool` are planned by hand: no line of shapes says how many windows there are.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+
+import attrs
 
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..backends.base.contract.ops import AvgPoolGradSpec, MaxPoolGradSpec
+from ..backends.base.contract.ops import ArraySpec, AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
 from ..devices import (
     AccelRef,
     Call,
@@ -25,16 +27,157 @@ from ..devices import (
 )
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array
-from ._actor import DnnActor
-from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
-from ._windows import FLOATS, check_dtypes, shape_of
+from ._library import (
+    FLOATS,
+    DnnActor,
+    Windows,
+    at_least,
+    check_axes,
+    check_dtypes,
+    check_float,
+    check_shape,
+    is_several,
+    shape_of,
+    sizes,
+)
 
 __all__ = [
-    "AdaptiveAvgPoolGrad", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AvgPoolGrad", "MaxPool1d", "MaxPool2d",
-    "MaxPool3d", "MaxPoolGrad", "MaxPoolResult", "adaptive_avg_pool_grad", "avg_pool1d", "avg_pool2d",
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveAvgPoolGrad",
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+    "AvgPoolGrad", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPoolGrad", "MaxPoolResult",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool_grad",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d",
     "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d", "max_pool1d", "max_pool2d",
     "max_pool3d", "max_pool_grad",
 ]  # fmt: skip
+
+_Extents: TypeAlias = tuple[int, ...]
+_Means: TypeAlias = tuple[_Extents, _Extents, _Extents, _Extents, int, bool]
+
+
+class MaxPoolResult(NamedTuple):
+    """The greatest elements of windows, and where they were; see `max_pool2d`."""
+
+    output: AccelRef
+    """The elements."""
+    indices: AccelRef
+    """Their places in the input, counted over its spatial axes in C order: int64."""
+
+
+def _windows(name: str, message: Any, spatial: _Extents) -> tuple[_Extents, Windows]:
+    """Check the sizes of a pooling: how many windows there are, and which. Adaptive ones are zeros."""
+    dims = len(spatial)
+    if not hasattr(message, "kernel_size"):
+        return _targets(name, message, spatial), Windows(*((0,) * dims,) * 5)
+    window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
+    windows = Windows.of(name, message, window, message.padding)
+    each = zip(spatial, *attrs.astuple(windows, recurse=False), strict=True)
+    return tuple([_count(name, message, *numbers) for numbers in each]), windows
+
+
+def _count(
+    name: str, message: Any, extent: int, window: int, stride: int, before: int, behind: int, dilation: int
+) -> int:
+    """Count the windows along an axis."""
+    reach = dilation * (window - 1) + 1
+    if max(before, behind) > reach // 2:
+        raise ValueError(
+            f"{name}: padding must be at most half of a window, got "
+            f"{message.padding!r} for windows of {reach}"
+        )
+    free = extent + before + behind - reach
+    if free < 0 or not extent:
+        raise ValueError(
+            f"{name}: windows must fit into the padded input: they have {reach} elements along an axis "
+            f"of {extent}, with padding {message.padding!r}"
+        )
+    count = (-(-free // stride) if message.ceil_mode else free // stride) + 1
+    if message.ceil_mode and (count - 1) * stride >= extent + before:
+        # The last window begins in the input, or before it.
+        count -= 1
+    # The first element of a window that is not before the input. After so many windows it is the same again.
+    different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
+    for start in range(-before, 0, stride)[:different]:
+        if start % dilation >= extent:
+            raise ValueError(f"{name}: each window must have an element, got {message.padding!r} for padding")
+    return count
+
+
+def _targets(name: str, message: Any, spatial: _Extents) -> _Extents:
+    """Take the sizes of the result of an adaptive pooling; None keeps one."""
+    given: Any = message.output_size
+    if not is_several(given):
+        given = (given,) * len(spatial)
+    wanted = [extent if one is None else one for one, extent in zip(given, spatial, strict=False)]
+    if len(given) != len(spatial):
+        raise ValueError(
+            f"{name}: output_size must have a number for each of {len(spatial)} axes, got {given!r}"
+        )
+    if 0 in spatial:
+        raise ValueError(f"{name}: input must have an element along each spatial axis, got {spatial}")
+    return sizes(name, "output_size", wanted, len(spatial), 1)
+
+
+def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
+    x = planner.read("input", message.input)
+    check_dtypes(planner, input=x)
+    check_axes(planner.name, "input", x.shape, dims)
+    return x
+
+
+def max_pools(dims: int) -> Callable[[Any, Planner], Planned[Any]]:
+    """Return the plan of a pooling by maxima along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
+        x = _read(planner, message, dims)
+        counts, windows = _windows(planner.name, message, x.shape[-dims:])
+        shape = (*x.shape[:-dims], *counts)
+        out = planner.output(shape, x.dtype)
+        indices = planner.output(shape, DType.int64) if message.return_indices else None
+        numbers = windows.window, windows.stride, windows.before, windows.dilation
+        spec = MaxPoolSpec(*numbers, x, out.spec, None if indices is None else indices.spec)
+        return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
+
+    return plan
+
+
+def avg_pools(dims: int) -> Callable[[Any, Planner], Planned[AccelRef]]:
+    """Return the plan of a pooling by means along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+        x = _read(planner, message, dims)
+        counts, numbers = means(planner.name, message, x.shape[-dims:])
+        out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
+        if message.out is not None:
+            planner.distinct("out", out.spec, input=x)
+        return Planned(AvgPoolSpec(*numbers, x, out.spec), out, is_checked=True)
+
+    return plan
+
+
+def means(name: str, message: Any, spatial: _Extents) -> tuple[_Extents, _Means]:
+    """Check the sizes of a pooling by means: how many windows there are, and fields of `AvgPoolSpec`."""
+    counts, windows = _windows(name, message, spatial)
+    divisor = getattr(message, "divisor_override", None)
+    divisor = 0 if divisor is None else at_least(name, "divisor_override", divisor, 1)
+    has_padding = bool(getattr(message, "count_include_pad", False))
+    return counts, (windows.window, windows.stride, windows.before, windows.behind, divisor, has_padding)
+
+
+def check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[int, ...]:
+    """Require the same images of gradients and of an input; returns the spatial extents of the input.
+
+    Without an axis for a batch nothing would say how many axes are spatial.
+    """
+    if not 3 <= len(shape) <= 5 or 0 in shape[2:]:
+        raise ValueError(f"{name}: input_size must be (n, c, ...) with one to three axes behind, got {shape}")
+    if grad.ndim != len(shape) or grad.shape[:2] != shape[:2]:
+        raise ValueError(
+            f"{name}: grad_output must have shape {shape[:2]} and then as many axes as input_size, "
+            f"got {grad.shape}"
+        )
+    return shape[2:]
+
 
 _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
@@ -196,8 +339,7 @@ def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     spatial = check_images(name, shape, grad)
     if hasattr(message, "kernel_size"):
         counts, numbers = means(name, message, spatial)
-        if grad.shape[2:] != counts:
-            raise ValueError(f"{name}: grad_output must have shape {(*shape[:2], *counts)}, got {grad.shape}")
+        check_shape(name, "grad_output", grad, (*shape[:2], *counts))
     else:
         none = (0,) * len(spatial)
         numbers = none, none, none, none, 0, False
@@ -289,10 +431,7 @@ async def _lp_pool(
         raise ValueError(f"{name}: norm_type must be a number above 0, got {norm_type!r}")
     check_array(name, input=input)
     dtype = DType.of(input.dtype)
-    if dtype not in FLOATS:
-        raise TypeError(
-            f"{name}: input has dtype {dtype}; allowed: {', '.join(map(str, FLOATS))} (use cast())"
-        )
+    check_float(name, "input", dtype)
     pool = (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
     # The window is divided by 1, so that the mean is the sum.
     sums = await pool(
@@ -344,6 +483,81 @@ def lp_pool3d() -> None:
     """Compute the p-norm of each window of volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
 
 
+_Targets: TypeAlias = int | Sequence[int | None] | None
+
+
+@operation(actor=DnnActor, plan=avg_pools(2))
+async def adaptive_avg_pool2d(
+    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Compute means of so many windows, as `torch.nn.functional.adaptive_avg_pool2d`.
+
+    Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width).
+        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
+        out: Array to write to.
+
+    Returns:
+        The means, of shape (n, c, *output_size).
+
+    Raises:
+        TypeError, ValueError: As of `avg_pool2d`; or the input has no elements.
+    """
+    ...
+
+
+@operation_like(adaptive_avg_pool2d, plan=avg_pools(1))
+def adaptive_avg_pool1d() -> None:
+    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
+
+
+@operation_like(adaptive_avg_pool2d, plan=avg_pools(3))
+def adaptive_avg_pool3d() -> None:
+    """Compute means of volumes, as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
+
+
+@overload
+def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
+) -> Call[AccelRef]: ...
+@overload
+def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: Literal[True]
+) -> Call[MaxPoolResult]: ...
+@operation(actor=DnnActor, plan=max_pools(2))
+async def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: bool = False
+) -> AccelRef | MaxPoolResult:
+    """Find the greatest element of so many windows, as `torch.nn.functional.adaptive_max_pool2d`.
+
+    The windows are those of `adaptive_avg_pool2d`, and the order of elements that of `max_pool2d`.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width).
+        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
+        return_indices: Whether to tell where the elements were.
+
+    Returns:
+        The elements, of shape (n, c, *output_size); with `return_indices` a `MaxPoolResult`.
+
+    Raises:
+        TypeError, ValueError: As of `max_pool2d`; or the input has no elements.
+    """
+    ...
+
+
+@operation_like(adaptive_max_pool2d, plan=max_pools(1))
+def adaptive_max_pool1d() -> None:
+    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
+
+
+@operation_like(adaptive_max_pool2d, plan=max_pools(3))
+def adaptive_max_pool3d() -> None:
+    """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
+
+
 AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message
 AvgPool1d: Final = avg_pool1d.message
 AvgPool2d: Final = avg_pool2d.message
@@ -353,3 +567,15 @@ MaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = messag
 MaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool2d)
 MaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool3d)
 MaxPoolGrad: Final = max_pool_grad.message
+AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message
+AdaptiveAvgPool2d: Final = adaptive_avg_pool2d.message
+AdaptiveAvgPool3d: Final = adaptive_avg_pool3d.message
+AdaptiveMaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool1d
+)
+AdaptiveMaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool2d
+)
+AdaptiveMaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool3d
+)

@@ -17,11 +17,8 @@ from . import (
     _eigen,
     _elements,
     _formats,
-    _gmres,
     _iterations,
     _krylov,
-    _multiplications,
-    _preconditioners,
     _products,
     _structures,
     _systems,
@@ -30,11 +27,8 @@ from ._conversions import *
 from ._eigen import *
 from ._elements import *
 from ._formats import *
-from ._gmres import *
 from ._iterations import *
 from ._krylov import *
-from ._multiplications import *
-from ._preconditioners import *
 from ._products import *
 from ._structures import *
 from ._systems import *
@@ -44,11 +38,8 @@ __all__ += _conversions.__all__
 __all__ += _eigen.__all__
 __all__ += _elements.__all__
 __all__ += _formats.__all__
-__all__ += _gmres.__all__
 __all__ += _iterations.__all__
 __all__ += _krylov.__all__
-__all__ += _multiplications.__all__
-__all__ += _preconditioners.__all__
 __all__ += _products.__all__
 __all__ += _structures.__all__
 __all__ += _systems.__all__

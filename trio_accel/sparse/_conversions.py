@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,16 @@ from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, check_device
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise
-from ._elements import row_indices
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._products import row_indices
 from ._structures import BsrToCsr, CooToCsr, CsrToBsr, CsrToCsc, SumOfTwo
 
 if TYPE_CHECKING:
     import scipy.sparse
 
 __all__ = ["add", "bsr", "coo", "csc", "csr", "tobsr", "tocoo", "tocsc", "tocsr", "transpose"]
+
+MatrixT = TypeVar("MatrixT", bound=SparseMatrix)
 
 
 @composed
@@ -40,15 +42,13 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
         ValueError: Not two axes, or an inconsistent structure.
         OutOfMemoryError: There is not enough device memory.
     """
-    indptr, indices, data = await _put("csr", device, matrix, _in_rows)
-    return CsrMatrix(_shape(matrix), indptr, indices, data)
+    return await _put(CsrMatrix, "csr", device, matrix, _in_rows)
 
 
 @composed
 async def csc(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CscMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse columns; see `csr`."""
-    indptr, indices, data = await _put("csc", device, matrix, lambda rows: _in_rows(rows.tocsc()))
-    return CscMatrix(_shape(matrix), indptr, indices, data)
+    return await _put(CscMatrix, "csc", device, matrix, lambda rows: _in_rows(rows.tocsc()))
 
 
 @composed
@@ -57,8 +57,7 @@ async def coo(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
 
     They are in order of rows and columns. ``CooMatrix(shape, row, col, data)`` takes arrays in any order.
     """
-    row, col, data = await _put("coo", device, matrix, _as_coordinates)
-    return CooMatrix(_shape(matrix), row, col, data)
+    return await _put(CooMatrix, "coo", device, matrix, _as_coordinates)
 
 
 @composed
@@ -78,13 +77,16 @@ async def bsr(
         TypeError, OutOfMemoryError: As of `csr`.
         ValueError: See `csr`; or the shape is no multiple of the blocks.
     """
-    indptr, indices, data = await _put("bsr", device, matrix, lambda rows: _in_rows(rows.tobsr(blocksize)))
-    return BsrMatrix(_shape(matrix), indptr, indices, data)
+    return await _put(BsrMatrix, "bsr", device, matrix, lambda rows: _in_rows(rows.tobsr(blocksize)))
 
 
 async def _put(
-    name: str, device: Device, matrix: Any, arrays: Callable[[Any], tuple[Any, ...]]
-) -> list[AccelRef]:
+    cls: Callable[..., MatrixT],
+    name: str,
+    device: Device,
+    matrix: Any,
+    arrays: Callable[[Any], tuple[Any, ...]],
+) -> MatrixT:
     """Copy the arrays of a matrix in canonical form to a device."""
     check_device(name, device)
 
@@ -96,12 +98,8 @@ async def _put(
             told = f"blocksize must be two whole numbers that divide those of shape {rows.shape}"
             raise ValueError(f"{name}: {told}") from error
 
-    return [await device.put(array) for array in await trio.to_thread.run_sync(made)]
-
-
-def _shape(matrix: Any) -> tuple[int, int]:
-    rows, columns = matrix.shape
-    return int(rows), int(columns)
+    placed = [await device.put(array) for array in await trio.to_thread.run_sync(made)]
+    return cls(tuple(map(int, matrix.shape)), *placed)
 
 
 def _in_rows(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
@@ -273,5 +271,5 @@ _SCALED = {one: Elementwise[AccelRef](f"data * {one}", operation="sparse.add") f
 
 
 def _check(name: str, matrix: SparseMatrix) -> None:
-    if not isinstance(cast("object", matrix), (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)):
+    if not isinstance(cast("object", matrix), SparseMatrix):
         raise TypeError(f"sparse.{name}: matrix must be a sparse matrix, got {type(matrix).__name__}")

@@ -23,8 +23,7 @@ from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
 from ._elements import norm
-from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
-from ._gmres import orthogonalize
+from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     ConvergenceError,
     LinearMap,
@@ -35,6 +34,7 @@ from ._iterations import (
     reduce,
     unit_of,
 )
+from ._krylov import orthogonalize
 from ._systems import spsolve
 
 __all__ = ["EigshResult", "eigsh"]
@@ -365,7 +365,7 @@ def _slack(limit: float, scale: float) -> float:
 
 async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
     if v0 is None:
-        if not isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)):
+        if not isinstance(a, SparseMatrix):
             raise TypeError(
                 f"sparse.eigsh: v0 must be given unless A is a sparse matrix, got A of {type(a).__name__}"
             )

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..backends.base import DType
-from ..backends.base.contract.ops import SearchSpec
-from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import refuse_value
-from ..expressions import ARRAYS, Elementwise, Reduction, Scatter, on_device
+from ..expressions import Elementwise, Reduction, Scatter, on_device
 from ..linalg import nrm2
-from ._formats import CsrMatrix
-from ._products import CheckStructure, Spmm, Spmv
+from ._formats import CsrMatrix, check_csr
+from ._products import CheckStructure, Spmm, Spmv, row_indices
 from ._structures import SumDuplicates
 
-__all__ = ["FindRows", "diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
+__all__ = ["diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
 
 _Axis: TypeAlias = Literal[0, 1] | None
 
 _make = Elementwise[AccelRef]
-_PLACES = _make("i(0)", operation="sparse.find_rows")
 _MINUS = _make("x - y", operation="sparse.rows")
 _TIMES = _make("data * x", operation="sparse.multiply")
 _ON_DIAGONAL = _make("data if col - row == k else bool(0)", operation="sparse.diagonal")
@@ -37,43 +34,12 @@ _ROOT = _make("sqrt(x) * unit", operation="sparse.norm")
 _PART = _make("where(x > 0, where(x <= most, x, 1.0), 1.0)", operation="sparse.norm")
 
 
-def _plan_find_rows(message: Any, planner: Planner) -> Planned[AccelRef]:
-    indptr, places = planner.read("indptr", message.indptr), planner.read("places", message.places)
-    out = planner.output(places.shape, DType.int64)
-    return Planned(SearchSpec("right", indptr, places, None, out.spec, planner.status(1)), out)
-
-
-@operation(actor=ARRAYS, plan=_plan_find_rows)
-async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
-    """Find the row of each place, from 1."""
-    ...
-
-
-async def row_indices(matrix: CsrMatrix) -> AccelRef:
-    """Find the row of each value, of the dtype of `indices`, once the structure is found right."""
-    device, index = matrix.device, matrix.indices.dtype
-    await device.ask(CheckStructure(matrix))
-    places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
-    found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
-    return found if index is DType.int64 else await found.cast(index)
-
-
 async def _added_up(matrix: CsrMatrix) -> CsrMatrix:
     """Return a matrix that stores no place twice: the same one, where columns of each row ascend."""
     row, col = await row_indices(matrix), matrix.indices
     if matrix.nnz < 2 or not await (await _DISORDER(row[1:], row[:-1], col[1:], col[:-1])).item():
         return matrix
     return await matrix.device.ask(SumDuplicates(matrix))
-
-
-def check_csr(name: str, matrix: object) -> None:
-    """Refuse what is no CSR matrix.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if not isinstance(matrix, CsrMatrix):
-        raise TypeError(f"sparse.{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}")
 
 
 def _check_axis(name: str, axis: object) -> None:
@@ -326,6 +292,3 @@ async def norm(
         raise ValueError(f"sparse.norm: shape {matrix.shape} has no largest or smallest sum")
     sums = await sum(made, 0 if ord in (1, -1) else 1)
     return await _MOST["max" if ord in (1, math.inf) else "min"](sums)
-
-
-FindRows: Final = _find_rows.message

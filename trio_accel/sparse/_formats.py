@@ -60,7 +60,17 @@ class _Arrays:
 
 
 @attrs.frozen(eq=False, repr=False)
-class CsrMatrix(_Arrays):
+class _Compressed(_Arrays):
+    """Fields of a format with pointers to where each row or column begins."""
+
+    shape: tuple[int, int]
+    indptr: AccelRef
+    indices: AccelRef
+    data: AccelRef
+
+
+@attrs.frozen(eq=False, repr=False)
+class CsrMatrix(_Compressed):
     """A sparse matrix on a device, as compressed sparse rows. Made by `csr` and `tocsr`.
 
     Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
@@ -76,11 +86,6 @@ class CsrMatrix(_Arrays):
 
     made_by: ClassVar[str] = "sparse.csr"
 
-    shape: tuple[int, int]
-    indptr: AccelRef
-    indices: AccelRef
-    data: AccelRef
-
     @property
     def T(self) -> CscMatrix:  # noqa: N802  # SciPy's name
         """The transpose, of the same arrays: no copy."""
@@ -88,7 +93,7 @@ class CsrMatrix(_Arrays):
 
 
 @attrs.frozen(eq=False, repr=False)
-class CscMatrix(_Arrays):
+class CscMatrix(_Compressed):
     """A sparse matrix on a device, as compressed sparse columns. Made by `csc` and `tocsc`.
 
     Column j has its values at ``data[indptr[j]:indptr[j + 1]]``, in the rows that `indices` names.
@@ -101,11 +106,6 @@ class CscMatrix(_Arrays):
     """
 
     made_by: ClassVar[str] = "sparse.csc"
-
-    shape: tuple[int, int]
-    indptr: AccelRef
-    indices: AccelRef
-    data: AccelRef
 
     @property
     def T(self) -> CsrMatrix:  # noqa: N802  # SciPy's name
@@ -141,7 +141,7 @@ class CooMatrix(_Arrays):
 
 
 @attrs.frozen(eq=False, repr=False)
-class BsrMatrix(_Arrays):
+class BsrMatrix(_Compressed):
     """A sparse matrix on a device, as compressed rows of dense blocks. Made by `bsr` and `tobsr`.
 
     Attributes:
@@ -153,11 +153,6 @@ class BsrMatrix(_Arrays):
 
     made_by: ClassVar[str] = "sparse.bsr"
 
-    shape: tuple[int, int]
-    indptr: AccelRef
-    indices: AccelRef
-    data: AccelRef
-
     @property
     def blocksize(self) -> tuple[int, int]:
         """Rows and columns of a block."""
@@ -167,3 +162,13 @@ class BsrMatrix(_Arrays):
 
 SparseMatrix: TypeAlias = BsrMatrix | CooMatrix | CscMatrix | CsrMatrix
 """A matrix of any format."""
+
+
+def check_csr(name: str, matrix: object) -> None:
+    """Refuse what is no CSR matrix.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(matrix, CsrMatrix):
+        raise TypeError(f"sparse.{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}")

@@ -10,23 +10,28 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import real, refuse_dtypes, whole
+from ..devices.operations._calls import composed
+from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
 from ..linalg import Nrm2
-from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
-from ._multiplications import spmv
-from ._products import CheckStructure, Spmv
+from ._elements import diagonal
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, check_csr
+from ._products import CheckStructure, Spmv, spmv
+from ._structures import tril, triu
+from ._systems import SpsolveTriangular, ic0, ilu0
 
-__all__ = ["ConvergenceError", "LinearMap", "SolveResult"]
+__all__ = ["ConvergenceError", "LinearMap", "Preconditioner", "SolveResult", "precondition"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -188,20 +193,18 @@ async def make_problem(
     name: str, a: SparseMatrix | LinearMap, b: Operand, m: LinearMap | None, x0: Operand | None
 ) -> Problem:
     """Check the arguments of a solver, and the structure of the matrix."""
-    is_matrix = isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix))
+    is_matrix = isinstance(a, SparseMatrix)
     _check_kinds(f"sparse.{name}", a, m)
     device, dtype = device_of(f"sparse.{name}", *([a] if is_matrix else []), b, x0), DType.of(b.dtype)
     _check_shapes(f"sparse.{name}", a if is_matrix else None, b, x0, dtype)
-    if isinstance(a, CscMatrix):
-        await device.ask(CheckStructure(a.T))
-    elif isinstance(a, CsrMatrix):
-        await device.ask(CheckStructure(a))
+    if isinstance(a, (CscMatrix, CsrMatrix)):
+        await device.ask(CheckStructure(a if isinstance(a, CsrMatrix) else a.T))
     placed = await device.put(b) if isinstance(b, np.ndarray) else on_device(b)
     return Problem(name, device, a, m, placed, dtype)
 
 
 def _check_kinds(where: str, a: object, m: object) -> None:
-    if not isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)) and not callable(a):
+    if not isinstance(a, SparseMatrix) and not callable(a):
         raise TypeError(f"{where}: A must be a sparse matrix or an async function, got {type(a).__name__}")
     if m is not None and not callable(m):
         raise TypeError(f"{where}: M must be an async function or None, got {type(m).__name__}")
@@ -365,3 +368,82 @@ async def _given(method: Method, unit: float) -> AccelRef:
 
 async def _iterations(method: Method, rounds: int) -> int:
     return rounds if method.made is None else int(await method.made.item())
+
+
+_Kind: TypeAlias = Literal["jacobi", "ilu0", "ic0"]
+
+_DIVIDE = make("x / y", operation="sparse.precondition")
+
+
+@attrs.define(eq=False, repr=False)
+class Preconditioner:
+    """Approximates the product of a vector with the inverse of a matrix. Made by `precondition`.
+
+    Attributes:
+        kind: ``"jacobi"``, ``"ilu0"`` or ``"ic0"``.
+        shape: Rows and columns of the matrix.
+    """
+
+    kind: _Kind
+    shape: tuple[int, int]
+    _diagonal: Out = attrs.field(default=None, alias="diagonal")
+    _lower: CsrMatrix | None = attrs.field(default=None, alias="lower")
+    _upper: CsrMatrix | None = attrs.field(default=None, alias="upper")
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a graph can hold it: triangular solutions tell by status words whether they failed."""
+        return self._diagonal is not None
+
+    def __repr__(self) -> str:
+        return f"<Preconditioner {self.kind} {self.shape}>"
+
+    async def __call__(self, x: AccelRef) -> AccelRef:
+        """Apply it to a vector of shape (n,)."""
+        if self._diagonal is not None:
+            return await x.device.ask(_DIVIDE.compute(x, self._diagonal))
+        assert self._lower is not None
+        assert self._upper is not None
+        is_unit = self.kind == "ilu0"
+        half = await x.device.ask(SpsolveTriangular(self._lower, x, True, unit_diagonal=is_unit))
+        return await x.device.ask(SpsolveTriangular(self._upper, half, False))
+
+
+@composed
+async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditioner:
+    """Make a preconditioner, for the argument `M` of `cg` and the others.
+
+    Args:
+        matrix: Square matrix of shape (n, n).
+        kind: ``"jacobi"``: division by the diagonal, which the host reads once; it runs on every backend.
+            ``"ilu0"``: the triangular solves of `ilu0`. ``"ic0"``: those of `ic0`, of a Hermitian matrix.
+
+    Returns:
+        An async function of a vector.
+
+    Raises:
+        TypeError: The matrix has another format.
+        ValueError: It is not square, or there is no such kind.
+        LinAlgError: An element of the diagonal is zero or not stored, or what `ilu0` and `ic0` say.
+        LibraryError: A wrong structure.
+        NotSupportedError: The backend has no incomplete factors.
+    """
+    check_csr("precondition", matrix)
+    if kind not in ("jacobi", "ilu0", "ic0"):
+        refuse_value("sparse.precondition", "kind", ("jacobi", "ilu0", "ic0"), kind)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"sparse.precondition: matrix must be square, got shape {matrix.shape}")
+    if kind != "jacobi":
+        factors = await (ilu0 if kind == "ilu0" else ic0)(matrix)
+        return Preconditioner(kind, matrix.shape, lower=await tril(factors), upper=await triu(factors))
+    found = await diagonal(matrix)
+    values: npt.NDArray[Any] = await found.to_host()
+    bad = np.flatnonzero((values == 0) | ~np.isfinite(values))
+    if bad.size:
+        row = int(bad[0])
+        raise LinAlgError(
+            f"precondition: the diagonal is missing, zero or not finite in row {row}",
+            library="sparse",
+            code=row + 1,
+        )
+    return Preconditioner(kind, matrix.shape, diagonal=found)

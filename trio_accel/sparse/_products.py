@@ -1,15 +1,34 @@
-"""Products with matrices of compressed sparse rows, and the actor that serves sparse matrices."""
+"""Products of sparse matrices of any format with dense arrays, and the actor that serves sparse matrices."""
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from typing import Any, Final
 
-from ..backends.base.contract.ops import Transpose
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.contract.ops import SearchSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, LibraryActor, Operand, operation
-from ._formats import CsrMatrix
+from ..devices import AccelRef, LibraryActor, Operand, Planned, Planner, operation
+from ..devices.operations._calls import composed
+from ..devices.operations._plan_source import refuse_value
+from ..expressions import ARRAYS, Elementwise, Out, Scatter, on_device
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 
-__all__ = ["CheckStructure", "Sddmm", "SparseActor", "Spmm", "Spmv", "ToDense", "sddmm"]
+__all__ = [
+    "CheckStructure",
+    "FindRows",
+    "Sddmm",
+    "SparseActor",
+    "Spmm",
+    "Spmv",
+    "ToDense",
+    "sddmm",
+    "spmm",
+    "spmv",
+    "to_dense",
+]
 
 
 class SparseActor(LibraryActor):
@@ -114,9 +133,219 @@ async def _check_structure(matrix: CsrMatrix) -> None:
     ...
 
 
-declared_spmm, declared_spmv, declared_to_dense = _spmm, _spmv, _to_dense
+_make = Elementwise[AccelRef]
+_CONJ = _make("conj(x)", operation="sparse.spmm")
+_SCALE = _make("x * y", operation="sparse.spmm")
+_PLACES = _make("i(0)", operation="sparse.find_rows")
+_MINUS = _make("x - y", operation="sparse.rows")
+
+
+def _plan_find_rows(message: Any, planner: Planner) -> Planned[AccelRef]:
+    indptr, places = planner.read("indptr", message.indptr), planner.read("places", message.places)
+    out = planner.output(places.shape, DType.int64)
+    return Planned(SearchSpec("right", indptr, places, None, out.spec, planner.status(1)), out)
+
+
+@operation(actor=ARRAYS, plan=_plan_find_rows)
+async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
+    """Find the row of each place, from 1."""
+    ...
+
+
+async def row_indices(matrix: CsrMatrix) -> AccelRef:
+    """Find the row of each value, of the dtype of `indices`, once the structure is found right."""
+    device, index = matrix.device, matrix.indices.dtype
+    await device.ask(CheckStructure(matrix))
+    places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
+    found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
+    return found if index is DType.int64 else await found.cast(index)
+
+
+@composed
+async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
+    """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
+
+    A matrix of columns is one of rows, transposed: one product (``SpMM``). Coordinates and blocks are taken
+    as they are, too: by an expression, and a sum at computed places. CUDA adds there in any order.
+
+    Args:
+        matrix: Matrix of shape (m, n), of any format.
+        x: Vector of shape (n,) and the matrix's dtype.
+        out: Vector of shape (m,) to write to; by default a new one.
+
+    Returns:
+        The product, of shape (m,).
+    """
+    if isinstance(matrix, (BsrMatrix, CooMatrix, CscMatrix)):
+        _check_vector(matrix, x, out)
+        column = None if out is None else out.reshape(-1, 1)
+        made = (await spmm(matrix, x.reshape(-1, 1), out=column))[:, 0]
+        return made if out is None else out
+    return await _spmv(matrix, x, out=out)
+
+
+def _check_vector(matrix: SparseMatrix, x: Operand, out: Out) -> None:
+    given: dict[str, Any] = {"x": (x, matrix.shape[1]), "out": (out, matrix.shape[0])}
+    for name, (vector, length) in given.items():
+        if vector is not None and getattr(vector, "shape", None) != (length,):
+            told = getattr(vector, "shape", type(vector).__name__)
+            raise ValueError(f"sparse.Spmv: {name} must have shape {(length,)}, got {told}")
+
+
+@composed
+async def spmm(
+    matrix: SparseMatrix,
+    b: Operand,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: Out = None,
+    transpose: Transpose = "N",
+) -> AccelRef:
+    """Product with a dense matrix: ``alpha * op(matrix) @ b + beta * out`` (cuSPARSE ``SpMM``).
+
+    See `spmv` for the formats.
+
+    Args:
+        matrix: Matrix with op(matrix) of shape (m, k), of any format.
+        b: Dense matrix of shape (k, n) and the sparse matrix's dtype.
+        alpha: Factor of the product; real unless the matrices are complex.
+        beta: Factor of `out`; where it is 0, `out` is only written, whatever it holds.
+        out: Dense matrix of shape (m, n), which is changed; by default a new one, with a `beta` of 0.
+        transpose: ``"N"``: op(matrix) is `matrix`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
+
+    Returns:
+        The reference `out`, or a new one.
+    """
+    if isinstance(matrix, CscMatrix):
+        if transpose not in _TURNED:
+            refuse_value("sparse.Spmm", "transpose", tuple(_TURNED), transpose)
+        turned = matrix.T
+        if transpose == "C" and matrix.dtype.kind == "complex":
+            turned = CsrMatrix(turned.shape, turned.indptr, turned.indices, await _CONJ(turned.data))
+        return await _spmm(turned, b, alpha=alpha, beta=beta, out=out, transpose=_TURNED[transpose])
+    if isinstance(matrix, (BsrMatrix, CooMatrix)):
+        return await _by_places(matrix, b, alpha, beta, out, transpose)
+    return await _spmm(matrix, b, alpha=alpha, beta=beta, out=out, transpose=transpose)
+
+
+_TURNED: dict[str, Transpose] = {"N": "T", "T": "N", "C": "N"}
+
+
+@composed
+async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
+    """Make the dense matrix of a sparse one, as SciPy's ``toarray``; elements stored twice are added up.
+
+    Args:
+        matrix: Matrix of shape (m, n), of any format.
+        out: Matrix of this shape and dtype to write to; by default a new one.
+
+    Returns:
+        The dense matrix; of a matrix of columns, a view of one that is transposed.
+    """
+    if isinstance(matrix, CscMatrix):
+        return (await _to_dense(matrix.T, out=None if out is None else out.T)).T
+    if isinstance(matrix, (BsrMatrix, CooMatrix)):
+        made = await _target("sparse.ToDense", matrix, matrix.shape, out, 0)
+        places = await _placed(matrix)
+        if matrix.nnz:
+            scatter = _scatter(("row", "col"), places.row, places.col)
+            await scatter(made, *places.indices, matrix.data, shape=matrix.data.shape)
+        return made
+    return await _to_dense(matrix, out=out)
+
+
+class _Placed:
+    """The places of a matrix's values: the row and the column as expressions, and the arrays in these."""
+
+    def __init__(self, row: str, col: str, indices: tuple[AccelRef, ...]) -> None:
+        self.row, self.col, self.indices = row, col, indices
+
+
+async def _placed(matrix: BsrMatrix | CooMatrix) -> _Placed:
+    """Find where values are; negative indices are taken outside, where they are refused."""
+    if isinstance(matrix, CooMatrix):
+        return _Placed(
+            "where(row < 0, 2147483647, row)", "where(col < 0, 2147483647, col)", (matrix.row, matrix.col)
+        )
+    rows, columns = matrix.blocksize
+    blocks = CsrMatrix(
+        (matrix.shape[0] // rows, matrix.shape[1] // columns),
+        matrix.indptr,
+        matrix.indices,
+        matrix.data[:, 0, 0],
+    )
+    row = await row_indices(blocks)
+    shape = -1, 1, 1
+    return _Placed(
+        f"row * {rows} + i(1)", f"col * {columns} + i(2)", (row.reshape(shape), matrix.indices.reshape(shape))
+    )
+
+
+async def _by_places(
+    matrix: BsrMatrix | CooMatrix, b: Operand, alpha: complex, beta: complex, out: Out, transpose: Transpose
+) -> AccelRef:
+    """Multiply each value by a row of `b`, and add the products at the places of the result."""
+    name = "sparse.Spmm"
+    if transpose not in _TURNED:
+        refuse_value(name, "transpose", tuple(_TURNED), transpose)
+    (m, k), n = matrix.shape if transpose == "N" else matrix.shape[::-1], b.shape[-1] if b.ndim == 2 else 0
+    if b.ndim != 2 or b.shape[0] != k:
+        raise ValueError(f"{name}: b must have shape ({k}, n), got {b.shape}")
+    if b.dtype != matrix.dtype:
+        raise TypeError(f"{name}: b must have dtype {matrix.dtype}, got {b.dtype}")
+    if out is None and beta != 0:
+        raise ValueError(f"{name}: beta must be 0 without out, got {beta!r}")
+    places = await _placed(matrix)
+    made = await _target(name, matrix, (m, n), out, beta)
+    if not (matrix.nnz and n):
+        return made
+    extra = matrix.data.ndim
+    shape = (*matrix.data.shape, n)
+    indices = [one.reshape(*one.shape, 1) for one in places.indices]
+    dense = await matrix.device.put(b) if isinstance(b, np.ndarray) else on_device(b)
+    row, col = (places.row, places.col) if transpose == "N" else (places.col, places.row)
+    named = {"row": indices[0], "col": indices[1]}
+    to, of = ("row", "col") if transpose == "N" else ("col", "row")
+    product = _product(of, col, extra, transpose == "C")
+    values = await product(matrix.data.reshape(*matrix.data.shape, 1), dense, named[of], alpha, shape=shape)
+    await _scatter((to,), row, f"i({extra})")(made, named[to], values, shape=shape)
+    return made
+
+
+async def _target(
+    name: str, matrix: SparseMatrix, shape: tuple[int, int], out: Out, beta: complex
+) -> AccelRef:
+    """Make the array that products are added to."""
+    if out is None:
+        return await matrix.device.zeros(shape, matrix.dtype)
+    if out.shape != shape or out.dtype is not matrix.dtype:
+        told = f"shape {out.shape} and dtype {out.dtype}"
+        raise ValueError(f"{name}: out must have shape {shape} and dtype {matrix.dtype}, got {told}")
+    return await out.fill(0) if beta == 0 else out if beta == 1 else await _SCALE(out, beta, out=out)
+
+
+@functools.cache
+def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise[AccelRef]:
+    """Multiply values by elements of a dense matrix, whose row an expression of the indices `of` tells."""
+    text = f"{'conj(x)' if is_conjugated else 'x'} * b[{place}, i({axis})] * alpha"
+    return _make(text, inputs=("x", "b", of, "alpha"), operation="sparse.spmm", is_checked=True)
+
+
+@functools.cache
+def _scatter(indices: tuple[str, ...], row: str, col: str) -> Scatter:
+    """Add values at places that expressions of indices tell."""
+    return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm")
+
+
+# The messages and specifications are those of the operations that take rows, under the functions' names.
+for _public, _declared in ((spmv, _spmv), (spmm, _spmm), (to_dense, _to_dense)):
+    vars(_public).update({name: vars(_declared)[name] for name in ("declaration", "message", "spec")})
+
+
 CheckStructure: Final = _check_structure.message
 Sddmm: Final = sddmm.message
+FindRows: Final = _find_rows.message
 Spmm: Final = _spmm.message
 Spmv: Final = _spmv.message
 ToDense: Final = _to_dense.message

@@ -12,18 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 
 from ..backends.base import DType, LibraryError
-from ..backends.base.contract.ops import (
-    ArraySpec,
-    OperationSpec,
-    StatusArray,
-    check_index,
-    exact,
-    number_of,
-    reads,
-    specification,
-    status,
-    writes,
-)
+from ..backends.base.contract import ops
 from ..backends.base.kit.checks import NATIVE
 from ..devices import Operand, Planned, Planner, operation, operation_like
 from ..devices.base._refusals import whole
@@ -39,8 +28,8 @@ __all__ = [
 _Compressed: TypeAlias = type[BsrMatrix] | type[CscMatrix] | type[CsrMatrix]
 
 
-@specification
-class MadeSpec(OperationSpec):
+@ops.specification
+class MadeSpec(ops.OperationSpec):
     """A sparse matrix that is made of others, or the count of its values.
 
     Attributes:
@@ -55,16 +44,16 @@ class MadeSpec(OperationSpec):
 
     operation = "sparse.make"
 
-    function: str = exact()
-    numbers: tuple[int, ...] = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    indptr: ArraySpec | None = writes(optional=True)
-    indices: ArraySpec | None = writes(optional=True)
-    data: ArraySpec | None = writes(optional=True)
-    count: StatusArray = status()
+    function: str = ops.exact()
+    numbers: tuple[int, ...] = ops.exact()
+    arrays: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    indptr: ops.ArraySpec | None = ops.writes(optional=True)
+    indices: ops.ArraySpec | None = ops.writes(optional=True)
+    data: ops.ArraySpec | None = ops.writes(optional=True)
+    count: ops.StatusArray = ops.status()
 
 
-def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tuple[ArraySpec, ...]:
+def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tuple[ops.ArraySpec, ...]:
     """Take the arrays of a matrix of one format.
 
     Raises:
@@ -80,7 +69,9 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
     fields = wanted.operand_fields
     arrays = tuple([planner.read(f"{argument}.{one}", getattr(matrix, one)) for one in fields])
     first, second, data = arrays
-    check_index(name, [(f"{argument}.{one}", array) for one, array in zip(fields, arrays[:2], strict=False)])
+    ops.check_index(
+        name, [(f"{argument}.{one}", array) for one, array in zip(fields, arrays[:2], strict=False)]
+    )
     if data.dtype not in NATIVE:
         allowed = ", ".join(map(str, NATIVE))
         raise TypeError(f"{name}: {argument}.data has dtype {data.dtype}; allowed: {allowed} (use cast())")
@@ -102,16 +93,15 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
 
 
 def _advice(matrix: object, wanted: type[Any]) -> str:
-    known = (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)
     name = str(wanted.made_by).rpartition(".")[2]
-    return f"await sparse.to{name}(...)" if isinstance(matrix, known) else f"sparse.{name}"
+    return f"await sparse.to{name}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{name}"
 
 
 def _plan(
     planner: Planner,
     function: str,
     numbers: Sequence[int],
-    arrays: Sequence[ArraySpec],
+    arrays: Sequence[ops.ArraySpec],
     *,
     made: _Compressed = CsrMatrix,
     shape: tuple[int, int],
@@ -123,7 +113,7 @@ def _plan(
     numbers = tuple([int(number) for number in numbers])
     if size is None:
         spec = MadeSpec(function, numbers, tuple(arrays), None, None, None, count)
-        return Planned(spec, finish=lambda: number_of(count))
+        return Planned(spec, finish=lambda: ops.number_of(count))
     limit = int(np.iinfo(index.dtype).max)
     if whole(planner.name, "size", size) < 0:
         raise ValueError(f"{planner.name}: size must not be negative, got {size}")
@@ -137,7 +127,7 @@ def _plan(
     spec = MadeSpec(function, numbers, tuple(arrays), indptr.spec, indices.spec, data.spec, count)
 
     def finish() -> SparseMatrix:
-        stored = number_of(count)
+        stored = ops.number_of(count)
         if stored > size:
             # It was not made: `size` is wrong, or the operands were changed after they were counted.
             raise LibraryError(
@@ -185,7 +175,7 @@ def _plan_two(message: Any, planner: Planner) -> Planned[Any]:
     arrays = (*_read(planner, "a", a, CsrMatrix), *_read(planner, "b", b, CsrMatrix))
     if arrays[2].dtype is not arrays[5].dtype:
         planner.refuse_dtypes(a=arrays[2], b=arrays[5])
-    check_index(planner.name, [("a.indptr", arrays[0]), ("b.indptr", arrays[3])])
+    ops.check_index(planner.name, [("a.indptr", arrays[0]), ("b.indptr", arrays[3])])
     if (a.shape != b.shape) if is_sum else (a.shape[1] != b.shape[0]):
         rule = "one shape" if is_sum else "shapes (m, k) and (k, n)"
         raise ValueError(f"{planner.name}: a and b must have {rule}, got {a.shape} and {b.shape}")

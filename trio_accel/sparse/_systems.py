@@ -9,8 +9,7 @@ from ..backends.base.contract.ops import Transpose
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
 from ..devices.operations._calls import composed
-from ._elements import check_csr
-from ._formats import CsrMatrix
+from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor
 
 __all__ = [

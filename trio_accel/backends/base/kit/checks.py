@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from ..contract.dtypes import DType
-from ..contract.errors import LibraryError, NotSupportedError
+from ..contract.errors import LibraryError, NotSupportedError, OutOfRangeError
 from ..contract.ops import ArraySpec, OperationSpec
 
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -98,6 +98,32 @@ def check_structure(fault: int, matrix: tuple[int, int], stored: int) -> None:
         rows, columns = matrix
         text = _FAULTS[fault].format(rows=rows, more=rows + 1, columns=columns, stored=stored)
         raise LibraryError(text, library="sparse", code="invalid_value")
+
+
+def unordered(row: int) -> LibraryError:
+    """Make the error of a sparse matrix with a row whose columns do not ascend."""
+    text = f"the columns of row {row} do not ascend; bring them into order: sparse.sum_duplicates"
+    return LibraryError(text, library="sparse", code="invalid_value")
+
+
+def misplaced(argument: str, place: int, value: int, limit: int) -> LibraryError:
+    """Make the error of an index of a sparse matrix that leads outside."""
+    text = f"{argument}[{place}] is {value}; it must be from 0 to {limit - 1}"
+    return LibraryError(text, library="sparse", code="invalid_value")
+
+
+def no_element(index: int, size: int) -> OutOfRangeError:
+    """Make the error of an index of a pooling that names no element of its input."""
+    text = f"indices: {index} is outside of the input, which has {size} elements in each channel"
+    return OutOfRangeError(text, library="dnn", index=index, axis=2, length=size)
+
+
+def no_length(argument: str, number: int, most: int) -> OutOfRangeError:
+    """Make the error of a length, or a block, that an attention does not have."""
+    text = f"there is no block {number} of {most}"
+    if argument != "block_table":
+        text = f"{number} is no length of an axis of {most}"
+    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)
 
 
 def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:

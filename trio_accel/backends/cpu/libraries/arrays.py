@@ -9,23 +9,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from ...base.contract import ops
 from ...base.contract.dtypes import DType
-from ...base.contract.ops import (
-    IDENTITIES,
-    CountSpec,
-    ElementwiseSpec,
-    GroupSpec,
-    ReductionSpec,
-    RowsSpec,
-    ScanSpec,
-    ScatterSpec,
-    SearchSpec,
-    SegmentSpec,
-    SelectSpec,
-    SortSpec,
-    accumulator_of,
-    identity_of,
-)
 from ...base.expressions import (
     Argument,
     Places,
@@ -48,8 +33,8 @@ _PIECE = 1 << 18
 _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
-@kernel(ElementwiseSpec, backend="cpu")
-def elementwise(spec: ElementwiseSpec, call: HostCall) -> None:
+@kernel(ops.ElementwiseSpec, backend="cpu")
+def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
     """Compute pieces one after another."""
     results = [call.array(result) for result in spec.results]
     loaded = [call.array(array) for array in spec.loaded]
@@ -65,8 +50,8 @@ def elementwise(spec: ElementwiseSpec, call: HostCall) -> None:
                 np.copyto(out, value)
 
 
-@kernel(ScatterSpec, backend="cpu")
-def scatter(spec: ScatterSpec, call: HostCall) -> None:
+@kernel(ops.ScatterSpec, backend="cpu")
+def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
     """Combine pieces one after another."""
     out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
     expression = SpecializedExpression.decode(spec.expression).typed
@@ -83,7 +68,7 @@ def scatter(spec: ScatterSpec, call: HostCall) -> None:
 
 
 def _pieces(
-    spec: ElementwiseSpec | ScatterSpec, call: HostCall, results: list[HostArray]
+    spec: ops.ElementwiseSpec | ops.ScatterSpec, call: HostCall, results: list[HostArray]
 ) -> Iterator[tuple[Sequence[HostArray], list[Any], dict[int, HostArray]]]:
     """Cut the elements of an expression into pieces: results, arguments, and indices by axes."""
     if 0 in spec.shape:
@@ -98,8 +83,8 @@ def _pieces(
         yield piece, list(given), dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
 
 
-@kernel(ReductionSpec, backend="cpu")
-def reduce(spec: ReductionSpec, call: HostCall) -> None:
+@kernel(ops.ReductionSpec, backend="cpu")
+def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
     """Reduce an array; the mapped values are one temporary array."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
@@ -109,8 +94,8 @@ def reduce(spec: ReductionSpec, call: HostCall) -> None:
     np.copyto(out, made.reshape(out.shape))
 
 
-@kernel(RowsSpec, backend="cpu")
-def rows(spec: RowsSpec, call: HostCall) -> None:
+@kernel(ops.RowsSpec, backend="cpu")
+def rows(spec: ops.RowsSpec, call: HostCall) -> None:
     """Compute so many rows at a time that their temporary arrays fit into the caches."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
@@ -197,8 +182,8 @@ def _comparable(x: HostArray) -> HostArray:
     return x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
 
 
-@kernel(SortSpec, backend="cpu")
-def sort(spec: SortSpec, call: HostCall) -> None:
+@kernel(ops.SortSpec, backend="cpu")
+def sort(spec: ops.SortSpec, call: HostCall) -> None:
     """Sort along an axis."""
     x, axis = call.array(spec.x), spec.axis
     key = _comparable(x)
@@ -221,8 +206,8 @@ def _first(array: HostArray, shape: tuple[int, ...]) -> HostArray:
     return array[tuple(map(slice, shape))]
 
 
-@kernel(GroupSpec, backend="cpu")
-def group(spec: GroupSpec, call: HostCall) -> None:
+@kernel(ops.GroupSpec, backend="cpu")
+def group(spec: ops.GroupSpec, call: HostCall) -> None:
     """Find groups of equal elements."""
     call.status(spec.count)
     x = call.array(spec.x)
@@ -241,8 +226,8 @@ def group(spec: GroupSpec, call: HostCall) -> None:
     spec.count.view(np.int64)[0] = len(starts)
 
 
-@kernel(SelectSpec, backend="cpu")
-def select(spec: SelectSpec, call: HostCall) -> None:
+@kernel(ops.SelectSpec, backend="cpu")
+def select(spec: ops.SelectSpec, call: HostCall) -> None:
     """Select items, or find where they are."""
     call.status(spec.count)
     flags = call.array(spec.flags) != 0
@@ -259,8 +244,8 @@ def select(spec: SelectSpec, call: HostCall) -> None:
     spec.count.view(np.int64)[0] = np.count_nonzero(flags)
 
 
-@kernel(SearchSpec, backend="cpu")
-def search(spec: SearchSpec, call: HostCall) -> None:
+@kernel(ops.SearchSpec, backend="cpu")
+def search(spec: ops.SearchSpec, call: HostCall) -> None:
     """Find where values are to be inserted."""
     call.status(spec.fault)
     edges, x = _comparable(call.array(spec.edges)), _comparable(call.array(spec.x))
@@ -283,8 +268,8 @@ def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> H
     return np.where(below, 0, np.where(above, len(edges), found))
 
 
-@kernel(CountSpec, backend="cpu")
-def count(spec: CountSpec, call: HostCall) -> None:
+@kernel(ops.CountSpec, backend="cpu")
+def count(spec: ops.CountSpec, call: HostCall) -> None:
     """Count the elements of bins."""
     call.status(spec.fault)
     x, out = call.array(spec.x).reshape(-1), call.array(spec.out)
@@ -301,35 +286,35 @@ def count(spec: CountSpec, call: HostCall) -> None:
     out[...] = np.bincount(x.astype(np.intp), weights, len(out))
 
 
-@kernel(SegmentSpec, backend="cpu")
-def combine_segments(spec: SegmentSpec, call: HostCall) -> None:
+@kernel(ops.SegmentSpec, backend="cpu")
+def combine_segments(spec: ops.SegmentSpec, call: HostCall) -> None:
     """Combine segments."""
     call.status(spec.fault)
     x, offsets, out = call.array(spec.x), call.array(spec.offsets).astype(np.int64), call.array(spec.out)
     empty = offsets[1:] == offsets[:-1]
     if np.any(offsets[1:] < offsets[:-1]) or offsets[0] < 0 or offsets[-1] > len(x):
         spec.fault[0] = 1
-    elif spec.combine not in IDENTITIES and empty.any():
+    elif spec.combine not in ops.IDENTITIES and empty.any():
         spec.fault[0] = 2
     elif len(out):
-        values = x.astype(out.dtype).astype(accumulator_of(spec.out.dtype).dtype)
+        values = x.astype(out.dtype).astype(ops.accumulator_of(spec.out.dtype).dtype)
         values = np.append(values, np.zeros(1, values.dtype))
         # NumPy's `reduceat` takes pairs of places: the elements from the first one on, and the rest from the
         # second one on.
         pairs = np.stack([offsets[:-1], offsets[1:]], axis=1).reshape(-1)
         found = _UFUNCS[spec.combine].reduceat(values, pairs, dtype=values.dtype)[::2]
         with np.errstate(all="ignore"):
-            out[...] = np.where(empty, IDENTITIES.get(spec.combine, 0), found)
+            out[...] = np.where(empty, ops.IDENTITIES.get(spec.combine, 0), found)
 
 
-@kernel(ScanSpec, backend="cpu")
-def scan(spec: ScanSpec, call: HostCall) -> None:
+@kernel(ops.ScanSpec, backend="cpu")
+def scan(spec: ops.ScanSpec, call: HostCall) -> None:
     """Combine the elements up to each one."""
     x, out = call.array(spec.x), call.array(spec.out)
-    wide, ufunc = accumulator_of(spec.out.dtype).dtype, _UFUNCS[spec.combine]
+    wide, ufunc = ops.accumulator_of(spec.out.dtype).dtype, _UFUNCS[spec.combine]
     out = np.moveaxis(out, spec.axis, 0)
     if spec.has_initial:
-        out[0] = identity_of(spec.combine, spec.out.dtype)
+        out[0] = ops.identity_of(spec.combine, spec.out.dtype)
         out = out[1:]
     accumulate = cast("Callable[..., Any]", ufunc.accumulate)
     with np.errstate(all="ignore"):

@@ -223,7 +223,9 @@ def _sum_of_squares(x: HostArray) -> float:
 
 def _careful_norm(x: HostArray) -> float:
     """Norm in float64, which holds the squares of every smaller type; doubles are scaled to 1 for it."""
-    scale = _largest(x) if x.dtype.char in "dD" else 1.0
+    scale = 1.0
+    if x.dtype.char in "dD":
+        scale = max((float(np.abs(_reals(part)).max()) for (part,) in pieces(x) if part.size), default=0.0)
     if scale == 0.0 or not math.isfinite(scale):
         return scale
     total = 0.0
@@ -232,10 +234,6 @@ def _careful_norm(x: HostArray) -> float:
         reals /= scale
         total += float(matrix_product(reals, reals))
     return scale * math.sqrt(total)
-
-
-def _largest(x: HostArray) -> float:
-    return max((float(np.abs(_reals(part)).max()) for (part,) in pieces(x) if part.size), default=0.0)
 
 
 def _reals(x: HostArray) -> HostArray:

@@ -15,20 +15,9 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from ...base.contract import ops
 from ...base.contract.dtypes import DType
-from ...base.contract.errors import OutOfRangeError
-from ...base.contract.ops import (
-    ArraySpec,
-    AttentionGradSpec,
-    AttentionSpec,
-    AvgPoolGradSpec,
-    AvgPoolSpec,
-    ConvolutionInputGradSpec,
-    ConvolutionSpec,
-    ConvolutionWeightGradSpec,
-    MaxPoolGradSpec,
-    MaxPoolSpec,
-)
+from ...base.kit.checks import no_element, no_length
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray, convert, widened
 from ..runtime.blas_threads import matrix_product
@@ -55,7 +44,7 @@ class _Strided:
 
     def __init__(
         self,
-        spec: ConvolutionSpec | ConvolutionInputGradSpec | ConvolutionWeightGradSpec,
+        spec: ops.ConvolutionSpec | ops.ConvolutionInputGradSpec | ops.ConvolutionWeightGradSpec,
         images: HostArray,
         weight: HostArray,
         windows: HostArray,
@@ -123,8 +112,8 @@ class _Strided:
         return view[(*(slice(None),) * (2 + len(steps)), lines)]
 
 
-@kernel(ConvolutionSpec, backend="cpu", dtypes={"x": FLOATS})
-def convolution(spec: ConvolutionSpec, call: HostCall) -> None:
+@kernel(ops.ConvolutionSpec, backend="cpu", dtypes={"x": FLOATS})
+def convolution(spec: ops.ConvolutionSpec, call: HostCall) -> None:
     """Multiply weights by columns of windows, of each group by itself."""
     axes, groups = len(spec.stride) + 2, spec.groups
     x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
@@ -142,8 +131,8 @@ def convolution(spec: ConvolutionSpec, call: HostCall) -> None:
             convert(made if bias is None else np.add(made, bias, out=made), here)
 
 
-@kernel(ConvolutionInputGradSpec, backend="cpu", dtypes={"grad": FLOATS})
-def convolution_input_grad(spec: ConvolutionInputGradSpec, call: HostCall) -> None:
+@kernel(ops.ConvolutionInputGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def convolution_input_grad(spec: ops.ConvolutionInputGradSpec, call: HostCall) -> None:
     """Multiply transposed weights by windows, and add the columns up where they were taken."""
     axes, groups = len(spec.stride) + 2, spec.groups
     grad, out = batched(call.array(spec.grad), axes), batched(call.array(spec.out), axes)
@@ -163,8 +152,8 @@ def convolution_input_grad(spec: ConvolutionInputGradSpec, call: HostCall) -> No
         convert(made if bias is None else made + bias, out[images])
 
 
-@kernel(ConvolutionWeightGradSpec, backend="cpu", dtypes={"x": FLOATS})
-def convolution_weight_grad(spec: ConvolutionWeightGradSpec, call: HostCall) -> None:
+@kernel(ops.ConvolutionWeightGradSpec, backend="cpu", dtypes={"x": FLOATS})
+def convolution_weight_grad(spec: ops.ConvolutionWeightGradSpec, call: HostCall) -> None:
     """Multiply gradients by transposed columns of windows, and add up the images."""
     axes, groups = len(spec.stride) + 2, spec.groups
     x, grad = batched(call.array(spec.x), axes), batched(call.array(spec.grad), axes)
@@ -191,7 +180,7 @@ def _matrices(array: HostArray, groups: int, rows: int, axes: int) -> HostArray:
     return array.reshape(len(array), groups, rows, math.prod(array.shape[array.ndim - axes :]))
 
 
-def _bias(spec: ConvolutionSpec | ConvolutionInputGradSpec, call: HostCall) -> HostArray | None:
+def _bias(spec: ops.ConvolutionSpec | ops.ConvolutionInputGradSpec, call: HostCall) -> HostArray | None:
     """Return the bias as it is added to images."""
     return None if spec.bias is None else widened(call.array(spec.bias)).reshape(-1, *(1,) * len(spec.stride))
 
@@ -343,8 +332,8 @@ def _images(images: HostArray) -> Iterator[slice]:
         yield slice(first, first + step)
 
 
-@kernel(MaxPoolSpec, backend="cpu", dtypes={"x": FLOATS})
-def max_pool(spec: MaxPoolSpec, call: HostCall) -> None:
+@kernel(ops.MaxPoolSpec, backend="cpu", dtypes={"x": FLOATS})
+def max_pool(spec: ops.MaxPoolSpec, call: HostCall) -> None:
     """Take maxima along the last axis, of these along the one before it, and so on."""
     axes = len(spec.window) + 2
     x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
@@ -364,7 +353,10 @@ def max_pool(spec: MaxPoolSpec, call: HostCall) -> None:
 
 
 def _windows(
-    spec: MaxPoolSpec | AvgPoolSpec | AvgPoolGradSpec, x: HostArray, out: HostArray, dilation: tuple[int, ...]
+    spec: ops.MaxPoolSpec | ops.AvgPoolSpec | ops.AvgPoolGradSpec,
+    x: HostArray,
+    out: HostArray,
+    dilation: tuple[int, ...],
 ) -> list[_Windows]:
     """Return the windows along each axis."""
     extents = zip(x.shape[2:], out.shape[2:], strict=True)
@@ -374,21 +366,14 @@ def _windows(
     return [_Windows.regular(*each, *those) for each, those in zip(extents, numbers, strict=True)]
 
 
-@kernel(MaxPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
-def max_pool_grad(spec: MaxPoolGradSpec, call: HostCall) -> None:
+@kernel(ops.MaxPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def max_pool_grad(spec: ops.MaxPoolGradSpec, call: HostCall) -> None:
     """Add each value to its element, in the order of the windows."""
     grad, indices, out = call.array(spec.grad), call.array(spec.indices), call.array(spec.out)
     size = math.prod(out.shape[2:])
     is_outside = (indices < 0) | (indices >= size)
     if is_outside.any():
-        index = int(indices[is_outside][0])
-        raise OutOfRangeError(
-            f"indices: {index} is outside of the input, which has {size} elements in each channel",
-            library="dnn",
-            index=index,
-            axis=2,
-            length=size,
-        )
+        raise no_element(int(indices[is_outside][0]), size)
     for images in _images(out):
         here, values = out[images], widened(grad[images])
         total: HostArray = np.zeros((here.shape[0] * here.shape[1], size), values.dtype)
@@ -399,7 +384,7 @@ def max_pool_grad(spec: MaxPoolGradSpec, call: HostCall) -> None:
 
 
 def _windows_of_means(
-    spec: AvgPoolSpec | AvgPoolGradSpec, x: HostArray, out: HostArray
+    spec: ops.AvgPoolSpec | ops.AvgPoolGradSpec, x: HostArray, out: HostArray
 ) -> tuple[list[_Windows], Any]:
     """Return the windows along each axis, and what the sums are divided by."""
     windows = _windows(spec, x, out, (1,) * len(spec.window))
@@ -412,8 +397,8 @@ def _windows_of_means(
     return windows, divisor.astype(widened(x[:0]).dtype)
 
 
-@kernel(AvgPoolSpec, backend="cpu", dtypes={"x": FLOATS})
-def avg_pool(spec: AvgPoolSpec, call: HostCall) -> None:
+@kernel(ops.AvgPoolSpec, backend="cpu", dtypes={"x": FLOATS})
+def avg_pool(spec: ops.AvgPoolSpec, call: HostCall) -> None:
     """Add up along the last axis, these sums along the one before it, and so on; divide."""
     axes = len(spec.window) + 2
     x, out = batched(call.array(spec.x), axes), batched(call.array(spec.out), axes)
@@ -425,8 +410,8 @@ def avg_pool(spec: AvgPoolSpec, call: HostCall) -> None:
         convert(values / divisor, out[images])
 
 
-@kernel(AvgPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
-def avg_pool_grad(spec: AvgPoolGradSpec, call: HostCall) -> None:
+@kernel(ops.AvgPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
+def avg_pool_grad(spec: ops.AvgPoolGradSpec, call: HostCall) -> None:
     """Divide, and add to all elements of a window, one axis after the other."""
     grad, out = call.array(spec.grad), call.array(spec.out)
     windows, divisor = _windows_of_means(spec, out, grad)
@@ -490,13 +475,13 @@ class _Attention:
         value: ``(..., kv_heads, columns, f)``, or blocks.
     """
 
-    def __init__(self, spec: AttentionSpec | AttentionGradSpec, call: HostCall) -> None:
+    def __init__(self, spec: ops.AttentionSpec | ops.AttentionGradSpec, call: HostCall) -> None:
         self._spec = spec
         self.query, self.key, self.value = (
             headed(call.array(one)) for one in (spec.query, spec.key, spec.value)
         )
         rows = self.query.shape[-2]
-        table = spec.block_table if isinstance(spec, AttentionSpec) else None
+        table = spec.block_table if isinstance(spec, ops.AttentionSpec) else None
         self._table = None if table is None else call.array(table)
         block = self.key.shape[-2]
         columns = block if self._table is None else block * self._table.shape[-1]
@@ -517,8 +502,7 @@ class _Attention:
         is_used: HostArray = firsts < self._key_lengths[:, None]
         is_outside = is_used & ((table < 0) | (table >= count))
         if is_outside.any():
-            index = int(table[is_outside][0])
-            raise _outside("block_table", f"there is no block {index} of {count}", index, count)
+            raise no_length("block_table", int(table[is_outside][0]), count)
 
     def heads(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yield the leading index and the head of all heads of keys."""
@@ -575,7 +559,7 @@ def headed(array: HostArray) -> HostArray:
 
 
 def _lengths(
-    call: HostCall, argument: str, lengths: ArraySpec | None, most: int, stack: tuple[int, ...]
+    call: HostCall, argument: str, lengths: ops.ArraySpec | None, most: int, stack: tuple[int, ...]
 ) -> HostArray:
     """Return lengths of an axis, of which none is larger than the axis."""
     if lengths is None:
@@ -583,17 +567,12 @@ def _lengths(
     given = call.array(lengths)
     is_outside = (given < 0) | (given > most)
     if is_outside.any():
-        index = int(given[is_outside][0])
-        raise _outside(argument, f"{index} is no length of an axis of {most}", index, most)
+        raise no_length(argument, int(given[is_outside][0]), most)
     return given
 
 
-def _outside(argument: str, text: str, index: int, length: int) -> OutOfRangeError:
-    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=index, axis=0, length=length)
-
-
-@kernel(AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
-def attention(spec: AttentionSpec, call: HostCall) -> None:
+@kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
+def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
     """Compute exponentials of some rows of scores, and their products with the values."""
     of, out = _Attention(spec, call), headed(call.array(spec.out))
     lse = None if spec.lse is None else _rows(call.array(spec.lse))
@@ -618,8 +597,8 @@ def attention(spec: AttentionSpec, call: HostCall) -> None:
         convert(made / total, out[part.stack][part.heads, part.rows])
 
 
-@kernel(AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
-def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
+@kernel(ops.AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
+def attention_grad(spec: ops.AttentionGradSpec, call: HostCall) -> None:
     """Compute the scores of some rows anew, and add up the gradients of keys and values."""
     of = _Attention(spec, call)
     grad, out, lse = headed(call.array(spec.grad)), headed(call.array(spec.out)), _rows(call.array(spec.lse))

@@ -7,16 +7,7 @@ from functools import partial
 import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
-from ...base.contract.ops import (
-    ArraySpec,
-    CopyFromHostSpec,
-    CopySpec,
-    CopyToHostSpec,
-    FillSpec,
-    HostUse,
-    JoinSpec,
-    OperationSpec,
-)
+from ...base.contract import ops
 from ...base.kit.kernels import HostCall, kernel
 from ...base.kit.library import ComputingCall
 from ..kit._library import CpuLibrary
@@ -26,40 +17,40 @@ from ..runtime._memory import HostArray, convert
 class MemoryLibrary(CpuLibrary):
     """Copies between device and host can be withdrawn until they begin."""
 
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+    def call_of(self, spec: ops.OperationSpec, stream: AccelStream) -> ComputingCall:
         """Make a launch; see `ComputingLibrary.call_of`."""
-        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
+        if isinstance(spec, (ops.CopyFromHostSpec, ops.CopyToHostSpec)):
             # The use is noted before the kernel runs: the engine may want to withdraw the copy before that.
-            spec.note_use(HostUse(as_bits(spec.host)))
+            spec.note_use(ops.HostUse(as_bits(spec.host)))
         return super().call_of(spec, stream)
 
 
-@kernel(CopyFromHostSpec, backend="cpu")
-def copy_from_host(spec: CopyFromHostSpec, call: HostCall) -> None:
+@kernel(ops.CopyFromHostSpec, backend="cpu")
+def copy_from_host(spec: ops.CopyFromHostSpec, call: HostCall) -> None:
     """Copy a host array of any strides."""
     out = as_bits(call.array(spec.out))
     _use(spec).run(partial(np.copyto, out))
 
 
-@kernel(CopyToHostSpec, backend="cpu")
-def copy_to_host(spec: CopyToHostSpec, call: HostCall) -> None:
+@kernel(ops.CopyToHostSpec, backend="cpu")
+def copy_to_host(spec: ops.CopyToHostSpec, call: HostCall) -> None:
     """Copy to a host array of any strides."""
     source = as_bits(call.array(spec.source))
     _use(spec).run(lambda host: np.copyto(host, source))
 
 
-def _use(spec: CopyFromHostSpec | CopyToHostSpec) -> HostUse:
+def _use(spec: ops.CopyFromHostSpec | ops.CopyToHostSpec) -> ops.HostUse:
     assert spec.use is not None  # see `MemoryLibrary`
     return spec.use
 
 
-@kernel(CopySpec, backend="cpu")
-def copy(spec: CopySpec, call: HostCall) -> None:
+@kernel(ops.CopySpec, backend="cpu")
+def copy(spec: ops.CopySpec, call: HostCall) -> None:
     """Copy, and convert as `numpy.ndarray.astype` does."""
     _copy(spec.source, call.array(spec.source), spec.out, call.array(spec.out))
 
 
-def _copy(source: ArraySpec, array: HostArray, out: ArraySpec, to: HostArray) -> None:
+def _copy(source: ops.ArraySpec, array: HostArray, out: ops.ArraySpec, to: HostArray) -> None:
     if source.dtype is out.dtype:
         np.copyto(as_bits(to), as_bits(array))
         return
@@ -69,14 +60,14 @@ def _copy(source: ArraySpec, array: HostArray, out: ArraySpec, to: HostArray) ->
     convert(array, to)
 
 
-@kernel(FillSpec, backend="cpu")
-def fill(spec: FillSpec, call: HostCall) -> None:
+@kernel(ops.FillSpec, backend="cpu")
+def fill(spec: ops.FillSpec, call: HostCall) -> None:
     """Set all elements to one value."""
     np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
-@kernel(JoinSpec, backend="cpu")
-def join(spec: JoinSpec, call: HostCall) -> None:
+@kernel(ops.JoinSpec, backend="cpu")
+def join(spec: ops.JoinSpec, call: HostCall) -> None:
     """Copy to places in one array."""
     out = call.array(spec.out)
     if spec.is_padded:

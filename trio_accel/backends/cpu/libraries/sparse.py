@@ -16,8 +16,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import _sparsetools, linalg
 
-from ...base.contract.errors import LibraryError
-from ...base.kit.checks import NATIVE, check_structure, scalar_of
+from ...base.kit.checks import NATIVE, check_structure, misplaced, scalar_of, unordered
 from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ..runtime.blas_threads import NUMPY, SCIPY
@@ -142,8 +141,7 @@ def _within(what: str, found: HostArray, limit: int) -> None:
     """Refuse indices outside."""
     bad = np.flatnonzero((found < 0) | (found >= limit))
     if bad.size:
-        text = f"{what}[{bad[0]}] is {found[bad[0]]}; it must be from 0 to {limit - 1}"
-        raise LibraryError(text, library="sparse", code="invalid_value")
+        raise misplaced(what, int(bad[0]), int(found[bad[0]]), limit)
 
 
 def _coo_to_csr(spec: Any, row: HostArray, col: HostArray, data: HostArray) -> _Made:
@@ -330,11 +328,7 @@ def incomplete(spec: Any, call: HostCall) -> None:
     rows: HostArray = np.repeat(np.arange(int(spec.matrix[0])), np.diff(indptr))
     bad = np.flatnonzero((np.diff(indices) <= 0) & (rows[1:] == rows[:-1]))
     if bad.size:
-        raise LibraryError(
-            f"the columns of row {rows[bad[0]]} do not ascend; bring them into order: sparse.sum_duplicates",
-            library="sparse",
-            code="invalid_value",
-        )
+        raise unordered(int(rows[bad[0]]))
     data = call.array(spec.matrix_data)
     if not np.isfinite(data).all():
         spec.info[0] = -1

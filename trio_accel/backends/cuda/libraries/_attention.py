@@ -14,19 +14,21 @@ from typing import Any, TypeAlias
 import attrs
 from nvmath.bindings import cublas
 
-from ...base import DType, OutOfRangeError
+from ...base import DType
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
+from ...base.kit.checks import no_length
 from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas
-from ._cudnn import Graph, Layout
-from ._dnn_base import (
+from ._cudnn import (
     FLOATS,
     LANES,
     DnnKernels,
+    Graph,
+    Layout,
     aligned,
     aligned_result,
     first_wrong,
@@ -158,14 +160,8 @@ class AttentionKernels(DnnKernels):
             self.blas.destroy()
         super()._destroy()
 
-    def _load_checks(self) -> None:
-        """Load the kernels; blocks."""
-        for name, layout in _LAYOUTS.items():
-            self._load(name, layout)
-
     def _load_products(self, dtype: DType) -> None:
-        """Load the kernels, and products of a type; blocks."""
-        self._load_checks()
+        """Load products of a type; blocks."""
         if self.blas is None:
             self.blas = Cublas(self._device, self.name)
         self.blas.warm(KINDS[wide_of(dtype)])
@@ -452,15 +448,10 @@ class Attention:
 
 def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:
     """Refuse the first length or block that a kernel has found wrong."""
-    if not words[0]:
-        return
-    number, most = first_wrong(words), mosts[int(words[0]) - 1]
-    if words[0] == _TABLE:
-        argument, text = "block_table", f"there is no block {number} of {most}"
-    else:
-        argument = ("query_lengths", "key_lengths")[int(words[0]) - 1]
-        text = f"{number} is no length of an axis of {most}"
-    raise OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)
+    if words[0]:
+        place = int(words[0]) - 1
+        argument = ("query_lengths", "key_lengths", "block_table")[place]
+        raise no_length(argument, first_wrong(words), mosts[place])
 
 
 # Lengths that are no multiples of it are told to the gradient: else it has been seen to make NaNs of them
@@ -506,9 +497,9 @@ class AttentionLibrary(AttentionKernels):
         plan = self._fused(spec)
         if plan is None:
             self._load_products(spec.query.dtype)
-            return _Plan()
-        self._load_checks()
-        return plan
+        for name, layout in _LAYOUTS.items():
+            self._load(name, layout)
+        return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:
         """Build cuDNN's graph; None where it has no kernel, or none that is right."""
@@ -724,18 +715,12 @@ def _is_direct(array: ArraySpec) -> bool:
     )
 
 
-def _strides(array: ArraySpec) -> tuple[int, ...]:
-    """Return the bytes between elements along four axes, of an array that is taken as it lies."""
-    missing = 4 - array.ndim
-    return (*(0,) * missing, *array.strides)
-
-
 def _layout(array: ArraySpec, shape: tuple[int, ...]) -> Layout:
     """Return the layout of an array as it lies, or without gaps."""
     if not _is_direct(array):
         return Layout.packed(array.dtype, shape)
     packed = Layout.packed(array.dtype, shape).strides
-    steps = [step // array.dtype.itemsize for step in _strides(array)]
+    steps = [step // array.dtype.itemsize for step in (*(0,) * (4 - array.ndim), *array.strides)]
     # An axis of one element may have any step.
     found = [own if extent > 1 else other for own, other, extent in zip(steps, packed, shape, strict=True)]
     return Layout(array.dtype, shape, tuple(found))

@@ -125,7 +125,10 @@ class Cublas:
         self.handle: int = cublas.create()
         try:
             cublas.set_math_mode(self.handle, _MATH)
-            self._warm_up()
+            # It loads kernels at first use, and waits for whatever the device does then. The vectors'
+            # routines of all types are loaded with those of one. Products of each type have their own, which
+            # take ten to eighty milliseconds: others than the most usual type have to be asked for.
+            self._try(KINDS[DType.float32], has_vectors=True)
         except BaseException:
             cublas.destroy(self.handle)
             raise
@@ -179,14 +182,6 @@ class Cublas:
         if not self.is_warm(kind):
             with self._context:
                 self._try(kind)
-
-    def _warm_up(self) -> None:
-        """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
-
-        The vectors' routines of all types are loaded with those of one. Products of each type have their own,
-        which take ten to eighty milliseconds: others than the most usual type have to be asked for.
-        """
-        self._try(KINDS[DType.float32], has_vectors=True)
 
     def _try(self, kind: Kind, *, has_vectors: bool = False) -> None:
         size = 64 * 64 * 16

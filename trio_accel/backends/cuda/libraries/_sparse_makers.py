@@ -15,18 +15,19 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType, LibraryError, NotSupportedError
+from ...base import DType, NotSupportedError
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
-from ...base.kit.checks import NATIVE
+from ...base.kit.checks import NATIVE, misplaced
 from ..kit._library import KernelCall, LibraryDevice
+from ._cublas import KINDS
 from ._radix_sort import RadixSort
 
 AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
 """The matrix, not transposed."""
 
-VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
+VALUE_TYPES = {dtype: KINDS[dtype].code for dtype in NATIVE}
 """``cudaDataType`` of values."""
 
 _OPERATIONS = {
@@ -226,12 +227,13 @@ class Maker:
         self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
 
     def _make_room(self, columns: int, lines: int, count: int) -> None:
-        """Take room for keys, that of numbers up to ``columns * lines``, and their numbers."""
+        """Set the extents, and take room for keys up to ``columns * lines``, and for their numbers."""
         if columns * lines >= 1 << 63:
             raise NotSupportedError(
                 f"{self._job.function}: the CUDA backend has no keys for {lines} times {columns} elements",
                 backend="cuda",
             )
+        self.set(rows=self.rows, columns=self._job.numbers[1])
         self.set(keys=self._call.workspace(2 * count * 8), order=self._call.workspace(2 * count * 4))
 
     def _sort(self, count: int, most: int) -> None:
@@ -266,7 +268,6 @@ class Maker:
         (rows, columns), data = job.numbers, job.arrays[2]
         count = data.size
         self._make_room(columns, rows, count)
-        self.set(rows=rows, columns=columns)
         if job.function == "coo_to_csr":
             self.set(words=self._words("row", "col"))
             row, col = job.arrays[:2]
@@ -294,7 +295,6 @@ class Maker:
         if count > _MOST:
             raise self._too_many("values")
         self._make_room(columns, rows, count)
-        self.set(rows=rows, columns=columns)
         for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
             self.launch("make_keys", size, count=size, first=start, indptr=indptr, indices=indices)
         self.set(data=first[2], other_data=second[2])
@@ -368,11 +368,9 @@ class Maker:
 
     def _csr_to_csc(self) -> None:
         job = self._job
-        rows, columns = job.numbers
-        count = job.arrays[2].size
+        columns, count = job.numbers[1], job.arrays[2].size
         self._read(job.numbers)
         self._make_room(columns, 1, count)
-        self.set(rows=rows, columns=columns)
         self.launch("make_keys", count, count=count)
         self._sort(count, columns)
         self.launch("move_columns", count, count=count, **self._to)
@@ -385,7 +383,7 @@ class Maker:
         self._read(job.numbers)
         lines, step = rows // height, columns // width
         self._make_room(columns, rows, count)
-        self.set(rows=rows, columns=columns, height=height, width=width)
+        self.set(height=height, width=width)
         self.launch("make_keys", count, count=count)
         self._sort(count, lines * step)
         self._group(count)
@@ -442,11 +440,7 @@ class Maker:
             values = words[2:].view(np.int64)
             for name, number, value, limit in zip(names, words, values, self._job.numbers, strict=False):
                 if number:
-                    raise LibraryError(
-                        f"{name}[{number - 1}] is {value}; it must be from 0 to {limit - 1}",
-                        library="sparse",
-                        code="invalid_value",
-                    )
+                    raise misplaced(name, int(number) - 1, int(value), limit)
 
         return self._call.words(6, judge)
 

@@ -29,13 +29,7 @@ from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 # The layout is that of the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
 # In float32, which float16 is computed in, its denormal numbers are none.
-_NORM_TYPES = {
-    DType.bfloat16: 0,
-    DType.float32: 1,
-    DType.float64: 2,
-    DType.complex64: 3,
-    DType.complex128: 4,
-}
+_NORM_TYPES = {dtype: number for number, dtype in enumerate((DType.bfloat16, *NATIVE))}
 _NORM_THREADS = 1024
 _INDEX = struct.Struct("<QQq")
 # Each array as a vector: bytes to its first element, and elements from one to the next.

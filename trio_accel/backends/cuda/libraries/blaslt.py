@@ -23,22 +23,16 @@ from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch
+from ._cublas import KINDS
 
 _Desc, _Layout, _Preference = (
     cublasLt.MatmulDescAttribute,
     cublasLt.MatrixLayoutAttribute,
     cublasLt.MatmulPreferenceAttribute,
 )
-_CODES = {
-    DType.float32: 0,
-    DType.float64: 1,
-    DType.float16: 2,
-    DType.int8: 3,
-    DType.int32: 10,
-    DType.bfloat16: 14,
-    DType.float8_e4m3fn: 28,
-    DType.float8_e5m2: 29,
-}
+_CODES = {dtype: kind.code for dtype, kind in KINDS.items()} | {
+    DType.int8: 3, DType.int32: 10, DType.float8_e4m3fn: 28, DType.float8_e5m2: 29,
+}  # fmt: skip
 """Codes of `cudaDataType`."""
 _COMPUTE = {
     "tf32": cublas.ComputeType.COMPUTE_32F_FAST_TF32,
@@ -63,8 +57,7 @@ _POINTERS: Mapping[str, int] = {
 _SOMEWHERE = 256
 _PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
 _OF_BLOCKS = {
-    "rows": int(cublasLt.MatmulMatrixScale.VEC128_32F),
-    "vectors": int(cublasLt.MatmulMatrixScale.VEC128_32F),
+    **dict.fromkeys(("rows", "vectors"), int(cublasLt.MatmulMatrixScale.VEC128_32F)),
     "blocks": int(cublasLt.MatmulMatrixScale.BLK128x128_32F),
 }
 

@@ -8,30 +8,21 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...base import DType, OutOfRangeError
+from ...base import DType
+from ...base.contract import ops
 from ...base.contract.device_array import DeviceArray
-from ...base.contract.ops import (
-    ArraySpec,
-    AvgPoolGradSpec,
-    AvgPoolSpec,
-    ConvolutionInputGradSpec,
-    ConvolutionSpec,
-    ConvolutionWeightGradSpec,
-    MaxPoolGradSpec,
-    MaxPoolSpec,
-    OperationSpec,
-    StatusArray,
-)
+from ...base.kit.checks import no_element
 from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
-from ._cudnn import Graph, Layout
-from ._dnn_base import (
+from ._cudnn import (
     FLOATS,
     GRID,
     KINDS,
     LANES,
     DnnKernels,
+    Graph,
+    Layout,
     aligned,
     aligned_result,
     first_wrong,
@@ -46,7 +37,7 @@ from ._dnn_base import (
 _CONVOLUTION = Struct(f"<4Q5q{GRID}q")
 _BIAS = Struct("<2Q3qi4x")
 
-_Spec: TypeAlias = ConvolutionSpec | ConvolutionInputGradSpec | ConvolutionWeightGradSpec
+_Spec: TypeAlias = ops.ConvolutionSpec | ops.ConvolutionInputGradSpec | ops.ConvolutionWeightGradSpec
 
 
 @attrs.frozen
@@ -63,9 +54,9 @@ class _Roles:
         arguments: The arrays that it takes, by the names of its arguments.
     """
 
-    images: ArraySpec
-    weight: ArraySpec
-    windows: ArraySpec
+    images: ops.ArraySpec
+    weight: ops.ArraySpec
+    windows: ops.ArraySpec
     target: str
     kernel: str
     node: str
@@ -74,10 +65,10 @@ class _Roles:
     @classmethod
     def of(cls, spec: _Spec) -> _Roles:
         """Read them off a specification."""
-        if isinstance(spec, ConvolutionSpec):
+        if isinstance(spec, ops.ConvolutionSpec):
             names = {"image": "images", "weight": "weight"}
             return cls(spec.x, spec.weight, spec.out, "windows", "convolution", "conv_fprop", names)
-        if isinstance(spec, ConvolutionInputGradSpec):
+        if isinstance(spec, ops.ConvolutionInputGradSpec):
             names = {"loss": "windows", "filter": "weight"}
             return cls(
                 spec.out, spec.weight, spec.grad, "images", "convolution_input_grad", "conv_dgrad", names
@@ -85,7 +76,7 @@ class _Roles:
         names = {"image": "images", "loss": "windows"}
         return cls(spec.x, spec.out, spec.grad, "weight", "convolution_weight_grad", "conv_wgrad", names)
 
-    def arrays(self) -> dict[str, ArraySpec]:
+    def arrays(self) -> dict[str, ops.ArraySpec]:
         """Return them by their names, the result last."""
         named = {"images": self.images, "weight": self.weight, "windows": self.windows}
         named[self.target] = named.pop(self.target)
@@ -115,7 +106,7 @@ class ConvolutionLibrary(DnnKernels):
         # the last element by more than a step.
         is_left = spec.out.dtype is DType.float64 or not all(array.size for array in roles.arrays().values())
         if not is_left and all(-step < zeros for zeros, step in zip(behind, spec.stride, strict=True)):
-            bias = None if isinstance(spec, ConvolutionWeightGradSpec) else spec.bias
+            bias = None if isinstance(spec, ops.ConvolutionWeightGradSpec) else spec.bias
             graph = None if bias is None else self._graph_of(spec, roles, behind, bias)
             if graph is not None:
                 return _Plan(graph, has_bias=True)
@@ -127,7 +118,7 @@ class ConvolutionLibrary(DnnKernels):
         return _Plan()
 
     def _graph_of(
-        self, spec: _Spec, roles: _Roles, behind: tuple[int, ...], bias: ArraySpec | None
+        self, spec: _Spec, roles: _Roles, behind: tuple[int, ...], bias: ops.ArraySpec | None
     ) -> Graph | None:
         """Build cuDNN's graph; None where it has no kernels for it."""
         cudnn = self._find_cudnn()
@@ -165,13 +156,13 @@ class ConvolutionLibrary(DnnKernels):
         is_exact = spec.out.dtype is DType.float32
         return cudnn.build(layouts, [roles.target], describe, is_exact=is_exact)
 
-    @kernel(ConvolutionSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
-    @kernel(ConvolutionInputGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_convolution)
-    @kernel(ConvolutionWeightGradSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
+    @kernel(ops.ConvolutionSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
+    @kernel(ops.ConvolutionInputGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_convolution)
+    @kernel(ops.ConvolutionWeightGradSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_convolution)
     def _convolve(self, spec: _Spec, call: KernelCall) -> None:
         if not spec.out.size:
             return
-        bias = None if isinstance(spec, ConvolutionWeightGradSpec) else spec.bias
+        bias = None if isinstance(spec, ops.ConvolutionWeightGradSpec) else spec.bias
         plan: _Plan = call.plan
         if plan.graph is None:
             self._convolve_by_definition(spec, call, bias)
@@ -189,7 +180,7 @@ class ConvolutionLibrary(DnnKernels):
                 values = call.packed(bias), out, target.size, bias.size, size, KINDS[target.dtype]
                 self.launch("add_bias", call, target.size, *values)
 
-    def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ArraySpec | None) -> None:
+    def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ops.ArraySpec | None) -> None:
         """Launch a thread for each element of the result: right, and far from what the device could do."""
         roles = _Roles.of(spec)
         arrays, weight = roles.arrays(), roles.weight
@@ -223,7 +214,7 @@ def _behind(spec: _Spec, roles: _Roles) -> tuple[int, ...]:
     )
 
 
-def _layout(array: ArraySpec, axes: int) -> Layout:
+def _layout(array: ops.ArraySpec, axes: int) -> Layout:
     """Return the layout of images or weights without gaps, with two spatial axes, and one for a batch."""
     above, spatial = array.shape[:-axes], array.shape[-axes:]
     return Layout.packed(array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial))
@@ -232,42 +223,42 @@ def _layout(array: ArraySpec, axes: int) -> Layout:
 # The layout is that of the structure in dnn.cu.
 _POOL = Struct(f"<3Qq{GRID}3qq4i")
 _SPREAD = Struct("<4Q3q2i")
-_POOLS: dict[type[OperationSpec], tuple[str, Struct]] = {
-    MaxPoolSpec: ("pool", _POOL),
-    AvgPoolSpec: ("pool", _POOL),
-    AvgPoolGradSpec: ("mean_pool_grad", _POOL),
-    MaxPoolGradSpec: ("max_pool_grad", _SPREAD),
+_POOLS: dict[type[ops.OperationSpec], tuple[str, Struct]] = {
+    ops.MaxPoolSpec: ("pool", _POOL),
+    ops.AvgPoolSpec: ("pool", _POOL),
+    ops.AvgPoolGradSpec: ("mean_pool_grad", _POOL),
+    ops.MaxPoolGradSpec: ("max_pool_grad", _SPREAD),
 }
 
-_Pool: TypeAlias = MaxPoolSpec | AvgPoolSpec | AvgPoolGradSpec
+_Pool: TypeAlias = ops.MaxPoolSpec | ops.AvgPoolSpec | ops.AvgPoolGradSpec
 
 
 class PoolingLibrary(DnnKernels):
     """Maxima and means of windows, a thread for each; and their gradients."""
 
-    def captures(self, spec: OperationSpec) -> bool:
+    def captures(self, spec: ops.OperationSpec) -> bool:
         """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
-        return not isinstance(spec, MaxPoolGradSpec) and super().captures(spec)
+        return not isinstance(spec, ops.MaxPoolGradSpec) and super().captures(spec)
 
-    def _plan_pool(self, spec: _Pool | MaxPoolGradSpec, device: LibraryDevice) -> str:
+    def _plan_pool(self, spec: _Pool | ops.MaxPoolGradSpec, device: LibraryDevice) -> str:
         name, layout = _POOLS[type(spec)]
         self._load(name, layout)
         return name
 
-    @kernel(MaxPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
-    @kernel(AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
-    @kernel(AvgPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
+    @kernel(ops.MaxPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
+    @kernel(ops.AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
+    @kernel(ops.AvgPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
     def _pool(self, spec: _Pool, call: KernelCall) -> None:
         out = spec.out
         if not out.size:
             return
         # The array that is read; and the images, and their windows, one of which it is.
         source, images, windows = (
-            (spec.grad, out, spec.grad) if isinstance(spec, AvgPoolGradSpec) else (spec.x, spec.x, out)
+            (spec.grad, out, spec.grad) if isinstance(spec, ops.AvgPoolGradSpec) else (spec.x, spec.x, out)
         )
         means: tuple[int, ...] = (0, 0, 0, 0, False)
-        indices, is_mean = 0, not isinstance(spec, MaxPoolSpec)
-        if isinstance(spec, MaxPoolSpec):
+        indices, is_mean = 0, not isinstance(spec, ops.MaxPoolSpec)
+        if isinstance(spec, ops.MaxPoolSpec):
             indices = 0 if spec.indices is None else call.result(spec.indices)
         else:
             means = *(0,) * (3 - len(spec.behind)), *spec.behind, spec.divisor, spec.count_include_pad
@@ -276,22 +267,16 @@ class PoolingLibrary(DnnKernels):
         flags = not spec.window[0], KINDS[source.dtype], is_mean
         self.launch(call.plan, call, out.size, *values, *grid, *means, *flags)
 
-    @kernel(MaxPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
-    def _max_pool_grad(self, spec: MaxPoolGradSpec, call: KernelCall) -> None:
+    @kernel(ops.MaxPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_pool)
+    def _max_pool_grad(self, spec: ops.MaxPoolGradSpec, call: KernelCall) -> None:
         if not spec.out.size:
             return
         size = math.prod(spec.out.shape[2:])
 
-        def judge(words: StatusArray) -> None:
+        def judge(words: ops.StatusArray) -> None:
             index = first_wrong(words)
             if words[0]:
-                raise OutOfRangeError(
-                    f"indices: {index} is outside of the input, which has {size} elements in each channel",
-                    library="dnn",
-                    index=index,
-                    axis=2,
-                    length=size,
-                )
+                raise no_element(index, size)
 
         words = call.words(3, judge)
         is_wide = spec.indices.dtype is DType.int64

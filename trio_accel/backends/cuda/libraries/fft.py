@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -166,17 +166,8 @@ _LONGEST = 1 << 13
 _ALIGNMENT = 256
 
 
-_Execute: TypeAlias = Callable[..., None]
-
-# The type and the function that executes it, for each kind in single and in double precision.
-_TYPES: dict[tuple[str, bool], tuple[cufft.Type, _Execute]] = {
-    ("c2c", False): (cufft.Type.C2C, cufft.exec_c2c),
-    ("c2c", True): (cufft.Type.Z2Z, cufft.exec_z2z),
-    ("r2c", False): (cufft.Type.R2C, cufft.exec_r2c),
-    ("r2c", True): (cufft.Type.D2Z, cufft.exec_d2z),
-    ("c2r", False): (cufft.Type.C2R, cufft.exec_c2r),
-    ("c2r", True): (cufft.Type.Z2D, cufft.exec_z2d),
-}
+# cuFFT's names of the kinds in double precision; in single precision they are the same.
+_DOUBLE = {"c2c": "z2z", "r2c": "d2z", "c2r": "z2d"}
 _FORWARD, _INVERSE = -1, 1
 
 
@@ -201,7 +192,8 @@ class _VendorPlan(LoadedCode):
         self.key: PlanKey = key
         self.callbacks: Callbacks | None = callbacks
         self.users: int = 0
-        kind, self._execute = _TYPES[key.kind, key.is_double]
+        kind = _DOUBLE[key.kind] if key.is_double else key.kind
+        self._execute: Callable[..., None] = getattr(cufft, f"exec_{kind}")
         self._signs: tuple[tuple[int, ...], tuple[int, ...]] = (
             ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
         )
@@ -215,14 +207,9 @@ class _VendorPlan(LoadedCode):
             cufft.set_auto_allocation(self._handle, 0)
             if callbacks is not None:
                 callbacks.set(self._handle)
+            layout = key.inembed, key.istride, key.idist, key.onembed, key.ostride, key.odist
             self.size: int = cufft.make_plan_many64(
-                self._handle,
-                len(key.lengths),
-                key.lengths,
-                *(key.inembed, key.istride, key.idist),
-                *(key.onembed, key.ostride, key.odist),
-                kind,
-                key.batch,
+                self._handle, len(key.lengths), key.lengths, *layout, cufft.Type[kind.upper()], key.batch
             )
             # The wait lets the tables arrive before they are used.
             context.settle()
@@ -264,25 +251,14 @@ class _Plan:
             use one after the other.
         offsets: First byte of each of these.
         vendor_plans: The plans of cuFFT.
+        sides: Of a transform with expressions the prolog and the epilog: compiled where it is a launch of its
+            own, its source where cuFFT calls it, and None where there is none.
     """
 
     steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
     workspace: int = 0
     offsets: tuple[int, ...] = (0,)
     vendor_plans: tuple[_VendorPlan, ...] = ()
-
-
-@attrs.frozen(eq=False)
-class _FusedPlan:
-    """The plan of a transform with expressions.
-
-    Attributes:
-        transform: The plan of the transform alone.
-        sides: The prolog and the epilog: compiled where it is a launch of its own, its source where cuFFT
-            calls it, and None where there is none.
-    """
-
-    transform: _Plan
     sides: tuple[CompiledExpression | compiled.KernelSource | None, ...] = (None, None)
 
     @property
@@ -350,10 +326,10 @@ class FftLibrary(CudaLibrary):
             else:
                 call.fill(_array(step.out, buffers), 0)
 
-    def _plan_fused(self, spec: FusedFftSpec, device: LibraryDevice) -> _FusedPlan:
+    def _plan_fused(self, spec: FusedFftSpec, device: LibraryDevice) -> _Plan:
         """Have cuFFT call the expressions, or compile them where it does not; blocks."""
         if not math.prod(spec.out.shape):
-            return _FusedPlan(_Plan())
+            return _Plan()
         try:
             return self._plan_callbacks(spec)
         except Exception as error:
@@ -366,7 +342,7 @@ class FftLibrary(CudaLibrary):
             for one, has in ((ahead, spec.has_prolog), (behind, spec.has_epilog)):
                 source = compiled.make_kernel(one, self.backend) if has else None
                 made.append(None if source is None else CompiledExpression.load(source, device))
-            return _FusedPlan(self._plan(transform, device), tuple(made))
+            return attrs.evolve(self._plan(transform, device), sides=tuple(made))
         except BaseException:
             # No plan has them, so nothing else would unload them before the device ends.
             for loaded in made:
@@ -374,7 +350,7 @@ class FftLibrary(CudaLibrary):
                     loaded.close()
             raise
 
-    def _plan_callbacks(self, spec: FusedFftSpec) -> _FusedPlan:
+    def _plan_callbacks(self, spec: FusedFftSpec) -> _Plan:
         """Have cuFFT call the expressions.
 
         Raises:
@@ -398,16 +374,14 @@ class FftLibrary(CudaLibrary):
         callbacks = Callbacks([one for one in sides if one], self._context, self._device.architecture)
         plan = self._hold(found.key, callbacks)
         step = Transform(found, SOURCE, OUT, goes_forward(transform))
-        return _FusedPlan(
-            _Plan(((step, plan),), plan.size, (0,), (plan,)),
-            tuple([None if one is None else one.source for one in sides]),
-        )
+        sources = tuple([None if one is None else one.source for one in sides])
+        return _Plan(((step, plan),), plan.size, (0,), (plan,), sources)
 
     @kernel(FusedFftSpec, backend="cuda", plan=_plan_fused)
     def _fused(self, spec: FusedFftSpec, call: KernelCall) -> None:
-        plan: _FusedPlan = call.plan
+        plan: _Plan = call.plan
         ahead, transform, behind = spec.parts(*[side is not None for side in plan.sides])
-        if not plan.transform.steps:
+        if not plan.steps:
             return
         places: dict[int, int] = {}
         for array in (transform.source, transform.out):
@@ -424,12 +398,12 @@ class FftLibrary(CudaLibrary):
         for one, side in zip((ahead, behind), plan.sides, strict=True):
             if isinstance(side, compiled.KernelSource):
                 told.append(compiled.elementwise_arguments(one, side, address))
-        for vendor_plan in plan.transform.vendor_plans:
+        for vendor_plan in plan.vendor_plans:
             vendor_plan.tell(call, told)
         first, last = plan.sides
         if isinstance(first, CompiledExpression):
             first.elementwise(ahead, call, address)
-        self._run_steps(plan.transform, call, address(transform.source), address(transform.out))
+        self._run_steps(plan, call, address(transform.source), address(transform.out))
         if isinstance(last, CompiledExpression):
             last.elementwise(behind, call, address)
 
@@ -453,15 +427,13 @@ class FftLibrary(CudaLibrary):
                 del self._vendor_plans[plan.key, plan.callbacks]
                 plan.close()
 
-    def _close_plan(self, plan: _Plan | _FusedPlan) -> None:
-        fused = plan if isinstance(plan, _FusedPlan) else _FusedPlan(plan)
-        self._release(fused.transform.vendor_plans)
-        for one in fused.kernels:
+    def _close_plan(self, plan: _Plan) -> None:
+        self._release(plan.vendor_plans)
+        for one in plan.kernels:
             one.close()
 
-    def _is_busy(self, plan: _Plan | _FusedPlan) -> bool:
-        fused = plan if isinstance(plan, _FusedPlan) else _FusedPlan(plan)
-        return any(one.is_busy for one in (*fused.transform.vendor_plans, *fused.kernels))
+    def _is_busy(self, plan: _Plan) -> bool:
+        return any(one.is_busy for one in (*plan.vendor_plans, *plan.kernels))
 
 
 def _array(view: View, buffers: list[int]) -> DeviceArray:

@@ -10,14 +10,7 @@ import attrs
 import numpy as np
 
 from ...base import DType, InThread, LibraryError, NotSupportedError
-from ...base.contract.ops import (
-    ArraySpec,
-    CloseCommunicatorSpec,
-    CollectiveSpec,
-    CommunicatorIdSpec,
-    OpenCommunicatorSpec,
-    OperationSpec,
-)
+from ...base.contract import ops
 from ...base.kit.communicators import Communicators
 from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
@@ -29,18 +22,10 @@ _OPEN: Communicators = Communicators(_NAME)
 _IN_PROGRESS = 7
 
 # ncclDataType_t, and numbers for each element.
+_ORDER = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16"
 _TYPES: dict[DType, tuple[int, int]] = {
+    **{DType(name): (code, 1) for code, name in enumerate(_ORDER.split())},
     DType.bool: (1, 1),
-    DType.int8: (0, 1),
-    DType.uint8: (1, 1),
-    DType.int32: (2, 1),
-    DType.uint32: (3, 1),
-    DType.int64: (4, 1),
-    DType.uint64: (5, 1),
-    DType.float16: (6, 1),
-    DType.float32: (7, 1),
-    DType.float64: (8, 1),
-    DType.bfloat16: (9, 1),
     DType.complex64: (7, 2),
     DType.complex128: (8, 2),
 }
@@ -111,9 +96,9 @@ class NcclLibrary(CudaLibrary):
         # second.
         self._nccl = _bindings()
 
-    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+    def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:
         """Have a collective called in a thread, unless all is connected for it; see `KernelLibrary`."""
-        if type(spec) is CollectiveSpec and spec.is_known:
+        if type(spec) is ops.CollectiveSpec and spec.is_known:
             return InThread(is_short=True)
         return super().prepare(spec)
 
@@ -124,13 +109,13 @@ class NcclLibrary(CudaLibrary):
             return self._context.failure() or _error("a refused call", str(error))
         return super()._told(error)
 
-    @kernel(CommunicatorIdSpec, backend="cuda", is_blocking=True)
-    def _make_id(self, spec: CommunicatorIdSpec, call: KernelCall) -> None:
+    @kernel(ops.CommunicatorIdSpec, backend="cuda", is_blocking=True)
+    def _make_id(self, spec: ops.CommunicatorIdSpec, call: KernelCall) -> None:
         made = np.frombuffer(bytes(self._nccl.get_unique_id()), np.int32)
         spec.words[: made.size] = made
 
-    @kernel(OpenCommunicatorSpec, backend="cuda", is_blocking=True)
-    def _open(self, spec: OpenCommunicatorSpec, call: KernelCall) -> None:
+    @kernel(ops.OpenCommunicatorSpec, backend="cuda", is_blocking=True)
+    def _open(self, spec: ops.OpenCommunicatorSpec, call: KernelCall) -> None:
         nccl = self._nccl
 
         def make() -> _NcclHandle:
@@ -144,12 +129,12 @@ class NcclLibrary(CudaLibrary):
             communicator.begin(make)
             communicator.settle()
 
-    @kernel(CloseCommunicatorSpec, backend="cuda", is_blocking=True)
-    def _close(self, spec: CloseCommunicatorSpec, call: KernelCall) -> None:
+    @kernel(ops.CloseCommunicatorSpec, backend="cuda", is_blocking=True)
+    def _close(self, spec: ops.CloseCommunicatorSpec, call: KernelCall) -> None:
         _OPEN.close(spec.number, spec.waiting)
 
-    @kernel(CollectiveSpec, backend="cuda", is_blocking=True)
-    def _meet(self, spec: CollectiveSpec, call: KernelCall) -> None:
+    @kernel(ops.CollectiveSpec, backend="cuda", is_blocking=True)
+    def _meet(self, spec: ops.CollectiveSpec, call: KernelCall) -> None:
         communicator, waiting = _OPEN.find(spec.number), spec.waiting
         source = 0 if spec.source is None else call.packed(spec.source)
         out = 0 if spec.out is None else call.at(spec.out)
@@ -160,7 +145,7 @@ class NcclLibrary(CudaLibrary):
         waiting.ran = call.stream.record()
 
 
-def _enqueue(handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int) -> None:
+def _enqueue(handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int) -> None:
     """Call NCCL for a collective."""
     nccl, comm = handle.nccl, handle.comm
     array = spec.source or spec.out
@@ -181,7 +166,7 @@ def _enqueue(handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, s
 
 
 def _reduce(
-    handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int, array: ArraySpec
+    handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int, array: ops.ArraySpec
 ) -> None:
     nccl, comm = handle.nccl, handle.comm
     code, numbers = _TYPES[array.dtype]
@@ -197,7 +182,7 @@ def _reduce(
 
 
 def _exchange(
-    handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int, itemsize: int
+    handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int, itemsize: int
 ) -> None:
     """Send and receive pieces in one group, so that no two ranks wait for each other."""
     nccl, comm = handle.nccl, handle.comm

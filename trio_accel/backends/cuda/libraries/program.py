@@ -15,15 +15,8 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import AccelError, InThread, Refused
+from ...base.contract import ops
 from ...base.contract.device_array import DeviceArray
-from ...base.contract.ops import (
-    ArraySpec,
-    OperationSpec,
-    ProgramCall,
-    ProgramFetch,
-    ProgramResult,
-    ProgramReturn,
-)
 from ...base.kit.kernels import kernel
 from ...base.kit.lent import Lent
 from ...base.kit.programs import ProgramHost
@@ -78,17 +71,17 @@ class ProgramLibrary(CudaLibrary):
         self._host.close()
         driver.cuStreamDestroy(self._first)
 
-    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+    def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:
         """Tell where an operation is to be called; see `KernelLibrary.prepare`."""
         # Only the loop asks this.
         self._streams.note_loop()
-        if isinstance(spec, ProgramCall) and self._is_short.get(spec.method, False):
+        if isinstance(spec, ops.ProgramCall) and self._is_short.get(spec.method, False):
             return _SHORT_CALL
         return super().prepare(spec)
 
-    @kernel(ProgramCall, backend="cuda", is_blocking=True)
-    @kernel(ProgramReturn, backend="cuda", is_blocking=True)
-    def _call(self, spec: ProgramCall, call: KernelCall) -> None:
+    @kernel(ops.ProgramCall, backend="cuda", is_blocking=True)
+    @kernel(ops.ProgramReturn, backend="cuda", is_blocking=True)
+    def _call(self, spec: ops.ProgramCall, call: KernelCall) -> None:
         began = time.perf_counter()
         with self._arrays.of(call), self._streams.of_call(call.handle):
             self._host.call(spec)
@@ -96,12 +89,12 @@ class ProgramLibrary(CudaLibrary):
             self._is_short[spec.method] = time.perf_counter() - began < _SHORT
 
     # D111: blocking, so that it goes to the stream's thread, behind a call that is being enqueued there.
-    @kernel(ProgramResult, backend="cuda", is_blocking=True)
-    def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
+    @kernel(ops.ProgramResult, backend="cuda", is_blocking=True)
+    def _tell(self, spec: ops.ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
 
-    @kernel(ProgramFetch, backend="cuda", is_blocking=True)
-    def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
+    @kernel(ops.ProgramFetch, backend="cuda", is_blocking=True)
+    def _fetch(self, spec: ops.ProgramFetch, call: KernelCall) -> None:
         with self._arrays.of(call):
             self._host.fetch(spec)
 
@@ -165,7 +158,7 @@ class _Arrays:
             self._call = None
             self._lent.clear()
 
-    def view(self, array: ArraySpec, *, write: bool) -> ProgramArray:
+    def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device
         stream = None if self._call is None else self._call.stream
         at = device.at(array)

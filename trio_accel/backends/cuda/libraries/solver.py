@@ -10,7 +10,6 @@ They never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import attrs
@@ -281,7 +280,7 @@ class SolverLibrary(CudaLibrary):
             self._svd_batched(spec, call, packed, said)
         else:
             left, right = [
-                (0, 0) if one is None else (call.result(one, order), _bytes_of_one(one))
+                (0, 0) if one is None else _result(call, one, order)
                 for one in ((spec.vh, spec.u) if is_turned else (spec.u, spec.vh))
             ]
             self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
@@ -321,7 +320,7 @@ class SolverLibrary(CudaLibrary):
             return
         # The transpose is the conjugate.
         packed = call.copy_of(spec.a)
-        arrays = {"a": packed, "w": DeviceArray.packed(call.result(spec.w), spec.w.dtype, spec.w.shape)}
+        arrays = {"a": packed, "w": _result(call, spec.w)}
         if spec.b is not None:
             arrays["b"] = call.copy_of(spec.b)
             self._blank(call, arrays["b"], status, spec.UPLO.upper())
@@ -346,7 +345,7 @@ class SolverLibrary(CudaLibrary):
         packed = call.copy_of(spec.a, "F")
         self._blank(call, packed, status)
         said = call.workspace(_WORD * stacked(packed))
-        w = DeviceArray.packed(call.result(spec.w), spec.w.dtype, spec.w.shape)
+        w = _result(call, spec.w)
         v = call.room(packed) if hasattr(spec, "v") else (0, 0)
         self._enqueue(call, call.plan[0], said, a=packed, w=w, v=v)
         if isinstance(v, DeviceArray):
@@ -358,12 +357,13 @@ class SolverLibrary(CudaLibrary):
         self._own.merge(call.handle, said, status, stacked(packed))
 
 
+def _result(call: KernelCall, array: ArraySpec, order: Order = "C") -> DeviceArray:
+    """Return the array without gaps that a routine writes to."""
+    return DeviceArray.packed(call.result(array, order), array.dtype, array.shape)
+
+
 def _rows(array: ArraySpec | None) -> int:
     return 0 if array is None else array.shape[-2]
-
-
-def _bytes_of_one(array: ArraySpec) -> int:
-    return math.prod(array.shape[-2:]) * array.dtype.itemsize
 
 
 def _pivots(call: KernelCall, shape: tuple[int, ...]) -> DeviceArray:

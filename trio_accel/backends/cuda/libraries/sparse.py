@@ -17,7 +17,7 @@ from nvmath.bindings import cudss, cusparse
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.contract.device_array import DeviceArray
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_key
-from ...base.kit.checks import NATIVE, check_structure, scalar_of
+from ...base.kit.checks import NATIVE, check_structure, scalar_of, unordered
 from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
@@ -528,12 +528,7 @@ class SparseLibrary(CudaLibrary):
             looked = self._looked_at(spec, call, is_cholesky=is_cholesky)
             row, pivot, is_endless, _, differs, _ = (int(word) for word in looked.words)
             if row:
-                raise LibraryError(
-                    f"the columns of row {row - 1} do not ascend; bring them into order: "
-                    "sparse.sum_duplicates",
-                    library="sparse",
-                    code="invalid_value",
-                )
+                raise unordered(row - 1)
             if is_endless or (is_cholesky and differs):
                 _tell(call, status, _NOT_FINITE if is_endless else _NOT_HERMITIAN)
                 return

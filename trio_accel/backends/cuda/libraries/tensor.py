@@ -13,7 +13,7 @@ import numpy as np
 from nvmath.bindings import cublas, cutensor
 
 from ...base.contract.device_array import DeviceArray
-from ...base.contract.ops import ArraySpec, ContractionSpec
+from ...base.contract.ops import ContractionSpec
 from ...base.kit.checks import INEXACT
 from ...base.kit.kernels import kernel
 from ...base.kit.product_layouts import Contraction, plan_contraction
@@ -197,12 +197,10 @@ class TensorLibrary(CudaLibrary):
             room = call.workspace(routine.workspace)
             routine.run(blas.factors, call.at(spec.a), call.at(spec.b), out.address, room, call.handle)
             return
+        operands = (spec.a, of_a, product.packing_a), (spec.b, of_b, product.packing_b)
         a, b = (
-            _laid_out(call, array, order, is_packed=packing is not None)
-            for array, order, packing in (
-                (spec.a, of_a, product.packing_a),
-                (spec.b, of_b, product.packing_b),
-            )
+            call.at(array) if packing is None else call.copy_of(_in_order(call.array(array), order)).address
+            for array, order, packing in operands
         )
         blas.select(call.stream, HOST)
         blas.multiply(plan.kind, product, blas.factors, a, b, target.address)
@@ -235,10 +233,3 @@ def _in_order(array: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
     """Return an array with its axes in another order."""
     shape, strides = (tuple(row[axis] for axis in order) for row in (array.shape, array.strides))
     return DeviceArray(array.address, array.dtype, shape, strides)
-
-
-def _laid_out(call: KernelCall, array: ArraySpec, order: tuple[int, ...], *, is_packed: bool) -> int:
-    """Return the address of an operand as a stack of matrices, by a copy where it has to be one."""
-    if not is_packed:
-        return call.at(array)
-    return call.copy_of(_in_order(call.array(array), order)).address

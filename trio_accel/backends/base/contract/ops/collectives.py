@@ -64,6 +64,18 @@ def _waiting() -> Waiting:
     return made
 
 
+class _WaitingSpec(OperationSpec):
+    """What may wait for other ranks; the library may wait for its own threads, too."""
+
+    __slots__ = ()
+    waiting: Waiting
+
+    @property
+    def waits_for_others(self) -> bool:
+        """See `OperationSpec.waits_for_others`."""
+        return self.waiting.is_on
+
+
 @specification
 class CommunicatorIdSpec(OperationSpec):
     """Make a name for a new communicator, which all its ranks open.
@@ -76,7 +88,7 @@ class CommunicatorIdSpec(OperationSpec):
 
 
 @specification
-class OpenCommunicatorSpec(OperationSpec):
+class OpenCommunicatorSpec(_WaitingSpec):
     """Open a rank of a communicator; done when all ranks have.
 
     Attributes:
@@ -94,14 +106,9 @@ class OpenCommunicatorSpec(OperationSpec):
     name: bytes = packed()
     waiting: Waiting = _waiting()
 
-    @property
-    def waits_for_others(self) -> bool:
-        """See `OperationSpec.waits_for_others`."""
-        return self.waiting.is_on
-
 
 @specification
-class CloseCommunicatorSpec(OperationSpec):
+class CloseCommunicatorSpec(_WaitingSpec):
     """Give a rank of a communicator up, with what is in flight on it; also before it is open.
 
     Attributes:
@@ -111,14 +118,9 @@ class CloseCommunicatorSpec(OperationSpec):
     number: int = scalar()
     waiting: Waiting = _waiting()
 
-    @property
-    def waits_for_others(self) -> bool:
-        """The library may wait for its own threads, and for others: so long, nothing counts as stuck."""
-        return self.waiting.is_on
-
 
 @specification
-class CollectiveSpec(OperationSpec):
+class CollectiveSpec(_WaitingSpec):
     """Take part in a collective, as all other ranks do.
 
     Attributes:
@@ -146,8 +148,3 @@ class CollectiveSpec(OperationSpec):
     sends: _Pieces = exact()
     receives: _Pieces = exact()
     waiting: Waiting = _waiting()
-
-    @property
-    def waits_for_others(self) -> bool:
-        """See `OperationSpec.waits_for_others`."""
-        return self.waiting.is_on
