@@ -57,7 +57,7 @@ def _goes_into(
         return False
     if len(ahead.results) > 1 or nodes[first].library != nodes[second].library:
         return False
-    (result,) = ahead.results
+    result = ahead.results[0]
     # Only the other one reads it: two uses are that of its maker, and that.
     if result.block not in between or uses[result.block] != 2 or result not in behind.arrays:
         return False
@@ -134,7 +134,7 @@ def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
     ahead, behind = first.spec, second.spec
     assert isinstance(ahead, ElementwiseSpec)  # as was found
     assert isinstance(behind, ElementwiseSpec)
-    (result,) = ahead.results
+    result = ahead.results[0]
     dtype, writer = result.dtype.value, _Writer()
     if dtype not in expressions.FUNCTIONS:
         return None
