@@ -355,6 +355,12 @@ async def test_an_index_that_is_outside(device: ta.Device) -> None:
         assert "nn.embedding" in (caught.value.operation or "")
         del caught
         await x.fill(1.0)
+    # A step that is asked again has its own error: nothing keeps the arrays of the chain.
+    for _ in range(TURNS):
+        with pytest.raises(ta.OutOfRangeError) as told:
+            await (nn.embedding(places, x * 2.0) @ x.T)
+        assert told.value.__context__ is None
+        del told
     assert await blocks(device) == 2
 
 

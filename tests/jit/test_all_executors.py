@@ -229,6 +229,11 @@ async def test_complex_powers_are_those_of_numpy_whatever_is_infinite(device: ta
     with np.errstate(all="ignore"):
         wanted = np.power(x, y)
     got = await (await ta.arrays.pow(await device.put(x), await device.put(y))).to_host()
+    # A part that is small beside the other one has the other one's rounding.
+    sizes = np.where(np.isfinite(wanted), np.abs(wanted), 0.0)
     for part in ("real", "imag"):
         found, want = getattr(got, part), getattr(wanted, part)
-        np.testing.assert_allclose(found, want, rtol=TOLERANCES.get(name, 1e-12), atol=1e-9)
+        is_finite = np.isfinite(want)
+        np.testing.assert_array_equal(found[~is_finite], want[~is_finite])
+        limits = TOLERANCES.get(name, 1e-12) * sizes[is_finite] + 1e-9
+        assert (np.abs(found[is_finite] - want[is_finite]) <= limits).all()

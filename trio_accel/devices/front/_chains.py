@@ -187,7 +187,7 @@ class Chains:
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
         template, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
-        if not isinstance(template, Template) and hosts:
+        if hosts and (not isinstance(template, Template) or template.until_joined == 1):
             # It takes several turns of the loop, and the program may change an array meanwhile.
             given = _copied(chain)
             hosts = [given.get(id(host), host) for host in hosts]
@@ -198,21 +198,22 @@ class Chains:
             if not template.until_joined:
                 template = await self._template(chain, is_joined=True)
         try:
-            if not isinstance(template, Template):
-                return await run_steps(chain.steps, given)
-            self.found += 1
-            try:
-                message = RunChain(self, template, chain.refs, hosts, template.name)
-                reply = await self._device.ask(message)
-                if template.is_fetched:
-                    reply = await reply.to_host()
-            except AccelError as error:
-                if template.updates or classify(error) not in _TOLD_BY_STEPS:
-                    raise
-                # Nothing was changed. The step that is refused, or has no memory, tells so in its own words.
-                return await run_steps(chain.steps, given)
-            item = chain.steps[-1].function
-            return item.make(reply) if item is METHODS["item"] else reply
+            if isinstance(template, Template):
+                self.found += 1
+                try:
+                    message = RunChain(self, template, chain.refs, hosts, template.name)
+                    reply = await self._device.ask(message)
+                    if template.is_fetched:
+                        reply = await reply.to_host()
+                except AccelError as error:
+                    if template.updates or classify(error) not in _TOLD_BY_STEPS:
+                        raise
+                    # Nothing was changed. The step that is refused, or has no memory, tells so in its own
+                    # words, and not as what came while this error was handled.
+                else:
+                    item = chain.steps[-1].function
+                    return item.make(reply) if item is METHODS["item"] else reply
+            return await run_steps(chain.steps, given)
         finally:
             chain.let_go()
 

@@ -339,6 +339,7 @@ class OpenDevice(Device):
     async def close(self) -> None:
         """See `Device.close`."""
         self.state.check_run("close")
+        self.chains.give_back()
         if self.state.actor is not None:
             with trio.CancelScope(shield=True):
                 # Bounded by the actor's grace.

@@ -29,9 +29,9 @@ _WORD = 4
 _MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128
 # Bytes of workspace for one call with many matrices.
 _MOST_WORKSPACE = 128 << 20
-# The vendor factors a lower triangle in half of the time that an upper one takes (4096 rows: 1.9 and 4.1 ms).
-# From so many rows on, to lay the matrix out anew twice costs less.
-_TURNED = 1024
+# The vendor factors a lower triangle in half of the time that an upper one takes (H100, 4096 rows: 1.9 and
+# 4.1 ms). From so many rows on, to lay the matrix out anew twice costs less.
+_TURNED = 256
 
 
 class SolverLibrary(CudaLibrary):

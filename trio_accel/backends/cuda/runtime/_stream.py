@@ -365,6 +365,8 @@ class CudaEvent:
                 finisher()
             except Exception as error:  # noqa: BLE001  # the event's error
                 # Its frames lead back to those of the task that looks here, which would live with the event.
+                # So would an error that this task is handling.
+                error.__context__ = None
                 self._error = self._error or error.with_traceback(None)
         self.finishers = ()
 
