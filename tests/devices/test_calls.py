@@ -425,10 +425,26 @@ async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest
     chains: Any = device.chains  # type: ignore[attr-defined]
     for number in range(3, 40):
         await ((x + 0.5) * 2.0)
-        await ((x + 0.5) * float(number))
+        await ((x + 0.5) ** float(number))
     # The one that comes again is made once, and again to join its steps; each other one is made for itself.
     assert (chains.made, chains.found) == (1 + 37 + 1, 2 * 37)
     assert len(chains._known) <= 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
+async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: str) -> None:
+    chains: Any = device.chains  # type: ignore[attr-defined]
+    x, y = await device.put(numbers(1, dtype=dtype)), await device.put(numbers(2, dtype=dtype))
+    for turn in range(9):
+        rate, scale = 0.1 + 0.37 * turn, 1.0 / (turn + 3)
+        expected = await arrays.subtract(x, await arrays.multiply(rate, y))
+        expected = await arrays.add(0.25, await arrays.divide(expected, scale))
+        same(await (0.25 + (x - rate * y) / scale).to_host(), await expected.to_host())
+    # Two with their numbers, one without, and one whose steps are joined. What is not computed in its dtype
+    # has a template for each number.
+    assert (chains.made == 4) == (dtype in ("float32", "float64"))
+    for number in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300):
+        same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())
 
 
 async def test_a_call_ends_with_its_device() -> None:

@@ -36,7 +36,7 @@ def numbers(dtype: str) -> npt.NDArray[Any]:
 def nodes(device: ta.Device) -> list[str]:
     """Return the operations of the chain that ran last."""
     chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
-    template = next(reversed(chains._known.values()))
+    template = next(each for each in reversed(chains._known.values()) if not isinstance(each, str))
     return [node.operation for node in template.layout.recipe.nodes]
 
 

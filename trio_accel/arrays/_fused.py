@@ -108,7 +108,7 @@ class _Made(Chain):
         self._places: dict[int, int] = {}
         super().__init__(result, ends=given)
 
-    def _read(self, places: Mapping[int, int]) -> tuple[_Step, ...]:
+    def _read(self, places: Mapping[int, int], handed: object = None) -> tuple[_Step, ...]:
         steps: list[_Step] = []
         views: list[SpentCall[Any]] = []
         for step in self.steps:

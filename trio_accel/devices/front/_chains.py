@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import attrs
@@ -39,7 +40,11 @@ _UINT8 = DType.uint8
 _CALLS = (Call, SpentCall)
 # What is known of a structure without a template: it came before, or it can have none.
 _SEEN, _NONE = "seen", "none"
+# How often structures came that are the same but for numbers: once, and more often.
+_COUNTED = "once", "often"
 _TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
+# What an expression computes in without more precision: a number has one rounding, whatever it comes as.
+_OF_NUMBERS = DType.float32, DType.float64
 # A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
 _SOON = 4
 # Memory for results in between that is kept for the next chain.
@@ -63,6 +68,7 @@ class Template:
         is_fetched: Whether the result goes to the host by an operation of its own, as it is large.
         leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
             they are returned as they are.
+        numbers: Dtypes of the numbers that are handed over.
         until_joined: How many runs there are yet until neighbours become one; 0 where there are none.
     """
 
@@ -77,6 +83,7 @@ class Template:
     reply: Any
     is_fetched: bool
     leaves: Mapping[int, tuple[int, bool]]
+    numbers: Sequence[DType]
     until_joined: int
 
 
@@ -191,15 +198,13 @@ class Chains:
             # It takes several turns of the loop, and the program may change an array meanwhile.
             given = _copied(chain)
             hosts = [given.get(id(host), host) for host in hosts]
-        if template is _SEEN:
-            template = await self._template(chain)
-        elif isinstance(template, Template) and template.until_joined:
-            template.until_joined -= 1
-            if not template.until_joined:
-                template = await self._template(chain, is_joined=True)
+        if template is _SEEN or (isinstance(template, Template) and template.until_joined):
+            template = await self._due(chain, template)
         try:
             if isinstance(template, Template):
                 self.found += 1
+                if template.numbers:
+                    hosts = [*hosts, *_as_arrays(chain, template.numbers)]
                 try:
                     message = RunChain(self, template, chain.refs, hosts, template.name)
                     reply = await self._device.ask(message)
@@ -216,6 +221,13 @@ class Chains:
             return await run_steps(chain.steps, given)
         finally:
             chain.let_go()
+
+    async def _due(self, chain: Chain, template: Template | str | None) -> Template | None:
+        """Make the template of a chain, or the one in which its neighbours are one launch."""
+        if not isinstance(template, Template):
+            return await self._template(chain)
+        template.until_joined -= 1
+        return template if template.until_joined else await self._template(chain, is_joined=True)
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
@@ -256,10 +268,27 @@ class Chains:
         if known is not None:
             self._known.move_to_end(key)
             return None if known is _NONE else known
-        self._known[key] = _SEEN
+        self._note(key, _SEEN)
+        return self._found_without_numbers(chain) if len(chain.steps) > 1 else None
+
+    def _found_without_numbers(self, chain: Chain) -> Template | str:
+        """Find the template of a chain that differs by its numbers alone from others; `_SEEN` without one."""
+        key, numbers = chain.without_numbers()
+        known = None if key is None or not numbers else self._known.get(key)
+        if key is None or not numbers or known is _NONE:
+            return _SEEN
+        if known is None or known in _COUNTED:
+            # The numbers of most chains are always the same: only the third that differs hands them over.
+            self._note(key, _COUNTED[0 if known is None else 1])
+        if isinstance(known, Template) or known == _COUNTED[1]:
+            chain.key, chain.numbers = key, numbers
+        return known if isinstance(known, Template) else _SEEN
+
+    def _note(self, key: tuple[object, ...], known: Template | str) -> None:
+        self._known[key] = known
+        self._known.move_to_end(key)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
-        return _SEEN if len(chain.steps) > 1 else None
 
     async def _template(self, chain: Chain, *, is_joined: bool = False) -> Template | None:
         """Make the template of a structure; None if it has none."""
@@ -285,7 +314,10 @@ class Chains:
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
             given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
-            reply = await run_steps(steps[: len(steps) - is_host], given)
+            numbers = _Numbers(chain, recorder)
+            with numbers:
+                reply = await run_steps(steps[: len(steps) - is_host], given)
+            hosts += numbers.stand_ins
             is_fetched = is_host and reply.nbytes > SMALL
             is_host = is_host and not is_fetched
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
@@ -321,6 +353,47 @@ class Chains:
             f"{step.function.name}: its result is known once it has run; await the call",
             operation=step.function.name,
         )
+
+
+class _Numbers:
+    """Has the numbers of a chain that are handed over recorded as arrays without axes.
+
+    Args:
+        chain: The chain.
+        recorder: Records it.
+
+    Attributes:
+        stand_ins: What stands for them, in their order.
+    """
+
+    def __init__(self, chain: Chain, recorder: Recorder) -> None:
+        self.stand_ins: list[AccelRef] = []
+        self._recorder = recorder
+        self._functions = [(chain.steps[place], chain.steps[place].function) for place, _ in chain.numbers]
+
+    def __enter__(self) -> None:
+        for step, function in self._functions:
+            step.function = attrs.evolve(function, make=partial(self._make, function.make))
+
+    def __exit__(self, *error: object) -> None:
+        for step, function in self._functions:
+            step.function = function
+
+    def _make(self, make: Callable[..., Any], *args: Any) -> Any:
+        (dtype,) = {arg.dtype for arg in args if isinstance(arg, AccelRef)}
+        if dtype not in _OF_NUMBERS:
+            raise NotSupportedError(f"numbers beside {dtype} are not handed over")
+        stand_in = self._recorder.stand_in_for((), dtype)
+        self.stand_ins.append(stand_in)
+        return make(*[arg if isinstance(arg, AccelRef) else stand_in for arg in args])
+
+
+def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[npt.NDArray[Any]]:
+    """Make arrays of the numbers of a chain, as an expression converts them."""
+    with np.errstate(over="ignore"):
+        return [
+            np.array(number, dtype.dtype) for (_, number), dtype in zip(chain.numbers, dtypes, strict=True)
+        ]
 
 
 def _may_be_one(chain: Chain) -> bool:
@@ -395,6 +468,7 @@ def _made(
         reply=None if is_host else kept,
         is_fetched=is_fetched,
         leaves=leaves,
+        numbers=[ref.dtype for ref in hosts[len(chain.hosts) :]],
         until_joined=_SOON if may_join else 0,
     )
 

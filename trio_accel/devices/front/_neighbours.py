@@ -55,7 +55,7 @@ def _goes_into(
     ahead, behind = nodes[first].spec, nodes[second].spec
     if type(ahead) is not ElementwiseSpec or type(behind) is not ElementwiseSpec:
         return False
-    if len(ahead.results) > 1 or nodes[first].library != nodes[second].library:
+    if len(ahead.results) != 1 or nodes[first].library != nodes[second].library:
         return False
     result = ahead.results[0]
     # Only the other one reads it: two uses are that of its maker, and that.

@@ -438,6 +438,8 @@ class Call(SpentCall[T_co]):
             warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
 
 
+# Functions that take a number as an array without axes, of the other operand's dtype, with the same bits.
+_OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
 
 
@@ -455,13 +457,15 @@ class Chain:
             these are the same. None where an argument cannot be compared.
         refs: The arrays on the device among the arguments, in the order of the key.
         hosts: The host arrays, each once.
+        numbers: Numbers that are handed over as host arrays are, with the places of their steps. Others are
+            in the key.
 
     Raises:
         RuntimeError: A call was used before.
         ValueError: There are too many.
     """
 
-    __slots__ = ("hosts", "key", "refs", "steps")
+    __slots__ = ("hosts", "key", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[SpentCall[Any]] = []
@@ -494,10 +498,18 @@ class Chain:
                 step.__class__ = SpentCall
         self.refs: list[Any] = []
         self.hosts: list[npt.NDArray[Any]] = []
+        self.numbers: list[tuple[int, float]] = []
         self.key: tuple[object, ...] | None = self._read(places)
 
-    def _read(self, places: Mapping[int, int]) -> tuple[object, ...] | None:
-        """Take the arguments; returns the key."""
+    def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
+        """Return a key without the numbers that may be handed over, and these."""
+        self.refs, self.hosts, numbers = [], [], list[tuple[int, float]]()
+        return self._read({id(step): place for place, step in enumerate(self.steps)}, numbers), numbers
+
+    def _read(
+        self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
+    ) -> tuple[object, ...] | None:
+        """Take the arguments; returns the key, without numbers that are added to `handed`."""
         key: list[object] = []
         refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
@@ -522,6 +534,9 @@ class Chain:
                     key += each.shape, each.dtype, number
                     if number == len(hosts):
                         hosts.append(each)
+                elif handed is not None and kind is float and _takes_number(step):
+                    key.append(float)
+                    handed.append((places[id(step)], each))
                 else:
                     told = each if kind in _PLAIN else repr(each) if kind in _NUMBERS else _told(each)
                     key += kind, told
@@ -676,6 +691,10 @@ def _flat(given: Iterable[Any]) -> list[Any]:
         else:
             flat.append(each)
     return flat
+
+
+def _takes_number(step: SpentCall[Any]) -> bool:
+    return step.named is None and step.function.name in _OF_NUMBERS
 
 
 def _tell_no_more(call: Any) -> None:
