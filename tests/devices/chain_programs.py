@@ -121,7 +121,9 @@ class Program:
             # The last results are used most, so that programs are deep.
             first = values[-1 - node.first % len(values)]
             second = others[-1 - node.second % len(others)]
-            values.append(STEPS[node.kind](first, second, node.number, leaves))
+            # Numbers that differ are handed over from the third on.
+            more = leaves.get("more", 0.0) if type(node.number) is float else 0
+            values.append(STEPS[node.kind](first, second, node.number + more, leaves))
         # Reversed views of an array are no call yet.
         return ENDS[self.end](values[-1] if isinstance(values[-1], ta.Call) else +values[-1])
 
@@ -153,6 +155,7 @@ class Program:
             await leaves[name].assign(host[name])
         await leaves["all"].fill(float(turn))
         leaves.update({name: host[name] for name in HOSTS})
+        leaves["more"] = 0.3 * (turn // 2)
 
 
 def _laid_out(host: Host, order: str) -> Host:

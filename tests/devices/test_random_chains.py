@@ -17,7 +17,7 @@ import trio_accel as ta
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 # Each is recorded at first, and a template then. Behind some runs its neighbours are joined. Then arrays are
 # others.
-TURNS = 7
+TURNS = 9
 
 
 async def check(device: ta.Device, program: Program) -> int:
