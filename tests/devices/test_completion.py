@@ -281,7 +281,7 @@ class TestPolling:
         device.state.hooks.append(end)
         with pytest.raises(ta.ContextLostError):
             await ta.linalg.scal(2.0, ref)
-        assert session.engine.in_flight == 1
+        assert session.engine.streams.in_flight == 1
         backend.device.release()
         with trio.fail_after(2):
             await session.engine.synchronize()

@@ -219,9 +219,9 @@ class TestUses:
         self.memory.order(stream, reads, writes)
         event = stream.record()
         for block in reads:
-            self.memory.use(block).read(stream, event)
+            self.memory.uses[block].read(stream, event)
         for block in writes:
-            self.memory.use(block).write(stream, event)
+            self.memory.uses[block].write(stream, event)
         return event
 
     def waits(self) -> list[int]:
@@ -257,7 +257,7 @@ class TestUses:
         for _ in range(50):
             stream = ManualStream("one of many", self.device)
             self.use(stream, (1,), ()).is_done = True
-        assert len(self.memory.use(1).reads or ()) == 1
+        assert len(self.memory.uses[1].reads or ()) == 1
 
     def test_a_freed_block_is_forgotten(self) -> None:
         self.device.allocate = self.device.free = lambda *_: None
@@ -267,4 +267,4 @@ class TestUses:
         self.memory.release(2)
         self.launch(1, reads=(1,))
         assert self.waits() == [0, 0, 0]
-        assert not self.memory.use(1).last_write
+        assert not self.memory.uses[1].last_write

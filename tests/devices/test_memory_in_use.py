@@ -124,7 +124,7 @@ def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
     use.read(STREAM, EVENT)
     memory.unpin(use)
     memory.exchange(let_go([]), ((1, 8),))
-    made = memory.use(1)
+    made = memory.uses[1]
     assert (made.block, made.pins, made.last_write, made.reads, made.writer) == (1, 0, None, None, None)
     assert made.is_allocated
     assert not made.is_dropped
@@ -137,7 +137,7 @@ def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_
     use = written(memory, 1)
     memory.release(1)
     memory.exchange(let_go([]), ((1, 8),))
-    assert memory.use(1).last_write == (STREAM, EVENT)
+    assert memory.uses[1].last_write == (STREAM, EVENT)
     memory.unpin(use)
     assert device.there == {1: 8}
 

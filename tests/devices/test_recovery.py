@@ -541,7 +541,7 @@ async def test_restarts_leave_no_streams_behind(manual: ta.Device, backend: Manu
     assert manual.dispatch.session is not None
     engine = manual.dispatch.session.engine
     assert len(engine.streams.all) == 2
-    assert len(engine._memory_in_use.use(x.block.id).reads or ()) == 1
+    assert len(engine._memory_in_use.uses[x.block.id].reads or ()) == 1
     assert [stream.is_closed for stream in backend.device.streams] == [False, True, True, True, False]
 
 

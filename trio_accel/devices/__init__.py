@@ -7,6 +7,7 @@ from .base._port import CompletionPort, CompletionStrategy
 from .base._statistics import (
     CacheStatistics,
     DeviceStatistics,
+    LaunchTimes,
     LibraryStatistics,
     ProgramCost,
     QueueStatistics,
@@ -54,7 +55,6 @@ from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._operation import (
     Launch,
-    LaunchTimes,
     Operand,
     Operation,
     Planned,

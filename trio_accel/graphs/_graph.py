@@ -18,6 +18,8 @@ __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 ReplyT = TypeVar("ReplyT")
 
 _CAPTURE = "capture"
+# It stands for the memory of results in between among the blocks, whose ids are never 0.
+_SCRATCH = 0
 
 
 class GraphsActor(LibraryActor):
@@ -90,7 +92,6 @@ class Graph(Generic[ReplyT]):
         self._recipe = layout.recipe.encode()
         self._is_closed = False
         # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
-        self._scratch: AccelRef | None = None
         self._own: dict[int, AccelRef] = {}
         self._last: _InPlace[ReplyT] | None = None
 
@@ -121,8 +122,7 @@ class Graph(Generic[ReplyT]):
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that it has for itself now: results in between, and what `replay` writes."""
-        kept = [*self._own.values(), *([] if self._scratch is None else [self._scratch])]
-        return sum(ref.block.nbytes for ref in kept)
+        return sum(ref.block.nbytes for ref in self._own.values())
 
     async def __call__(self, *arrays: Operand) -> ReplyT:
         """Replay it with other arrays; the results are new arrays.
@@ -162,7 +162,7 @@ class Graph(Generic[ReplyT]):
     def close(self) -> None:
         """Let go of its arrays and its memory; replays in flight end first. A second time it does nothing."""
         self._is_closed = True
-        self._arrays, self._scratch, self._own, self._last = (), None, {}, None
+        self._arrays, self._own, self._last = (), {}, None
         self._layout = attrs.evolve(self._layout, constants=())
 
     def dot(self) -> str:
@@ -177,10 +177,13 @@ class Graph(Generic[ReplyT]):
             return last.plan(planner)
         layout = self._layout
         given, specs = self._taken(planner, self._arrays if arrays is None else arrays)
-        made = self._made(planner, is_own=arrays is None)
+        made: dict[int, AccelRef] = {}
+        for block, nbytes in layout.made.items():
+            made[block] = self._array(planner, block, nbytes, is_kept=arrays is None)
         written = [*specs["write"], *[ref.spec for ref in made.values()]]
         if layout.scratch:
-            written.append(self._scratch_of(planner).spec)
+            # The same for all replays, which follow one another.
+            written.append(self._array(planner, _SCRATCH, layout.scratch, is_kept=True).spec)
         lowered = GraphSpec(self._recipe, tuple(specs["read"]), tuple(specs["update"]), tuple(written))
         refs = {
             argument.block: (argument, operand)
@@ -218,9 +221,20 @@ class Graph(Generic[ReplyT]):
     ) -> tuple[list[tuple[Operand, ArraySpec]], dict[str, list[ArraySpec]]]:
         """Take the given arrays and the constants: what was given, and all of them by use."""
         layout = self._layout
-        given = self._given(planner, arrays)
+        if len(arrays) != len(layout.inputs):
+            names = ", ".join(argument.name for argument in layout.inputs)
+            raise TypeError(
+                f"{planner.name}: the graph takes {len(layout.inputs)} arrays ({names}), got {len(arrays)}"
+            )
+        given: list[tuple[Operand, ArraySpec]] = []
         specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
-        for argument, (_, spec) in zip(layout.inputs, given, strict=True):
+        for argument, operand in zip(layout.inputs, arrays, strict=True):
+            if argument.use in ("update", "write"):
+                spec = planner.update(argument.name, operand)  # type: ignore[arg-type]  # refused there
+            else:
+                spec = planner.read(argument.name, operand)
+            _check_layout(planner.name, argument, spec)
+            given.append((operand, spec))
             specs[argument.use].append(spec)
         for constant in layout.constants:
             take = planner.read if constant.use == "read" else planner.update
@@ -240,26 +254,7 @@ class Graph(Generic[ReplyT]):
         ]
         reads = [(name, ref) for use, name, ref in taken if use in ("read", "none")]
         updates = [(name, ref) for use, name, ref in taken if use in ("update", "write")]
-        again = [*self._own.values(), *([] if self._scratch is None else [self._scratch])]
-        return _InPlace(planned, reads, updates, again)
-
-    def _given(self, planner: Planner, arrays: Sequence[Operand]) -> list[tuple[Operand, ArraySpec]]:
-        """Take the arrays of a replay, which are as those of the capture."""
-        inputs = self._layout.inputs
-        if len(arrays) != len(inputs):
-            names = ", ".join(argument.name for argument in inputs)
-            raise TypeError(
-                f"{planner.name}: the graph takes {len(inputs)} arrays ({names}), got {len(arrays)}"
-            )
-        given: list[tuple[Operand, ArraySpec]] = []
-        for argument, operand in zip(inputs, arrays, strict=True):
-            if argument.use in ("update", "write"):
-                spec = planner.update(argument.name, operand)  # type: ignore[arg-type]  # refused there
-            else:
-                spec = planner.read(argument.name, operand)
-            _check_layout(planner.name, argument, spec)
-            given.append((operand, spec))
-        return given
+        return _InPlace(planned, reads, updates, tuple(self._own.values()))
 
     def _check_shared(self, planner: Planner, given: Sequence[ArraySpec]) -> None:
         """Refuse arrays that share memory where the graph changes one of them."""
@@ -277,29 +272,16 @@ class Graph(Generic[ReplyT]):
                 elif other_use in ("update", "write"):
                     planner.distinct(other, other_spec, **{f"{name} of the graph": spec})
 
-    def _made(self, planner: Planner, *, is_own: bool) -> dict[int, AccelRef]:
-        """Name the arrays that a replay makes: new ones, or those of the replay in place before."""
-        is_own = is_own and not planner.is_recording
-        made: dict[int, AccelRef] = {}
-        for block, nbytes in self._layout.made.items():
-            kept = self._own.get(block) if is_own else None
-            if kept is not None and kept.block.is_usable:
-                made[block] = planner.again(kept)
-                continue
-            made[block] = planner.output((nbytes,), DType.uint8)
-            if is_own:
-                self._own[block] = made[block]
-        return made
-
-    def _scratch_of(self, planner: Planner) -> AccelRef:
-        """Name the memory for results in between: the same for all replays, which follow one another."""
-        if planner.is_recording:
-            return planner.output((self._layout.scratch,), DType.uint8)
-        kept = self._scratch
+    def _array(self, planner: Planner, block: int, nbytes: int, *, is_kept: bool) -> AccelRef:
+        """Name memory that a replay writes: new, or that which one before has left for a block."""
+        is_kept = is_kept and not planner.is_recording
+        kept = self._own.get(block) if is_kept else None
         if kept is not None and kept.block.is_usable:
             return planner.again(kept)
-        self._scratch = planner.output((self._layout.scratch,), DType.uint8)
-        return self._scratch
+        made = planner.output((nbytes,), DType.uint8)
+        if is_kept:
+            self._own[block] = made
+        return made
 
     def _seen(
         self, ref: AccelRef, given: dict[int, tuple[Input, Operand]], made: dict[int, AccelRef]

@@ -36,26 +36,19 @@ _Binary: TypeAlias = "Callable[[Array, Any], Array]"
 _Unary: TypeAlias = "Callable[[Array], Array]"
 
 
-def _binary(name: str) -> _Binary:
-    """Make the operator of a function."""
+def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
+    """Make the operator of a function; a reflected one has the array on the right."""
 
     def method(self: Array, other: Any, /) -> Array:
         if not isinstance(other, (Array, *_NUMBER)):
             return cast("Array", NotImplemented)
-        return cast("Array", getattr(self.__array_namespace__(), name)(self, other))
+        function = getattr(self.__array_namespace__(), name)
+        return cast("Array", function(other, self) if is_reflected else function(self, other))
 
     return method
 
 
-def _reflected(name: str) -> _Binary:
-    """Make the operator with the array on the right."""
-
-    def method(self: Array, other: Any, /) -> Array:
-        if not isinstance(other, _NUMBER):
-            return cast("Array", NotImplemented)
-        return cast("Array", getattr(self.__array_namespace__(), name)(other, self))
-
-    return method
+_reflected = partial(_binary, is_reflected=True)
 
 
 def _in_place(name: str) -> _Binary:

@@ -17,9 +17,9 @@ from ...actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ...backends.base import ContextPoisonedError
 from ...backends.base.contract.ops import ArraySpec
 from ..base._errors import lost_descriptors, out_of_descriptors
+from ..base._statistics import LaunchTimes
 from ..base._waits import Alarms
 from ..engine._device_state import DeviceState
-from ..operations._operation import LaunchTimes
 from ..wire import _answers, _orders
 from ..wire._frames import LOST, Received, close_all
 from ..wire._messages import expect, handlers

@@ -488,9 +488,9 @@ class InlineDispatch:
         engine = session.engine
         return DeviceStatistics(
             generation=session.generation,
-            launched=engine.launched,
-            completed=engine.completed,
-            in_flight=engine.in_flight,
+            launched=engine.enqueuer.launched,
+            completed=engine.completer.completed,
+            in_flight=engine.streams.in_flight,
             queues=by_title(engine.queues()),
             memory=engine.device.memory(),
             losses=self._device.losses.count,

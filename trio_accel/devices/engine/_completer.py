@@ -87,8 +87,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
     Returns:
         Whether none is used any more. False if that is so soon, None if it may take as long as the operation.
     """
-    made = {block for block, _ in launch.allocations}
-    is_seen = not launch.writes <= made
+    is_seen = not launch.writes <= launch.made
     if launch.staged and not is_seen:
         # First: a kernel, perhaps code of the program, must not see what was not copied.
         launch.spec.is_withdrawn = True
@@ -275,7 +274,8 @@ class Completer:
                     on_progress, queue.on_progress = queue.on_progress, None
                     on_progress()
             else:
-                self._report(operation, reply, error)
+                self._spoil(launch, error, is_damaged=True)
+                self._tell(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, launch, Phase.REPLY)
         # The memory is given back after the reply: a task that this wakes runs later, and finds it free.
@@ -300,24 +300,18 @@ class Completer:
         operation.reply = None
         self.completed += 1
         notify(self._hooks, launch, Phase.COMPLETE)
-        made = {block for block, _ in launch.allocations}
         # A library that refuses has not begun to change anything; a method of a program may have.
         is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
         self._spoil(launch, error, is_damaged=is_damaged)
-        self._memory.release_all(made)
+        self._memory.release_all(launch.made)
         if reply is not None:
             self._tell(operation, reply, error)
         notify(self._hooks, launch, Phase.REPLY)
 
-    def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
-        self._spoil(operation.launch, error, is_damaged=True)
-        self._tell(operation, reply, error)
-
     def _spoil(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
         """Refuse the use of arrays that a failed operation has made, and of changed ones if damaged."""
-        made = {block for block, _ in launch.allocations}
         is_damaged = is_damaged and not leaves_unchanged(error)
-        launch.spoil(error, None if is_damaged else made)
+        launch.spoil(error, None if is_damaged else launch.made)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         # This may lose the context. The operation has left its queue by now, or has no reply there any more,

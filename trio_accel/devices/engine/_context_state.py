@@ -192,7 +192,9 @@ class Watchdog:
         limit = self._stuck_after
         if limit is None:
             return
-        if any(queue.operations and queue.operations[0].waits_for_others for queue in self._queues):
+        if any(
+            queue.operations and queue.operations[0].launch.spec.waits_for_others for queue in self._queues
+        ):
             # D162: it waits for another device, which has a limit of its own; and others here may wait for it
             # in turn.
             for queue in self._queues:

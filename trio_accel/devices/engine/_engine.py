@@ -253,21 +253,6 @@ class Engine(ContextState):
         )
         self.threaded: ThreadedLaunches = ThreadedLaunches(self.gate, self.enqueuer, self.completer)
 
-    @property
-    def launched(self) -> int:
-        """The number of operations that were enqueued."""
-        return self.enqueuer.launched
-
-    @property
-    def completed(self) -> int:
-        """The number of them that have completed, with or without an error."""
-        return self.completer.completed
-
-    @property
-    def in_flight(self) -> int:
-        """Operations that the backend has."""
-        return self.streams.in_flight
-
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
         # Operations that a thread enqueues are in flight, and keep their places in the order (D111).
@@ -318,7 +303,7 @@ class Engine(ContextState):
         Many calls of a driver wait for all running work, and hold up every launch meanwhile (D60).
         """
         with trio.move_on_after(_MOST_PATIENCE):
-            while not self.is_lost and (self.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
+            while not self.is_lost and (self.streams.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
                 await trio.sleep(_IDLE_POLL)
         await self.streams.settle()
 

@@ -232,10 +232,9 @@ class Enqueuer:
             self._port.watch(stream, copies.event)
         else:
             notify(self._hooks, launch, Phase.RELEASE)
-        made = {block for block, _ in launch.allocations}
+        made = launch.made
         launch.spoil(error, made)
-        for block in made:
-            self._memory.release(block)
+        self._memory.release_all(made)
         self._context.locate(error, launch)
 
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:

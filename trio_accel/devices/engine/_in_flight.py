@@ -128,11 +128,6 @@ class InFlight:
             else:
                 unpin(use)
 
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether it waits on purpose, for other devices."""
-        return self.launch.spec.waits_for_others
-
     def touches(self, block: int, *, write: bool) -> bool:
         """Tell whether it must be over before the host reads a block, or writes it."""
         launch = self.launch
@@ -175,9 +170,9 @@ class BlockUse:
         reads: The reads since then, if any: the last of each stream.
     """
 
-    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
+    def __init__(self, block: int) -> None:
         self.block: int = block
-        self.is_allocated: bool = is_allocated
+        self.is_allocated: bool = False
         self.is_dropped: bool = False
         self.pins: int = 0
         self.writer: InFlight | None = None
@@ -255,11 +250,7 @@ class MemoryInUse:
     def adopt(self, blocks: Iterable[int]) -> None:
         """Take over blocks that are there: from the context before, or of another device."""
         for block in blocks:
-            self.use(block).is_allocated = True
-
-    def use(self, block: int) -> BlockUse:
-        """Return the use of a block; also of one that does not exist."""
-        return self.uses[block]
+            self.uses[block].is_allocated = True
 
     def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
         """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
@@ -311,10 +302,7 @@ class MemoryInUse:
                 drain()
                 self._device.allocate(block, nbytes)
             self.fresh.add(block)
-            if block in uses:
-                uses[block].is_allocated = True
-            else:
-                uses[block] = BlockUse(block, is_allocated=True)
+            uses[block].is_allocated = True
 
     def order(
         self,
@@ -378,7 +366,7 @@ class MemoryInUse:
 
     def pin(self, block: int) -> BlockUse:
         """Begin a use of a block."""
-        use = self.use(block)
+        use = self.uses[block]
         use.pins += 1
         return use
 

@@ -329,7 +329,7 @@ class Leases:
     def is_idle(self, block: int) -> bool:
         """Tell whether no operation and no lease uses a block, and no operation waits that will."""
         used = any(block in launch.reads or block in launch.writes for launch in self._order)
-        return not used and not self._memory.use(block).pins
+        return not used and not self._memory.uses[block].pins
 
     def reap(self) -> None:
         """Let go of the blocks that the program's work is done with."""

@@ -32,17 +32,6 @@ class StreamLoad:
     is_taken: bool = False
     """Whether a thread enqueues on the stream: then there is no room for anything else."""
 
-    def take(self) -> None:
-        """Take the stream for a thread, which enqueues from now on."""
-        self.is_taken = True
-        # One number says for all queues of the stream that it is full, and the hot path looks at it anyway.
-        self.outstanding += MOST_ON_A_STREAM
-
-    def give_back(self) -> None:
-        """Give the stream back: the thread does not enqueue any more."""
-        self.is_taken = False
-        self.outstanding -= MOST_ON_A_STREAM
-
 
 @attrs.define(eq=False)
 class StreamQueue:
@@ -91,13 +80,16 @@ class StreamQueue:
         """Count a call that its thread is given."""
         self.calls += 1
         if self.calls == 1:
-            self.load.take()
+            # One number says for all queues of the stream that it is full: the hot path looks at it anyway.
+            self.load.is_taken = True
+            self.load.outstanding += MOST_ON_A_STREAM
 
     def give_back(self) -> None:
         """Count a call that its thread has returned from."""
         self.calls -= 1
         if not self.calls:
-            self.load.give_back()
+            self.load.is_taken = False
+            self.load.outstanding -= MOST_ON_A_STREAM
 
     async def drain(self, *, with_left: bool) -> None:
         """Wait until nothing is in flight, or nothing but operations that their askers have left.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from ...actors import named_arguments
+from ..base._refusals import whole
 from ..operations._ref import Device, check_device
 
 __all__ = ["measure_bandwidth"]
@@ -40,9 +43,7 @@ async def measure_bandwidth(
     check_device("measure_bandwidth", source)
     check_device("measure_bandwidth", target)
     for name, value in (("nbytes", nbytes), ("repeats", repeats)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"measure_bandwidth: {name} must be a whole number, got {value!r}")
-        if value < 1:
+        if whole("measure_bandwidth", name, value) < 1:
             raise ValueError(f"measure_bandwidth: {name} must be at least 1, got {value}")
     array = await source.full(nbytes, 1, "uint8")
     try:
@@ -54,6 +55,4 @@ async def measure_bandwidth(
             copy.release()
     finally:
         array.release()
-    ordered = sorted(seconds[1:])
-    median = (ordered[(repeats - 1) // 2] + ordered[repeats // 2]) / 2
-    return nbytes / median
+    return nbytes / float(np.median(seconds[1:]))

@@ -239,16 +239,6 @@ class OpenDevice(Device):
         return await self.ask(Put(host_array("devices.Put: host", host)))
 
     @named_arguments
-    async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
-        """See `Device.zeros`."""
-        return await self.full(shape, 0, dtype)
-
-    @named_arguments
-    async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
-        """See `Device.empty`."""
-        return await self.full(shape, 0, dtype)
-
-    @named_arguments
     async def full(
         self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64"
     ) -> AccelRef:

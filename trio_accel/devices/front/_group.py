@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import SupervisorScope, named_arguments
 from ...backends.base import AccelError
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited
+from ..base._refusals import NotAwaited, whole
 from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 
@@ -252,9 +252,7 @@ class _Hints:
             value: object = getattr(self, name)
             if not isinstance(value, str | None):
                 raise TypeError(f"place: {name} must be a str or None, got {value!r}")
-        if isinstance(self.memory, bool) or not isinstance(self.memory, int):
-            raise TypeError(f"place: memory must be bytes, a whole number, got {self.memory!r}")
-        if self.memory < 0:
+        if whole("place", "memory", self.memory, "bytes, a whole number") < 0:
             raise ValueError(f"place: memory must be at least 0, got {self.memory}")
         if not isinstance(self.exclude, Collection) or not all(
             isinstance(one, Device) for one in self.exclude
@@ -282,6 +280,7 @@ class _Hints:
             yield f"has {load.free} bytes free, and {self.memory} are needed"
 
 
+@attrs.define(eq=False)
 class DeviceGroup:
     """Devices that were opened together, and that are closed together. Made by `System.open_devices`.
 
@@ -289,32 +288,27 @@ class DeviceGroup:
     the group, while the others go on. Iterating over a group gives its open devices.
 
     Attributes:
-        path: Path of the group in the tree; those of its devices begin with it.
         options: How devices are opened in it where nothing else is said.
         scope: The supervisor of its devices.
     """
 
-    def __init__(
-        self,
-        home: _Home,
-        scope: SupervisorScope,
-        options: DeviceOptions,
-        policy: PlacementPolicy,
-        readings: GpuReadings | None,
-    ) -> None:
-        self.path: str = scope.path
-        self.options: DeviceOptions = options
-        self.scope: SupervisorScope = scope
-        self._home = home
-        self._policy = policy
-        self._readings = readings
-        # The members, by their names in the group. One that has ended stays until another takes its name.
-        self._members: dict[str, OpenDevice] = {}
-        self._turns: Counter[str] = Counter()
-        self._last_turn = 0
+    _home: _Home
+    scope: SupervisorScope
+    options: DeviceOptions
+    _policy: PlacementPolicy
+    _readings: GpuReadings | None
+    # The members, by their names in the group. One that has ended stays until another takes its name.
+    _members: dict[str, OpenDevice] = attrs.field(factory=dict[str, OpenDevice], init=False)
+    _turns: Counter[str] = attrs.field(factory=Counter[str], init=False)
+    _last_turn: int = attrs.field(default=0, init=False)
 
     def __repr__(self) -> str:
         return f"<DeviceGroup {self.path}, {len(self)} devices>"
+
+    @property
+    def path(self) -> str:
+        """Path of the group in the tree; those of its devices begin with it."""
+        return self.scope.path
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -432,8 +432,8 @@ def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOpt
     if options is None:
         options = old.options
     if options.isolation == "inline":
-        raise ValueError(
-            f"open_device: adopt: isolation='inline' has memory of its own in each context; the arrays of "
+        raise _not_adopted(
+            f"isolation='inline' has memory of its own in each context; the arrays of "
             f"{old.path} can only be adopted with isolation='process'"
         )
     return attrs.evolve(options, isolation="process")
@@ -447,16 +447,12 @@ async def check_adoption(system: System, old: OpenDevice) -> None:
         DeviceLostError: Its memory is lost.
     """
     if old.state.system is not system:
-        raise ValueError(
-            f"open_device: adopt: {old.path} is a device of another system; its memory is bound to that"
-        )
+        raise _not_adopted(f"{old.path} is a device of another system; its memory is bound to that")
     if not await old.wait_ended():
-        raise ValueError(
-            f"open_device: adopt: {old.path} is open; only a device that was given up can be adopted"
-        )
+        raise _not_adopted(f"{old.path} is open; only a device that was given up can be adopted")
     if not old.state.is_given_up:
-        raise ValueError(
-            f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
+        raise _not_adopted(
+            f"{old.path} was closed, which gave its memory back; only a device that was "
             "given up can be adopted"
         )
     if not isinstance(old.dispatch, WorkerDispatch):
@@ -491,9 +487,8 @@ def take_memory(
         ValueError: It is other hardware, or has too little memory.
     """
     if info.name != old.name or backend.name != old.state.backend.name:
-        raise ValueError(
-            f"open_device: adopt: the arrays are in the memory of {old.name}, which {info.name} cannot use; "
-            f"open {old.name!r}"
+        raise _not_adopted(
+            f"the arrays are in the memory of {old.name}, which {info.name} cannot use; open {old.name!r}"
         )
     dispatch = old.dispatch
     assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
@@ -503,20 +498,17 @@ def take_memory(
         raise _adopted_already(old, dispatch)
     limit = options.memory_limit
     if limit is not None and memory.nbytes > limit:
-        raise ValueError(
-            f"open_device: adopt: the arrays take {memory.nbytes} bytes, more than memory_limit = {limit}"
-        )
+        raise _not_adopted(f"the arrays take {memory.nbytes} bytes, more than memory_limit = {limit}")
     if old.state.leases:
-        raise ValueError(
-            f"open_device: adopt: {old.state.leases} of the arrays of {old.path} are leased; "
-            "end the leases first"
-        )
+        raise _not_adopted(f"{old.state.leases} of the arrays of {old.path} are leased; end the leases first")
     memory.take(old.state.system)
     dispatch.left, dispatch.adopted_by = None, heir
     return memory
 
 
+def _not_adopted(why: str) -> ValueError:
+    return ValueError(f"open_device: adopt: {why}")
+
+
 def _adopted_already(old: OpenDevice, dispatch: WorkerDispatch) -> ValueError:
-    return ValueError(
-        f"open_device: adopt: the arrays of {old.path} were adopted already, by {dispatch.adopted_by}"
-    )
+    return _not_adopted(f"the arrays of {old.path} were adopted already, by {dispatch.adopted_by}")

@@ -39,23 +39,6 @@ from ._faults import FaultHit, Faults
 from ._pending import Pending, ReplyT, ReplyT_co
 from ._ref import AccelRef, DeviceRequest
 
-__all__ = [
-    "RECORDING",
-    "AskedDevice",
-    "Launch",
-    "LaunchTimes",
-    "Operand",
-    "Operation",
-    "Planned",
-    "PlannedFor",
-    "Planner",
-    "Recording",
-    "admit",
-    "operation_name",
-    "recording_now",
-    "refuse_recording",
-]
-
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
 # Limit of NumPy.
@@ -198,14 +181,18 @@ class Launch(Request[Any, None]):
         """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""
         if isinstance(self.spec, CopyToHostSpec):
             return "read the array again"
-        made = {number for number, _ in self.allocations}
-        if all(output.id in made for output in self.outputs):
+        if self.made.issuperset(output.id for output in self.outputs):
             is_put = isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec))
             return "put the array again" if is_put else "its result was not made; ask again"
         if is_kept and self.reads.isdisjoint(self.writes):
             return "ask again, which overwrites what it has damaged"
         again = "make the arrays that it was to change again"
         return f"{again}{', or overwrite what it was to change' * is_kept}, then ask again"
+
+    @property
+    def made(self) -> set[int]:
+        """Ids of the blocks that are made for it."""
+        return {number for number, _ in self.allocations}
 
     @property
     def has_arrived(self) -> bool:
@@ -230,7 +217,7 @@ class Launch(Request[Any, None]):
             error: Its error.
             only: Ids of the blocks; None for all.
         """
-        made = {number for number, _ in self.allocations}
+        made = self.made
         for output in self.outputs:
             if only is None or output.id in only:
                 output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)

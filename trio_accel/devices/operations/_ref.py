@@ -407,13 +407,15 @@ class Device(abc.ABC):
             OutOfMemoryError: There is not enough device memory.
         """
 
-    @abc.abstractmethod
+    @named_arguments
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array of zeros."""
+        return await self.full(shape, 0, dtype)
 
-    @abc.abstractmethod
+    @named_arguments
     async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array to be written; like `zeros`, so that no other program's data shows."""
+        return await self.full(shape, 0, dtype)
 
     @abc.abstractmethod
     async def full(

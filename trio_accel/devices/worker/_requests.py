@@ -225,7 +225,7 @@ class WorkerRequests:
         # The opening found the loss. Where something was in flight, that or the opening may be to blame, so
         # the first request that waited counts as begun: a suspect as the others are (D136).
         made = {block for block, _ in launch.allocations}
-        if not serving.session.engine.in_flight or not launch.writes <= made:
+        if not serving.session.engine.streams.in_flight or not launch.writes <= made:
             return False
         if word not in self._opening:
             self._opening.add(word)

@@ -258,8 +258,8 @@ class WorkerServer:
         engine = session.engine
         in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
         value: tuple[int, int, dict[str, int], tuple[object, ...], dict[str, tuple[object, ...]]] = (
-            engine.launched,
-            engine.completed,
+            engine.enqueuer.launched,
+            engine.completer.completed,
             in_flight,
             attrs.astuple(memory),
             {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},

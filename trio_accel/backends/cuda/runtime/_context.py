@@ -126,13 +126,14 @@ class CudaContext:
     Attributes:
         is_lost: Whether it counts as lost: nothing is enqueued any more.
         is_dead: Whether the driver says so: it takes nothing back any more.
+        number: The driver's handle of the device.
     """
 
     def __init__(self, index: int, device: str, *, is_alone: bool = False) -> None:
         self._device = device
         self._is_alone = is_alone
         check(driver.cuInit(0))
-        self._number = check(driver.cuDeviceGet(index))
+        self.number: Any = check(driver.cuDeviceGet(index))
         self._pushed = _Pushed()
         self._lock = threading.Lock()
         self._loss: str | None = None
@@ -141,7 +142,7 @@ class CudaContext:
         self.is_lost: bool = False
         self.is_dead: bool = False
         try:
-            self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+            self._handle = check(driver.cuDevicePrimaryCtxRetain(self.number))
             self._address = int(self._handle)
             # D1: the driver hands a lost context out again without an error, while any user in the process
             # keeps it.
@@ -181,11 +182,6 @@ class CudaContext:
     def __exit__(self, *_: object) -> None:
         if self._pushed.depth.pop():
             self.restore()
-
-    @property
-    def number(self) -> Any:
-        """The driver's handle of the device."""
-        return self._number
 
     def check(self, result: tuple[Any, ...]) -> Any:
         """Take a call's result apart.
@@ -319,4 +315,4 @@ class CudaContext:
 
     def release(self) -> None:
         """Give it back; what others in the process do with it goes on."""
-        driver.cuDevicePrimaryCtxRelease(self._number)
+        driver.cuDevicePrimaryCtxRelease(self.number)

@@ -285,7 +285,7 @@ class CaptureStream(CudaStream):
 
     def __init__(self, stream: CudaStream, context: CudaContext) -> None:
         # Nothing of the base's: no event is recorded here, and nothing waited for.
-        self._name = f"{stream.name} captures"
+        self.name = f"{stream.name} captures"
         self._context = context
         self.native = context.check(driver.cuStreamCreate(_NON_BLOCKING))
         self.handle = int(self.native)

@@ -30,6 +30,7 @@ class CudaStream:
     streams wait for the same word on the device.
 
     Attributes:
+        name: Name of the stream.
         done: The number of the last event that `refresh` saw to be done.
         native: The driver's handle, as the bindings want it: of an integer they make one each time.
         handle: The same as an integer.
@@ -49,7 +50,7 @@ class CudaStream:
         notifier: EventNotifier,
         priority: int = 0,
     ) -> None:
-        self._name = name
+        self.name: str = name
         self._context = context
         self._status_words = status_words
         self._notifier = notifier
@@ -70,11 +71,6 @@ class CudaStream:
         # Number of abandoned threads that enqueue on it.
         self._users = 0
         self._lock = threading.RLock()
-
-    @property
-    def name(self) -> str:
-        """Name of the stream."""
-        return self._name
 
     @property
     def orders_memory(self) -> CudaStream:
@@ -147,7 +143,7 @@ class CudaStream:
             ContextPoisonedError: The context is lost.
         """
         if self.is_closed:
-            raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+            raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
         if self._context.is_lost:
             failure = self._context.failure()
             assert failure is not None
@@ -172,7 +168,7 @@ class CudaStream:
     def record(self) -> CudaEvent:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
-            raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+            raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
         timeline = self.timeline
         if not self._next and not self._context.is_lost:
             # Nearly always: without finishers there is nothing that another thread could see half made, so no
@@ -333,7 +329,7 @@ class CudaStream:
         return int(code)
 
     def __repr__(self) -> str:
-        return f"<CudaStream {self._name!r} ({'closed' if self.is_closed else 'open'})>"
+        return f"<CudaStream {self.name!r} ({'closed' if self.is_closed else 'open'})>"
 
 
 @attrs.define(eq=False, repr=False)
