@@ -38,12 +38,12 @@ _logger = logging.getLogger("trio_accel.devices")
 _MOST = 256
 _UINT8 = DType.uint8
 _CALLS = (Call, SpentCall)
-# What is known of a structure without a template: it came before, or it can have none.
+# A structure without a template came before, or can have none.
 _SEEN, _NONE = "seen", "none"
-# How often structures came that are the same but for numbers: once, and more often.
+# Structures that are the same but for numbers came once, or more often.
 _COUNTED = "once", "often"
 _TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
-# What an expression computes in without more precision: a number has one rounding, whatever it comes as.
+# An expression computes in these without more precision: a number has one rounding, whatever it comes as.
 _OF_NUMBERS = DType.float32, DType.float64
 # A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
 _SOON = 4

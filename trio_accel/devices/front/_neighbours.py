@@ -63,7 +63,7 @@ def _goes_into(
         return False
     if any(array.block == result.block and array != result for array in (*behind.arrays, *behind.loaded)):
         return False
-    # What it reads is still the same there.
+    # Nothing that it reads is changed in between.
     changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
     return result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
 

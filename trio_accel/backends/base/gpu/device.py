@@ -319,7 +319,7 @@ class Transfers:
             stream.after(partial(self._pinned.give_back, nbytes, place))
             ctypes.memmove(place, start, nbytes)
             start = place
-        # From memory that is not pinned, the driver has taken it when the call returns.
+        # The driver has taken what is not pinned when the call returns.
         stream.copy_in(address, start, nbytes)
         return HostUse(None)
 

@@ -311,7 +311,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         at_host = 0 if host is None else host.address
         if host is not None:
             host.fill()
-            # Before anything is enqueued: it is in use up to the next event, whatever is refused.
+            # The piece is in use up to the next event, whatever is refused.
             stream.after(host.end)
         try:
             self._enqueue_chain(spec, stream, at_host)
