@@ -56,7 +56,7 @@ def _rows(size: int) -> Sequence[tuple[str, Call, Call | None]]:
         (
             "argsort",
             lambda v: a.argsort(v.short),
-            None if t is None else (lambda v: t.argsort(v.short, stable=True)),
+            lambda v: t.argsort(v.short, stable=True),
         ),
         ("top_k of rows", lambda v: _part(a.top_k(v.a, 10), 0), lambda v: t.topk(v.a, 10)[0]),
         ("take of rows", lambda v: a.take(v.a, v.rows, axis=0), lambda v: v.a[v.rows]),

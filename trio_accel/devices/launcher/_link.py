@@ -106,11 +106,14 @@ class LauncherLink:
         try:
             with trio.fail_after(_READY):
                 await link.receive()
-        except BaseException as error:
-            how = await link.close()  # noqa: ASYNC102, ASYNC120  # it shields itself, and is bounded
-            if isinstance(error, (EndOfLink, trio.TooSlowError)):
-                text = f"the launcher of worker processes did not start: the process {how}"
-                raise LauncherError(text) from error
+        except (EndOfLink, trio.TooSlowError) as error:
+            how = await link.close()  # noqa: ASYNC120  # it shields itself, and is bounded
+            raise LauncherError(
+                f"the launcher of worker processes did not start: the process {how}"
+            ) from error
+        except BaseException:
+            with trio.move_on_after(3 * _END, shield=True):
+                await link.close()
             raise
         return link
 
