@@ -13,6 +13,7 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import arrays, linalg
+from trio_accel.devices.operations._operation import Planner
 from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.any_backend
@@ -270,3 +271,23 @@ async def test_a_call_that_several_tasks_share_as_an_operand(device: ta.Device) 
     assert all(
         "was awaited before, or in another call" in str(one) for one in outcomes if one is not right[0]
     )
+
+
+async def test_steps_behind_a_refused_chain_have_the_host_arrays_as_they_were(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, host = await device.put(np.full(3, 2.0)), np.ones(3)
+    for _ in range(2):
+        assert (await ((x + host) * host).to_host()).tolist() == [3.0] * 3
+    opened: Any = device
+    ask = opened.ask
+
+    async def refuse(message: Any, **named: Any) -> Any:
+        if type(message).__name__ == "RunChain":
+            message.plan(Planner(opened.state, message))
+            host[...] = 1000.0
+            raise ta.OutOfMemoryError("none", requested=1, free=0, total=1, device="cpu:0")
+        return await ask(message, **named)
+
+    monkeypatch.setattr(device, "ask", refuse)
+    assert (await ((x + host) * host).to_host()).tolist() == [3.0] * 3

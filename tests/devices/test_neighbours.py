@@ -128,3 +128,44 @@ async def test_loads_are_a_part(device: ta.Device) -> None:
         return add(turned(x, shape=(6, 8)), y)
 
     assert (await turns(device, chain, x, x))[-1] == 1
+
+
+@inline
+async def test_a_result_that_elements_are_loaded_from_is_stored(device: ta.Device) -> None:
+    tenfold, first = ta.jit.elementwise("a * 10"), ta.jit.elementwise("a[0] + b")
+    for turn in range(1, TURNS + 2):
+        x = await device.put(np.arange(1, 5, dtype="float32") * turn)
+        t = tenfold(x)
+        np.testing.assert_array_equal(
+            await (await first(t, t)).to_host(), (10 + 10 * np.arange(1, 5, dtype="float32")) * turn
+        )
+
+
+@inline
+@pytest.mark.parametrize(
+    "text", ["(\U0001d4651 * 2) - \U0001d4650", "t = x1\n(out) = t - x0", "x1 * 1.e5 - x0"]
+)
+async def test_names_are_those_of_python(device: ta.Device, text: str) -> None:
+    x, y = await device.put(np.arange(4.0)), await device.put(np.full(4, 10.0))
+    product, last = ta.jit.elementwise("a * b"), ta.jit.elementwise(text, inputs=("x1", "x0"))
+    found = await turns(device, lambda x, y: last(product(x, y), x), x, y)
+    assert (found[0], found[-1]) == (2, 1)
+
+
+@inline
+async def test_a_number_like_a_name_is_a_number(device: ta.Device) -> None:
+    x = await device.put(np.ones(4))
+    product, last = ta.jit.elementwise("a * 10"), ta.jit.elementwise("e5 * 1.e5")
+    assert (await turns(device, lambda x, y: last(product(x)), x, x))[-1] == 1
+
+
+@inline
+async def test_arrays_of_many_axes_are_not_too_much_for_a_kernel(device: ta.Device) -> None:
+    axes = 45
+    many = [await device.put(np.full((1,) * axes, float(number))) for number in range(6)]
+    at = ",".join(["0"] * axes)
+    added = ta.jit.elementwise(f"a[{at}] + b[{at}] + c[{at}] + x", inputs=("a", "b", "c", "x"))
+    y = await device.put(np.zeros(4))
+    for _ in range(TURNS + 1):
+        got = await added(*many[3:], added(*many[:3], np.ones(4)), out=y)
+        np.testing.assert_array_equal(await got.to_host(), np.full(4, 16.0))

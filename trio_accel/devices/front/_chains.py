@@ -105,6 +105,8 @@ class RunChain(Operation[Any, Any]):
     hosts: Sequence[npt.NDArray[Any]]
     # A property would be a call for each chain.
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
+    # The contents of the host arrays when it was planned first: the program may change them then.
+    given: bytes | None = attrs.field(default=None, init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 
     def plan(self, planner: Planner) -> Planned[Any]:
@@ -128,7 +130,10 @@ class RunChain(Operation[Any, Any]):
             written.append(self.chains.scratch_of(planner, template.layout.scratch))
         words, reply = None, template.reply
         hosts = self.hosts
-        given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
+        given = self.given
+        if given is None:
+            given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
+            self.given = given
         if template.host is not None:
             dtype, shape = template.host
             nbytes = template.result[2]
@@ -148,6 +153,15 @@ class RunChain(Operation[Any, Any]):
             words,
         )
         return Planned(spec, reply, None, is_checked=True)
+
+    def sent(self, chain: Chain) -> dict[int, Any]:
+        """Return the host arrays of a chain as they were sent, by the identities of the arrays."""
+        if self.given is None or _writes_to_host(chain):
+            return {}
+        return {
+            id(host): np.frombuffer(self.given, host.dtype, host.size, offset).reshape(host.shape)
+            for host, offset in zip(chain.hosts, self.template.offsets, strict=False)
+        }
 
     def _joined(self) -> bytes:
         """Join the contents of several host arrays."""
@@ -205,8 +219,8 @@ class Chains:
                 self.found += 1
                 if template.numbers:
                     hosts = [*hosts, *_as_arrays(chain, template.numbers)]
+                message = RunChain(self, template, chain.refs, hosts, template.name)
                 try:
-                    message = RunChain(self, template, chain.refs, hosts, template.name)
                     reply = await self._device.ask(message)
                     if template.is_fetched:
                         reply = await reply.to_host()
@@ -215,6 +229,7 @@ class Chains:
                         raise
                     # Nothing was changed. The step that is refused, or has no memory, tells so in its own
                     # words, and not as what came while this error was handled.
+                    given = message.sent(chain)
                 else:
                     item = chain.steps[-1].function
                     return item.make(reply) if item is METHODS["item"] else reply
@@ -402,9 +417,13 @@ def _may_be_one(chain: Chain) -> bool:
     return hosts <= SMALL and all(type(ref.block) is Block for ref in chain.refs)
 
 
+def _writes_to_host(chain: Chain) -> bool:
+    return any(step.function is METHODS["to_host out"] for step in chain.steps)
+
+
 def _copied(chain: Chain) -> dict[int, Any]:
     """Copy the small host arrays that a chain reads; returns the copies by the identities of the arrays."""
-    if any(step.function is METHODS["to_host out"] for step in chain.steps):
+    if _writes_to_host(chain):
         return {}
     return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
 

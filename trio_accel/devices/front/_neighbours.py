@@ -7,7 +7,6 @@ and no backend contracts a product and a sum.
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,8 +18,8 @@ __all__ = ["joined"]
 
 # Larger expressions take long to compile, and gain little more.
 _MOST_INPUTS, _MOST_CHARACTERS = 16, 2000
-# Names of functions are followed by a bracket.
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
+# A kernel takes 4096 bytes of arguments: of each array some 8 for each axis, and the address.
+_MOST_ARGUMENTS = 2048
 
 
 def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
@@ -61,11 +60,29 @@ def _goes_into(
     # Only the other one reads it: two uses are that of its maker, and that.
     if result.block not in between or uses[result.block] != 2 or result not in behind.arrays:
         return False
-    if any(array.block == result.block and array != result for array in (*behind.arrays, *behind.loaded)):
+    # Elements of it are loaded from memory, which is not written then.
+    if any(array.block == result.block for array in behind.loaded):
+        return False
+    if any(array.block == result.block and array != result for array in behind.arrays):
         return False
     # Nothing that it reads is changed in between.
     changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
     return result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
+
+
+class _Renamer(ast.NodeTransformer):
+    """Gives values other names, and leaves those of functions."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:  # the module's
+        """Rename a value."""
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:  # the module's
+        """Rename what a function is called with."""
+        return ast.Call(node.func, [self.visit(each) for each in node.args], node.keywords)
 
 
 class _Writer:
@@ -113,8 +130,9 @@ class _Writer:
             if assigned in expression.inputs:
                 raise ValueError("an input has another value later on")
             names.setdefault(assigned, f"t{len(self.statements)}_{len(names)}")
-        text = _NAME.sub(lambda each: names.get(each[0], each[0]), expression.text).strip()
-        if isinstance(ast.parse(text).body[-1], ast.Expr):
+        renamed = _Renamer(names).visit(ast.parse(expression.text.strip()))
+        text = ast.unparse(renamed)
+        if isinstance(renamed.body[-1], ast.Expr):
             text = f"{names[expression.outputs[0]]} = {text}"
         self.statements.append(text)
         return made, [names[output] for output in expression.outputs]
@@ -146,10 +164,13 @@ def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
         if made.is_checked or behind_made.is_checked:
             return None
         text = "\n".join(writer.statements)
-        if len(text) > _MOST_CHARACTERS or len(writer.inputs) > _MOST_INPUTS:
+        arrays = [*behind.results, *(value for _, value, _ in writer.inputs.values())]
+        axes = max(len(array.shape) for array in arrays if isinstance(array, ArraySpec))
+        is_large = len(text) > _MOST_CHARACTERS or len(writer.inputs) > _MOST_INPUTS
+        if is_large or 8 * len(arrays) * (axes + 2) > _MOST_ARGUMENTS:
             return None
         expression: Expression = parse(text, tuple(writer.inputs), tuple(outputs))
-    except ValueError:
+    except (ValueError, SyntaxError):
         return None
     inputs = writer.inputs.values()
     whole = SpecializedExpression(expression, tuple([each for each, _, _ in inputs]), behind_made.dtypes)
