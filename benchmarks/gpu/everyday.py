@@ -29,7 +29,7 @@ _SLOW = 20e-3
 """Seconds from which fewer rounds will do."""
 
 
-def _rows(size: int) -> Sequence[tuple[str, Call, Call | None]]:
+def _rows() -> Sequence[tuple[str, Call, Call | None]]:
     """Return names, our calls and PyTorch's, each of a table of arrays."""
     a, g, n, s = ta.arrays, ta.linalg, ta.nn, ta.fft
     torch: Any = _torch()
@@ -190,7 +190,7 @@ async def _measure(backend: str, isolation: Literal["inline", "process"], scale:
         ours = _Arrays({k: await device.put(x) for k, x in hosts.items()})
         alone, eight = list[float](), list[float]()
         _say(f"{'ms':18}{'one':>9}{'PyTorch':>9}{'ratio':>7}{'of 8':>9}{'PyTorch':>9}{'ratio':>7}")
-        for name, call, peer in _rows(n):
+        for name, call, peer in _rows():
             if only and only not in name:
                 continue
             row = await _row(call, peer, ours, theirs, torch)

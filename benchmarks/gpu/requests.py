@@ -191,7 +191,7 @@ async def _measure(backend: str, calls: int) -> None:
         system = await stack.enter_async_context(ta.open_system("requests"))
         for isolation in ("inline", "process"):
             options = ta.DeviceOptions(isolation=isolation)
-            device = await system.open_device(backend, options=options)
+            device = await system.open_device(backend, options=options, name=isolation)
             sides[isolation] = await _ours(await stack.enter_async_context(device), given)
         for name, peer in (("PyTorch", _torch), ("floor", _floor)):
             try:

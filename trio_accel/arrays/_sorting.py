@@ -1,4 +1,4 @@
-"""Order of arrays: sorting, the largest elements, the search in what is sorted, and what is made of these.
+"""Order of arrays: sorting, the largest elements, the search in sorted arrays, and functions made of these.
 
 Medians and quantiles are a sort, and one launch that takes two neighbours of each line. Sets of elements are
 made of sorts, searches and selections.
@@ -296,7 +296,7 @@ async def _quantiles(
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
-    The elements are sorted, and what is found is computed in float64 and rounded once.
+    The elements are sorted. The mean is computed in float64 and rounded once.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:

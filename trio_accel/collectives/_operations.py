@@ -96,7 +96,7 @@ class PartOperation(Operation[LibraryActor, Any]):
     Args:
         message: The message.
         lent: What all ranks lend.
-        changed: Takes what it writes that was there before.
+        changed: Collects the arrays that it changes, which were there before.
     """
 
     not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"

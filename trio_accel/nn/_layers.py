@@ -38,9 +38,9 @@ class LinearWeightGrads(NamedTuple):
     """Gradients of the parameters of `linear`."""
 
     weight: AccelRef
-    """Of the weights, of shape (n, k)."""
+    """Gradient of the weights, of shape (n, k)."""
     bias: AccelRef
-    """Of the bias, of shape (n,)."""
+    """Gradient of the bias, of shape (n,)."""
 
 
 def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -90,7 +90,7 @@ def _plan_weight_grad(message: Any, planner: Planner) -> Planned[LinearWeightGra
 def _output(
     planner: Planner, message: Any, shape: tuple[int, ...], **read: ArraySpec
 ) -> tuple[AccelRef, FusedDtypes]:
-    """Take or make the array of the result; of what is read, the first two arrays are multiplied."""
+    """Take or make the array of the result; the first two arrays that it reads are multiplied."""
     a, b, *_ = read.values()
     dtypes = fused_dtypes(planner.name, a.dtype, b.dtype, getattr(message.out, "dtype", None))
     out = planner.output(shape, dtypes.out, message.out)

@@ -90,7 +90,7 @@ class DnnActor(LibraryActor):
 
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-"""Those of the arrays; the first two are computed in float32 and rounded once."""
+"""Dtypes of the arrays; half precision is computed in float32 and rounded once."""
 
 MOST = (1 << 31) - 1
 """The most elements from one place to another: libraries have words of 32 bits, whose sums fit into 64."""

@@ -66,7 +66,7 @@ _UPPER = (
 
 
 class Seeded:
-    """What a device draws by a seed.
+    """A source of numbers that a device draws by a seed.
 
     Args:
         name: Name of the class, for errors.

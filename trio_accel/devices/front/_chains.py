@@ -44,7 +44,7 @@ _SEEN, _NONE = "seen", "none"
 _COUNTED = "once", "often"
 _TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 # An expression computes in these without more precision: a number has one rounding, whatever it comes as.
-_OF_NUMBERS = DType.float32, DType.float64
+_NUMBER_DTYPES = DType.float32, DType.float64
 # A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
 _SOON = 4
 # Memory for results in between that is kept for the next chain.
@@ -396,7 +396,7 @@ class _Numbers:
 
     def _make(self, make: Callable[..., Any], *args: Any) -> Any:
         (dtype,) = {arg.dtype for arg in args if isinstance(arg, AccelRef)}
-        if dtype not in _OF_NUMBERS:
+        if dtype not in _NUMBER_DTYPES:
             raise NotSupportedError(f"numbers beside {dtype} are not handed over")
         stand_in = self._recorder.stand_in_for((), dtype)
         self.stand_ins.append(stand_in)

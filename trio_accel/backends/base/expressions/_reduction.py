@@ -42,7 +42,7 @@ COMBINED: dict[str, str] = {
     "sum": "add", "prod": "multiply", "mean": "add", "min": "minimum", "max": "maximum", "nanmin": "fmin",
     "nanmax": "fmax", "any": "logical_or", "all": "logical_and",
 }  # fmt: skip
-"""By reduction, the function that combines two values."""
+"""The function that combines two values, by the name of the reduction."""
 # Elements that are mapped at a time.
 _PIECE = 1 << 18
 

@@ -286,8 +286,10 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         chain: Chain | None = self._find_plan(spec)
         if chain is None:
             return False
+        key = self._key(chain, spec, stream)
+        # It is taken last: what is refused before takes no piece.
         host = _Host.of(spec, self._device)
-        key = *self._key(chain, spec, stream), 0 if host is None else host.address
+        key = *key, 0 if host is None else host.address
         entry = self._cache.entries.get(key)
         if entry is not None and self._is_in_place(entry.value):
             entry.last = stream.launched

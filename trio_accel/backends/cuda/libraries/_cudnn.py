@@ -273,7 +273,7 @@ def _load() -> ModuleType:
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 KINDS = {dtype: number for number, dtype in enumerate(FLOATS)}
-"""As in dnn.cu."""
+"""Numbers of the dtypes, as dnn.cu has them."""
 
 # The front end's names of types.
 _NAMES: dict[DType, str] = dict(
@@ -284,10 +284,10 @@ LANES = 32
 """Threads that share a row, or a weight."""
 
 GRID = "18q"
-"""As in dnn.cu."""
+"""Layout of a grid, as dnn.cu has it."""
 
 _SPATIAL = 3
-# Bytes: what the front end takes for granted of its tensors.
+# Alignment in bytes that the front end takes for granted of its tensors.
 _ALIGNMENT = 16
 
 
