@@ -83,6 +83,12 @@ async def test_never_awaited(device: ta.Device) -> None:
     assert noted[0].filename == __file__
 
 
+async def test_one_whose_layout_is_refused_does_not_warn(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    with pytest.raises(ValueError, match="broadcast"):
+        assert (x + 1.0 + np.ones(3)).shape
+
+
 async def test_a_long_chain_that_is_never_awaited(device: ta.Device) -> None:
     x = await device.put(np.ones(2))
     calls: list[Any] = [x]

@@ -454,8 +454,35 @@ async def test_functions_that_are_made_of_others(xp: ArrayApi) -> None:
         assert isinstance(parts, tuple)
         assert [part.shape for part in parts] == [(2, 3), (2, 3)]
         assert xp.broadcast_shapes((2, 1), (3,)) == (2, 3)
+        with pytest.raises(TypeError, match="does not promote int64, a Python float to one dtype"):
+            xp.searchsorted(on[0, :], 1.5)
         with pytest.raises(TypeError, match="dtype must be float32 or float64, got int64"):
             xp.fft.fftfreq(3, dtype=xp.int64)
+
+    await in_thread(work)
+
+
+async def test_what_takes_several_steps_is_one_request(xp: ArrayApi, device: ta.Device) -> None:
+    chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
+
+    def work() -> None:
+        x, wide = xp.asarray(np.eye(3, dtype=np.float32)), xp.asarray(np.ones((3, 3)))
+        mask = xp.asarray(np.eye(3, dtype=bool))
+
+        def add(x: Array) -> None:
+            x += x
+
+        for steps in (
+            lambda: add(x),
+            lambda: xp.matmul(x, wide),
+            lambda: xp.isin(x, wide, invert=True),
+            lambda: operator.setitem(x, mask, 2.0),
+        ):
+            steps()
+            before = chains.found
+            steps()
+            assert chains.found == before + 1
+        assert np.asarray(x).tolist() == (2 * np.eye(3)).tolist()
 
     await in_thread(work)
 

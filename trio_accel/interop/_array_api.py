@@ -238,9 +238,22 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def promote(x1: AccelRef, x2: AccelRef, /, **options: Any) -> Any:
         dtype = result_type(x1, x2)
-        return await function(*[x if x.dtype is dtype else await x.cast(dtype) for x in (x1, x2)], **options)
+        return await function(_converted(x1, dtype), _converted(x2, dtype), **options)
 
     return promote
+
+
+def _converted(x: AccelRef | complex, dtype: DType) -> Any:
+    """Return an operand of a dtype: an array, the call of its cast, or an array of the host of a number."""
+    if isinstance(x, AccelRef):
+        return x if x.dtype is dtype else x.cast(dtype)
+    return np.asarray(x, dtype.dtype)
+
+
+@functools.cache  # calls of one function have a kept plan
+def _membership(invert: bool) -> Any:
+    text, reduce = ("x != among", "all") if invert else ("x == among", "any")
+    return jit.reduction(text, reduce, inputs=("x", "among"))
 
 
 class Functions:
@@ -265,8 +278,8 @@ class Functions:
         """Repeat each element; an array of `repeats` is read on the host."""
         if not isinstance(repeats, AccelRef):
             return await arrays.repeat(x, repeats, axis=axis)
-        flat = x if axis is not None else await arrays.reshape(x, (-1,))
-        length = flat.shape[axis or 0]
+        flat: Any = x if axis is not None else arrays.reshape(x, (-1,))
+        length: int = flat.shape[axis or 0]
         places = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
         return await arrays.take(flat, places, axis=axis or 0)
 
@@ -280,7 +293,7 @@ class Functions:
         sorter: AccelRef | None = None,
     ) -> AccelRef:
         """Find places for `x2`, which may be a number, in the sorted `x1`."""
-        wanted = x2 if isinstance(x2, AccelRef) else await arrays.asarray(x1.device, x2, dtype=x1.dtype)
+        wanted = x2 if isinstance(x2, AccelRef) else _converted(x2, result_type(x1, x2))
         found: AccelRef = await _arrays.searchsorted(x1, wanted, side=side, sorter=sorter)
         return found
 
@@ -289,10 +302,9 @@ class Functions:
     ) -> AccelRef:
         """Tell of each element of `x1` whether `x2` has it; with `invert`, whether it has not."""
         dtype = result_type(x1, x2)
-        x, among = [await arrays.asarray(self._device, one, dtype=dtype) for one in (x1, x2)]
-        text, reduce = ("x != among", "all") if invert else ("x == among", "any")
-        compare = jit.reduction(text, reduce, inputs=("x", "among"))
-        return await compare(x[..., None], await arrays.reshape(among, (-1,)), axis=-1)
+        x, among = _converted(x1, dtype), _converted(x2, dtype)
+        found: AccelRef = await _membership(invert)(x[..., None], among.reshape((-1,)), axis=-1)
+        return found
 
 
 _VERSION = "2025.12"

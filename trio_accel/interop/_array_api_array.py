@@ -53,18 +53,22 @@ _reflected = partial(_binary, is_reflected=True)
 
 def _in_place(name: str) -> _Binary:
     """Make the operator that changes the array."""
-    binary = _binary(name)
 
-    def method(self: Array, other: Any, /) -> Array:
-        result = binary(self, other)
-        if result is cast("Array", NotImplemented):
-            return result
-        if result.dtype is not self.dtype or result.shape != self.shape:
+    async def change(x: AccelRef, other: Any) -> None:
+        # The namespace of calls has it for operators of references.
+        result = getattr(x.__array_namespace__(), name)(x, other)
+        if result.dtype is not x.dtype or result.shape != x.shape:
+            result.close()
             raise TypeError(
                 f"{name} in place: the result has dtype {result.dtype} and shape {result.shape}, which the "
-                f"array of {self.dtype} and shape {self.shape} cannot take on"
+                f"array of {x.dtype} and shape {x.shape} cannot take on"
             )
-        self[...] = result
+        await x.assign(result)
+
+    def method(self: Array, other: Any, /) -> Array:
+        if not isinstance(other, (Array, *_NUMBER)):
+            return cast("Array", NotImplemented)
+        self.__array_namespace__().call(name, change, self, other)
         return self
 
     return method
@@ -428,7 +432,7 @@ async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
     _check_mask(x, mask, 0)
     if mask.size:
         seen = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
-        await x.assign(await _arrays.where(seen, value, x))
+        await x.assign(_arrays.where(seen, value, x))
 
 
 async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:

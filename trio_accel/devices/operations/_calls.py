@@ -351,8 +351,13 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         if self.ahead is None:
             if type(self) is not Call:
                 raise _spent(self)
-            chain = Chain(self, is_spent=False)
-            self.ahead = chain.device.look_ahead(chain)
+            try:
+                chain = Chain(self, is_spent=False)
+                self.ahead = chain.device.look_ahead(chain)
+            except (TypeError, ValueError):
+                # The error is enough: what is wrong in itself needs no warning besides.
+                _tell_no_more(self)
+                raise
         return self.ahead
 
     @property
