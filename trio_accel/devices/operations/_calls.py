@@ -131,7 +131,9 @@ class Operators(OnDevice, Generic[T_co]):
         return NAMESPACE[0]
 
     if TYPE_CHECKING:
-
+        # A reference has it as an attribute, and a call finds it.
+        @property
+        def spec(self: Operators[Operators[RefT]]) -> ArraySpec: ...
         def __add__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
         def __radd__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
         def __sub__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
@@ -168,6 +170,41 @@ class Operators(OnDevice, Generic[T_co]):
         def __pos__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
         def __abs__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
         def __invert__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
+
+    @property
+    def dtype(self: Operators[Operators[RefT]]) -> DType:
+        """Element type; of a call, as all that follows, that of its result (see `Call.spec` for errors)."""
+        return self.spec.dtype
+
+    @property
+    def shape(self: Operators[Operators[RefT]]) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self.spec.shape
+
+    @property
+    def strides(self: Operators[Operators[RefT]]) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return self.spec.strides
+
+    @property
+    def ndim(self: Operators[Operators[RefT]]) -> int:
+        """Number of axes."""
+        return self.spec.ndim
+
+    @property
+    def size(self: Operators[Operators[RefT]]) -> int:
+        """Number of elements."""
+        return self.spec.size
+
+    @property
+    def nbytes(self: Operators[Operators[RefT]]) -> int:
+        """Bytes that the elements take."""
+        return self.spec.size * self.spec.dtype.itemsize
+
+    def __len__(self: Operators[Operators[RefT]]) -> int:
+        if not self.shape:
+            raise TypeError(f"len() of {self.noun} without axes; await {self.first}.item() gives its element")
+        return self.shape[0]
 
     @named_arguments
     def to_host(
@@ -359,41 +396,6 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
                 _tell_no_more(self)
                 raise
         return self.ahead
-
-    @property
-    def dtype(self: SpentCall[Operators[RefT]]) -> DType:
-        """Element type of the array that it will make; see `spec` for errors."""
-        return self.spec.dtype
-
-    @property
-    def shape(self: SpentCall[Operators[RefT]]) -> tuple[int, ...]:
-        """Elements along each axis of the array that it will make; see `spec` for errors."""
-        return self.spec.shape
-
-    @property
-    def strides(self: SpentCall[Operators[RefT]]) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis; see `spec` for errors."""
-        return self.spec.strides
-
-    @property
-    def ndim(self: SpentCall[Operators[RefT]]) -> int:
-        """Number of axes; see `spec` for errors."""
-        return self.spec.ndim
-
-    @property
-    def size(self: SpentCall[Operators[RefT]]) -> int:
-        """Number of elements; see `spec` for errors."""
-        return self.spec.size
-
-    @property
-    def nbytes(self: SpentCall[Operators[RefT]]) -> int:
-        """Bytes that the elements take; see `spec` for errors."""
-        return self.spec.size * self.spec.dtype.itemsize
-
-    def __len__(self: SpentCall[Operators[RefT]]) -> int:
-        if not self.shape:
-            raise TypeError("len() of a call of an array without axes; await its item()")
-        return self.shape[0]
 
     def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]:
         """View a part; see `AccelRef.__getitem__`."""

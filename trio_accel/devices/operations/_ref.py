@@ -18,7 +18,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import Request, System, named_arguments
-from ...backends.base import DeviceInfo, DeviceLostError, DType, DTypeLike, Isolation, SharesCudaMemory
+from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
 from ..base._refusals import NotAwaited, what_to_do
@@ -55,7 +55,7 @@ class AccelRef(Operators["AccelRef"]):
     def __init__(self, block: Block, spec: ArraySpec) -> None:
         # No properties: they are looked at with each operation.
         self.block: Block = block
-        self.spec: ArraySpec = spec
+        self.spec: ArraySpec = spec  # pyright: ignore[reportIncompatibleMethodOverride]  # of a call
 
     def __repr__(self) -> str:
         if self.block.is_released:
@@ -72,36 +72,6 @@ class AccelRef(Operators["AccelRef"]):
     def device(self) -> Device:
         """The device whose memory it is: after an adoption (`System.open_device`), the new one."""
         return self.block.table.device  # type: ignore[return-value]  # whose blocks these are is a device
-
-    @property
-    def dtype(self) -> DType:
-        """Element type."""
-        return self.spec.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
-        return self.spec.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis."""
-        return self.spec.strides
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.spec.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.spec.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the elements take."""
-        return self.spec.size * self.spec.dtype.itemsize
 
     @property
     def generation(self) -> int:
@@ -144,11 +114,6 @@ class AccelRef(Operators["AccelRef"]):
         """
         order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
         return AccelRef(self.block, permuted(self.spec, order))
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an AccelRef without axes; await ref.item() gives its element")
-        return self.shape[0]
 
     @named_arguments
     @asynccontextmanager
