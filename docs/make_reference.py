@@ -82,7 +82,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar Refused"
+        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused"
     ),
     "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "

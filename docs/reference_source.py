@@ -69,19 +69,17 @@ def tree_of(module: str) -> ast.Module | None:
 
 
 def public_names(module: str) -> list[str]:
-    """The names in a module's ``__all__``."""
+    """The names in a module's ``__all__``, or those that a package imports by ``*``, or as themselves."""
     tree = tree_of(module)
     assert tree is not None, module
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names = list(ast.literal_eval(node.value))
-        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
-            # Either names, or those of a module below: ``_systems.__all__``.
-            if isinstance(node.value, ast.Attribute):
-                names += public_names(f"{module}.{ast.unparse(node.value.value)}")
-            else:
-                names += ast.literal_eval(node.value)
+            return list(ast.literal_eval(node.value))
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names += public_names(_source(module, node)) if alias.name == "*" else []
+                names += [alias.name] if alias.asname == alias.name else []
     return names
 
 

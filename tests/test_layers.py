@@ -39,6 +39,7 @@ CAPABILITIES = (
 )
 # What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
+    "_names": (),
     "_version": (),
     "actors": (),
     "backends.base": ("actors",),
@@ -59,6 +60,7 @@ VENDOR_MAY = ("actors", "backends.base")  # never one another
 BESIDE = ("benchmarks", "examples")
 # But a program there may be made of what the command line is made of.
 BESIDE_TOO = {"benchmarks": "trio_accel.cli."}
+BELOW = "_names"  # says what of a part is public; all parts have it but those of the top
 FACADE = ""  # the package itself; it and the tools for tests see everything below the top
 TOOLS = ("testing",)
 TOP = ("cli", "interop")  # see public names only: none with an underscore
@@ -205,8 +207,8 @@ def _reason(module: Module, name: str) -> str | None:
         return None
     if mine not in DOWNWARDS and mine.removeprefix("backends.") not in VENDORS:
         return f"`{mine}` has no place in the table of this test"
-    allowed = DOWNWARDS.get(mine, VENDOR_MAY)
-    return None if other in allowed else f"`{mine}` may import {', '.join(allowed) or 'no other part'}"
+    allowed = (*DOWNWARDS.get(mine, VENDOR_MAY), BELOW)
+    return None if other in allowed else f"`{mine}` may import {', '.join(allowed[:-1]) or 'no other part'}"
 
 
 def circle_among(modules: Iterable[Module]) -> list[str]:

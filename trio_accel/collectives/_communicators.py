@@ -45,6 +45,8 @@ from ..devices.front._device import opened
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
 
+__all__ = ["CommunicatorActor", "CommunicatorControlActor"]
+
 _logger = logging.getLogger("trio_accel.collectives")
 
 # Words of the name of a communicator: 128 bytes, as NCCL has it.

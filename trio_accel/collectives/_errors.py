@@ -6,6 +6,8 @@ import attrs
 
 from ..backends.base import AccelError
 
+__all__ = ["CollectiveMismatchError", "RankFailedError", "WorldBrokenError"]
+
 
 @attrs.define(eq=False, slots=False)
 class RankFailedError(AccelError):

@@ -18,6 +18,8 @@ from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ..expressions import Elementwise
 
+__all__ = ["CollectiveActor", "Reduction"]
+
 Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
 """How the elements of all ranks become one. Ranks come in their order: ``((x0 + x1) + x2) + ...``.
 By mapped arrays, float16 and bfloat16 are computed in float32, and rounded once."""

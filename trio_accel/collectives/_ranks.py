@@ -18,6 +18,8 @@ from ..devices import AccelRef, Device, Operation, run_together
 from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
 from ._operations import Reduction
 
+__all__ = ["Group", "Rank", "Result"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Given: TypeAlias = "Mapping[int, tuple[AccelRef | None, object]]"

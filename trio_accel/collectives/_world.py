@@ -19,6 +19,8 @@ from ._communicators import Communicator, Part, RanksFailedError, library_of, pi
 from ._operations import Reduction
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
+__all__ = ["Transport", "World", "open_world"]
+
 _logger = logging.getLogger("trio_accel.collectives")
 
 ReplyT = TypeVar("ReplyT")

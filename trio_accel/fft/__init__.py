@@ -2,21 +2,16 @@
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from . import _convolutions, _functions, _fused, _helpers, _real
 from ._convolutions import *
 from ._functions import *
 from ._fused import *
 from ._helpers import *
 from ._real import *
 
-__all__: list[str] = []
-__all__ += _convolutions.__all__
-__all__ += _functions.__all__
-__all__ += _fused.__all__
-__all__ += _helpers.__all__
-__all__ += _real.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     _named(__name__)

@@ -17,19 +17,10 @@ Refusals of all functions, before anything is launched:
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from . import (
-    _blas,
-    _composed,
-    _contractions,
-    _fused,
-    _norms,
-    _spectra,
-    _systems,
-    _views,
-)  # fmt: skip
-from ._actor import BlasActor, BlasLtActor, SolverActor
+from ._actor import *
 from ._blas import *
 from ._composed import *
 from ._contractions import *
@@ -39,15 +30,7 @@ from ._spectra import *
 from ._systems import *
 from ._views import *
 
-__all__: list[str] = ["BlasActor", "BlasLtActor", "SolverActor"]
-__all__ += _blas.__all__
-__all__ += _composed.__all__
-__all__ += _contractions.__all__
-__all__ += _fused.__all__
-__all__ += _norms.__all__
-__all__ += _spectra.__all__
-__all__ += _systems.__all__
-__all__ += _views.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     _named(__name__)

@@ -9,6 +9,8 @@ from ..backends.base import DType
 from ..backends.base.kit.checks import NATIVE
 from ..devices import LibraryActor, operation
 
+__all__ = ["BlasActor", "BlasLtActor", "SolverActor"]
+
 
 class BlasActor(LibraryActor):
     """Serves BLAS operations, on a stream of its own.

@@ -6,20 +6,9 @@
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from . import (
-    _activations,
-    _attention,
-    _convolutions,
-    _layers,
-    _library,
-    _losses,
-    _margins,
-    _norms,
-    _optimizers,
-    _pooling,
-)
 from ._activations import *
 from ._attention import *
 from ._convolutions import *
@@ -31,17 +20,7 @@ from ._norms import *
 from ._optimizers import *
 from ._pooling import *
 
-__all__: list[str] = []
-__all__ += _activations.__all__
-__all__ += _attention.__all__
-__all__ += _convolutions.__all__
-__all__ += _layers.__all__
-__all__ += _library.__all__
-__all__ += _losses.__all__
-__all__ += _margins.__all__
-__all__ += _norms.__all__
-__all__ += _optimizers.__all__
-__all__ += _pooling.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     _named(__name__)

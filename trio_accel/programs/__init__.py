@@ -1,24 +1,13 @@
 """Programs: your own classes and functions as supervised actors of a device; their arrays survive them."""
 
-from ..backends.base import Refused
-from ..backends.base.kit.programs import is_cancelled, report_progress
-from ._messages import ProgramActor
-from ._method import Array, method
-from ._open import ProgramOpening, open_program, run
-from ._program import FunctionProgram, Program
-from ._progress import on_progress
+from .._names import export as _export
+from ..backends.base import Refused as Refused
+from ..backends.base.kit.programs import is_cancelled as is_cancelled
+from ..backends.base.kit.programs import report_progress as report_progress
+from ._messages import ProgramActor as ProgramActor
+from ._method import *
+from ._open import *
+from ._program import *
+from ._progress import on_progress as on_progress
 
-__all__ = [
-    "Array",
-    "FunctionProgram",
-    "Program",
-    "ProgramActor",
-    "ProgramOpening",
-    "Refused",
-    "is_cancelled",
-    "method",
-    "on_progress",
-    "open_program",
-    "report_progress",
-    "run",
-]
+_export(__name__)

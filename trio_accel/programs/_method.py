@@ -13,6 +13,8 @@ from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.kit.programs import ENQUEUES, REFUSES, UPDATES
 
+__all__ = ["Array", "method"]
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 P = ParamSpec("P")
 

@@ -24,6 +24,8 @@ from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message
 from ._method import Method, PlainT, describe_function, state_of
 from ._program import Anew, FunctionProgram, Opened, OpenProgram, Program
 
+__all__ = ["ProgramOpening", "open_program", "run"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 ProgramT_co = TypeVar("ProgramT_co", bound=OpenProgram, covariant=True)

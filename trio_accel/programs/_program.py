@@ -31,6 +31,8 @@ from ._messages import (
 from ._method import Method, PlainT, describe_function, find_method
 from ._progress import Progress, chosen_callback
 
+__all__ = ["FunctionProgram", "Program"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)

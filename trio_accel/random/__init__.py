@@ -2,16 +2,13 @@
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from . import _generator, _messages, _sobol
 from ._generator import *
 from ._messages import *
 from ._sobol import *
 
-__all__: list[str] = []
-__all__ += _generator.__all__
-__all__ += _messages.__all__
-__all__ += _sobol.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

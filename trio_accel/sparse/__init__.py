@@ -10,19 +10,9 @@ it was to change is damaged, and its use is refused. All functions raise:
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from . import (
-    _conversions,
-    _eigen,
-    _elements,
-    _formats,
-    _iterations,
-    _krylov,
-    _products,
-    _structures,
-    _systems,
-)
 from ._conversions import *
 from ._eigen import *
 from ._elements import *
@@ -33,16 +23,7 @@ from ._products import *
 from ._structures import *
 from ._systems import *
 
-__all__: list[str] = []
-__all__ += _conversions.__all__
-__all__ += _eigen.__all__
-__all__ += _elements.__all__
-__all__ += _formats.__all__
-__all__ += _iterations.__all__
-__all__ += _krylov.__all__
-__all__ += _products.__all__
-__all__ += _structures.__all__
-__all__ += _systems.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     _named(__name__)

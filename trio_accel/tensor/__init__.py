@@ -12,15 +12,13 @@ cancellation and the errors that any operation can end with. All functions raise
 
 import typing as _typing
 
+from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from . import _contractions, _elements
 from ._contractions import *
 from ._elements import *
 
-__all__: list[str] = []
-__all__ += _contractions.__all__
-__all__ += _elements.__all__
+_export(__name__)
 
 if not _typing.TYPE_CHECKING:
     _named(__name__)

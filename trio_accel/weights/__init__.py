@@ -1,6 +1,7 @@
 """Weights of models: safetensors files, read straight into arrays of a device, and written from them."""
 
-from ._files import Contents, TensorInfo, WeightsError, inspect
-from ._transfers import Weights, load, save
+from .._names import export as _export
+from ._files import *
+from ._transfers import *
 
-__all__ = ["Contents", "TensorInfo", "Weights", "WeightsError", "inspect", "load", "save"]
+_export(__name__)

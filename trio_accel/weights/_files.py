@@ -25,6 +25,8 @@ from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import DType, NotSupportedError
 
+__all__ = ["Contents", "TensorInfo", "WeightsError", "inspect"]
+
 StrPath: TypeAlias = str | os.PathLike[str]
 
 LENGTH = 8

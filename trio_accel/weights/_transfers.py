@@ -28,6 +28,8 @@ from ..backends.base import (
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
+__all__ = ["Weights", "load", "save"]
+
 _PIECE = 4 << 20
 # One piece is on its way to the device while the next is read.
 _BUFFERS = 2

@@ -26,8 +26,8 @@ from trio_accel.backends.base import (
     InputFailedError,
     LibraryError,
     OutOfMemoryError,
-    errors,
 )
+from trio_accel.backends.base.contract import errors
 from trio_accel.devices.wire._wire_values import decode_error, encode_error
 
 pytestmark = pytest.mark.no_device

@@ -17,6 +17,8 @@ from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
 from ._waits import TaskNotifier
 
+__all__ = ["CompletionPort", "CompletionStrategy"]
+
 LONGEST_LOOK = 0.05
 """Seconds for which a task may poll in a row: Trio delivers Ctrl-C only to a parked task."""
 

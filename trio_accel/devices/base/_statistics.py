@@ -9,6 +9,16 @@ import attrs
 
 from ...backends.base import CacheCounts, MemoryStatistics
 
+__all__ = [
+    "CacheStatistics",
+    "DeviceStatistics",
+    "LaunchTimes",
+    "LibraryStatistics",
+    "ProgramCost",
+    "QueueStatistics",
+    "RecoveryCost",
+]
+
 
 @attrs.frozen(kw_only=True)
 class QueueStatistics:

@@ -1,16 +1,9 @@
 """Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
 
-from ..wire._channel import spin_together
-from ._calls import Borrowed
-from ._chunks import INTACT, LeftMemory, Stay, free_left_memory
-from ._worker_dispatch import WorkerDispatch
+from ..._names import export as _export
+from ..wire._channel import spin_together as spin_together
+from ._calls import Borrowed as Borrowed
+from ._chunks import *
+from ._worker_dispatch import WorkerDispatch as WorkerDispatch
 
-__all__ = [
-    "INTACT",
-    "Borrowed",
-    "LeftMemory",
-    "Stay",
-    "WorkerDispatch",
-    "free_left_memory",
-    "spin_together",
-]
+_export(__name__)

@@ -25,6 +25,8 @@ from ..wire._messages import expect
 from ..wire._protocol import Address, NonsenseError
 from ._link import WorkerLink
 
+__all__ = ["INTACT", "LeftMemory", "Stay", "free_left_memory"]
+
 if TYPE_CHECKING:
     from ...actors import System
     from ..launcher._launcher import Launcher

@@ -29,6 +29,21 @@ from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
 
+__all__ = [
+    "Assign",
+    "Copy",
+    "Empty",
+    "Fill",
+    "MemoryActor",
+    "PeerCopy",
+    "PeerCopyActor",
+    "Put",
+    "PutFirst",
+    "PutPart",
+    "Stack",
+    "ToHost",
+]
+
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
 """Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""

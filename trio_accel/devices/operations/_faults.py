@@ -15,6 +15,8 @@ from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
 from ..base._bridge import LoopNotifier
 from ..base._waits import Alarms
 
+__all__ = ["Fault", "FaultHow", "FaultKind", "FaultPlan", "anew"]
+
 FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
 FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
 

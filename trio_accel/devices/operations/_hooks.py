@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeAlias
 
 from ._operation import Launch, Operation
 
+__all__ = ["Around", "Ask", "EngineHook", "Phase"]
+
 _logger = logging.getLogger("trio_accel.devices")
 
 

@@ -39,6 +39,8 @@ from ._faults import FaultHit, Faults
 from ._pending import Pending, ReplyT, ReplyT_co
 from ._ref import AccelRef, DeviceRequest
 
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name", "refuse_recording"]
+
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
 # Limit of NumPy.

@@ -28,6 +28,8 @@ from ._blocks import Block, BorrowedBlock
 from ._calls import DEVICE_OF, METHODS, Chain, Function, Operators
 from ._pending import Pending, ReplyT
 
+__all__ = ["AccelRef", "Device", "check_device", "device_of"]
+
 LibraryT = TypeVar("LibraryT")
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from .dtypes import DType
 from .errors import LibraryError
 
+__all__ = ["as_bits", "scalar"]
+
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
 

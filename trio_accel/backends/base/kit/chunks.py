@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import attrs
 
+__all__ = ["ChunkAllocator", "Placement"]
+
 ALIGNMENT = 512
 """Blocks start at multiples of this many bytes, which suits every vendor's library."""
 

@@ -19,6 +19,8 @@ from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelStream
 
+__all__ = ["DeviceCall", "HostCall", "KernelCall", "KernelDevice", "kernel"]
+
 if TYPE_CHECKING:
     # Python 3.13 has the default; the checkers know it for all.
     from typing_extensions import TypeVar as TypeVarWithDefault

@@ -11,6 +11,8 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
 from .chunks import ALIGNMENT, ChunkAllocator, Placement
 
+__all__ = ["BlockMemory", "ChunkSource"]
+
 _MOST_SPARES = 64
 
 ChunkT = TypeVar("ChunkT")

@@ -1,0 +1,16 @@
+"""The public names of packages: each stands once, where it is imported."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+
+def export(package: str) -> None:
+    """Let the public names of a package be those that it imports by now, but for modules.
+
+    Type checkers know them as they are: imported by ``*``, or by ``as`` the same name.
+    """
+    names = sys.modules[package].__dict__
+    found = [name for name, value in names.items() if name[0] != "_" and not isinstance(value, ModuleType)]
+    names["__all__"] = sorted(found)
