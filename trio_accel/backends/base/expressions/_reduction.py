@@ -101,7 +101,8 @@ class Reduction:
             raise ValueError(
                 f"reduce: must be an expression of a and b, it reads {', '.join(combine.inputs)}"
             )
-        return Reduction(mapped, "expression", combine, identity, after)
+        value = identity.item() if isinstance(identity, np.generic) else identity
+        return Reduction(mapped, "expression", combine, value, after)
 
     @property
     def takes_nothing(self) -> bool:
