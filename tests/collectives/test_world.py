@@ -349,6 +349,10 @@ async def test_bad_input(system: ta.System) -> None:
                 "reduction must be one of sum, prod, min, max, mean, got 'avg'",
                 ask("all_reduce", [x, y], "avg"),
             ),
+            *[
+                (ValueError, f"{name}: reduction must be one of", ask(name, [x, y], None))
+                for name in ("all_reduce", "reduce", "reduce_scatter")
+            ],
             (
                 TypeError,
                 "mean needs floating or complex arrays, got int32",

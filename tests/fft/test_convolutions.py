@@ -226,6 +226,10 @@ REFUSED: dict[str, tuple[Callable[[Any, ta.Device], Awaitable[Any]], type[Except
     "N": (lambda x, _: fft.hilbert(x, 0), ValueError, r"hilbert: N must be at least 1, got 0"),
     "m": (lambda x, _: fft.czt(x, 0), ValueError, r"czt: m must be at least 1, got 0"),
     "no points": (lambda x, _: fft.czt(x[:, :0]), ValueError, r"czt: axis 1 of x has no elements"),
+    "none to zoom": (
+        lambda x, _: fft.zoom_fft(x[:, :0], 0.5, 4), ValueError,
+        r"^fft.zoom_fft: axis 1 of x has no elements",
+    ),
     "fn": (
         lambda x, _: fft.zoom_fft(x, [1, 2, 3]), ValueError,
         r"zoom_fft: fn must be a frequency or two, got \[",

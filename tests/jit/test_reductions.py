@@ -148,6 +148,12 @@ async def test_wrong_calls_are_refused(device: ta.Device) -> None:
         await f(x, await device.zeros(3))
 
 
+@pytest.mark.parametrize("identity", [np.int64(3), np.float32(3), np.complex64(3), np.bool_(True)])
+async def test_an_identity_may_be_a_number_of_numpy(device: ta.Device, identity: Any) -> None:
+    added = ta.jit.reduction("x", "a + b", identity=identity)
+    assert await (await added(await device.zeros(0, "complex128"))).item() == complex(identity)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

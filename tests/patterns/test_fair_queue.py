@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -295,6 +296,17 @@ def test_bad_weights_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="the weight of 'a'"):
         weights["a"] = value
     assert weights["a"] == 2.0
+
+
+def test_weights_are_joined_by_update_alone() -> None:
+    weights: Any = Weights({"a": 2.0}, default=None)
+    other: Any = {"a": -1.0}
+    for join in (operator.or_, operator.ior):
+        with pytest.raises(TypeError):
+            join(weights, other)
+    with pytest.raises(TypeError):
+        operator.or_(other, weights)
+    assert dict(weights) == {"a": 2.0}
 
 
 @pytest.mark.parametrize("value", ["3", None, True, 1j])

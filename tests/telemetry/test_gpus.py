@@ -323,6 +323,28 @@ async def test_the_body_may_raise_and_be_cancelled(machine: Machine) -> None:
     assert (machine.users, machine.sets) == (0, 0)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), ExceptionGroup("", [KeyError()])])
+async def test_the_error_of_the_body_is_raised_as_it_is(machine: Machine, error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        async with watch_gpus():
+            raise error
+    assert raised.value is error
+    assert (machine.users, machine.sets) == (0, 0)
+
+
+async def test_a_cancelled_body_is_told_so(machine: Machine) -> None:
+    told: list[str] = []
+    with trio.CancelScope() as scope:
+        try:
+            async with watch_gpus():
+                scope.cancel()
+                await trio.sleep_forever()
+        except trio.Cancelled:
+            told.append("cancelled")
+            raise
+    assert told == ["cancelled"]
+
+
 @pytest.mark.parametrize("interval", [0, 0.09, 61, math.nan, math.inf, True, "1", None])
 async def test_intervals_that_are_none(machine: Machine, interval: float) -> None:
     with pytest.raises(ValueError, match="interval must be"):

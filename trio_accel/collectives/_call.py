@@ -236,7 +236,7 @@ class Call(PartCall):
         out: Arrays to write to, one of each rank.
         root: The rank that has the only array; None if each rank has one.
         has_rows: Whether the arrays may differ in the extent of their first axis.
-        reduction: How elements become one; None where they do not.
+        reduction: How elements become one; empty where they do not.
 
     Attributes:
         out: For each rank the array to write to, or None.
@@ -255,7 +255,7 @@ class Call(PartCall):
         *,
         root: int | None = None,
         has_rows: bool = False,
-        reduction: str | None = None,
+        reduction: str = "",
     ) -> None:
         super().__init__(turns, function)
         if root is None:
@@ -280,15 +280,15 @@ class Call(PartCall):
                     f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
                 )
         self.dtype: Any = first.dtype
-        self.reduction: str | None = reduction
-        if reduction is not None:
+        self.reduction: str = reduction
+        if "reduce" in function:
             check_reduction(self.name, reduction, self.dtype)
             self._expression = expression_of(reduction, self._size, self.dtype)
 
     def parts(self, kind: str, **common: Any) -> dict[int, Part]:
         """Return the part of each rank for a vendor's library: each gives its array; see `Part`."""
         return {
-            rank: Part(kind, self.dtype, source=one, reduction=self.reduction or "", **common)
+            rank: Part(kind, self.dtype, source=one, reduction=self.reduction, **common)
             for rank, one in enumerate(self._arrays)
         }
 

@@ -163,7 +163,7 @@ class World:
         """Run a collective by a vendor's library; None if it goes by mapped arrays."""
         communicator, reduction = self._communicator, call.reduction
         if communicator is None or (
-            reduction is not None and call.dtype not in communicator.vendor.reductions[reduction]
+            reduction and call.dtype not in communicator.vendor.reductions[reduction]
         ):
             return None
         try:

@@ -236,7 +236,7 @@ async def czt(
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
     # SciPy reduces whole numbers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
-    return await _chirped(x, place, count, _Chirp(-cmath.log(a), rate, period), out)
+    return await _chirped("czt", x, place, count, _Chirp(-cmath.log(a), rate, period), out)
 
 
 @composed
@@ -278,7 +278,7 @@ async def zoom_fft(
         raise ValueError("zoom_fft: fs must not be 0, as it is samples for each unit of time")
     step = (last - first) / fs / (count - endpoint)
     chirp = _Chirp(-2j * math.pi * first / fs, -1j * math.pi * step, sys.maxsize)
-    return await _chirped(x, place, count, chirp, out)
+    return await _chirped("zoom_fft", x, place, count, chirp, out)
 
 
 def _points(
@@ -322,12 +322,12 @@ _CHIRPS = ("sr", "si", "rr", "ri", "period")
 _CHIRP = "q = k * k % period; e = exp(sr * k + rr * q); t = si * k + ri * q; c = e * cos(t) + 1j * e * sin(t)"
 
 
-async def _chirped(x: Operand, axis: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
+async def _chirped(name: str, x: Operand, axis: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
     """Transform by a convolution with a chirp: L. Bluestein, 1970."""
-    n = extent_of("czt", axis, x, "x")
+    n = extent_of(name, axis, x, "x")
     length, place = next_fast_len(n + m - 1), axis - len(x.shape)
     dtype = complex_of(DType.of(x.dtype))
-    factors, device = _factors(place, dtype.value), device_of("czt", x, out)
+    factors, device = _factors(place, dtype.value), device_of(name, x, out)
     opposite, behind = (_Chirp(0, rate, chirp.period) for rate in (-chirp.rate, chirp.rate))
     with intermediates() as made:
         kernel = made(await device.ask(

@@ -86,6 +86,9 @@ class Weights(UserDict[Hashable, float]):
     def __repr__(self) -> str:
         return f"Weights({self.data!r}, default={self._default!r})"
 
+    # Those of a dictionary would take weights unchecked, and forget the default.
+    __or__ = __ror__ = __ior__ = None  # type: ignore[assignment]
+
     def __setitem__(self, tenant: Hashable, weight: float) -> None:
         super().__setitem__(tenant, _weight(f"the weight of {tenant!r}", weight))
 

@@ -185,6 +185,7 @@ class GpuWatch:
         self._latest = tuple(_placed(readings, self._system))
         self._read_at, self.failure = time.monotonic(), None
 
+    @enable_ki_protection
     async def sample(self) -> None:
         """Read for ever."""
         while True:

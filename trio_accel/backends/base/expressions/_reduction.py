@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
@@ -101,7 +101,8 @@ class Reduction:
             raise ValueError(
                 f"reduce: must be an expression of a and b, it reads {', '.join(combine.inputs)}"
             )
-        return Reduction(mapped, "expression", combine, identity, after)
+        value = cast("Any", identity).item() if isinstance(identity, np.generic) else identity
+        return Reduction(mapped, "expression", combine, value, after)
 
     @property
     def takes_nothing(self) -> bool:
