@@ -73,7 +73,7 @@ def public_names(module: str) -> list[str]:
     tree = tree_of(module)
     assert tree is not None, module
     names: list[str] = []
-    for node in tree.body:
+    for node in _statements(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
         if isinstance(node, ast.ImportFrom):

@@ -6,11 +6,15 @@ import sys
 from types import ModuleType
 
 
-def export(package: str) -> None:
+def export(package: str, *more: str) -> None:
     """Let the public names of a package be those that it imports by now, but for modules.
 
     Type checkers know them as they are: imported by ``*``, or by ``as`` the same name.
+
+    Args:
+        package: Name of the package.
+        *more: Other public names.
     """
     names = sys.modules[package].__dict__
     found = [name for name, value in names.items() if name[0] != "_" and not isinstance(value, ModuleType)]
-    names["__all__"] = sorted(found)
+    names["__all__"] = sorted([*found, *more])
