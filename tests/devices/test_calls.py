@@ -458,6 +458,16 @@ async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: st
         same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())
 
 
+async def test_what_takes_any_number_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_accel.devices.front._chains._MOST", 8)
+    chains: Any = device.chains  # type: ignore[attr-defined]
+    x = await device.put(np.ones(3))
+    for number in range(40):
+        same(await ((x * (number * 0.5)) + 1.0).to_host(), np.full(3, number * 0.5 + 1.0))
+    # Two with their numbers, one without, and one whose steps are joined.
+    assert chains.made == 4
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 async def test_a_number_in_a_sequence_is_not_handed_over(device: ta.Device, kind: Any) -> None:
     x = await device.put(np.ones(3))
