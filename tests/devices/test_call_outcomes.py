@@ -259,6 +259,51 @@ async def test_a_template_of_own_arrays_takes_a_borrowed_one(system: ta.System, 
                 await arrays.add(x * 2.0, 1.0, out=borrowed)
 
 
+async def test_borrowed_arrays_that_come_first(system: ta.System, device: ta.Device) -> None:
+    options = ta.DeviceOptions(isolation=device.isolation)
+    async with system.open_device(BACKEND, options=options, name="other") as other:
+        x, y = await device.put(np.ones(3)), await other.put(np.full(3, 4.0))
+        async with device.borrow(y) as borrowed:
+            for _ in range(TURNS):
+                assert (await ((borrowed + x) * 2.0).to_host()).tolist() == [10.0] * 3
+        for _ in range(TURNS):
+            assert (await ((x + x) * 2.0).to_host()).tolist() == [4.0] * 3
+            assert (await ((await device.put(np.ones(3)) + x) * 2.0).to_host()).tolist() == [4.0] * 3
+        assert chains_of(device).made == 2
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_an_array_that_goes_while_its_chain_is_recorded(device: ta.Device, turns: int) -> None:
+    x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, ((x + 1.0) * x).to_host())
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        x.release()
+    # It may have been sent by then.
+    (found,) = asker.outcomes
+    assert isinstance(found, ta.StaleRefError) or found.tolist() == [2.0] * 3
+    del asker, found
+    # Others of its structure have a template.
+    before = chains_of(device).found
+    for _ in range(TURNS):
+        assert (await ((y + 1.0) * y).to_host()).tolist() == [2.0] * 3
+    assert (chains_of(device).made, chains_of(device).found) == (1, before + TURNS)
+    await nothing_left(device, 1)
+
+
+async def test_a_chain_is_joined_though_the_one_that_would_join_it_is_cancelled(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    for turn in range(8):
+        with trio.CancelScope() as scope:
+            if turn == 4:
+                scope.cancel()
+            assert (await ((x + 1.0) * x).to_host()).tolist() == [2.0] * 3
+        assert scope.cancelled_caught == (turn == 4)
+    assert chains_of(device).made == 2
+    await nothing_left(device, 1)
+
+
 async def test_a_call_that_several_tasks_share_as_an_operand(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     shared = x + 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -117,6 +118,16 @@ async def test_numbers_are_told_from_each_other(device: ta.Device, kind: str) ->
     for _ in range(TURNS):
         for one, result in zip(NUMBERS[kind], expected, strict=True):
             same(await ((-x) * one).to_host(), result)
+
+
+async def test_numbers_that_are_none_are_told_by_their_signs(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    for _ in range(TURNS):
+        for sign in (1.0, -1.0):
+            nan = math.copysign(math.nan, sign)
+            same(await arrays.copysign(x + 1.0, nan).to_host(), np.full(3, 2.0 * sign))
+            z = (x * 1j).fill(complex(1.0, nan))
+            same(np.signbit((await z.to_host()).imag), np.full(3, sign < 0))
 
 
 DTYPES = [
@@ -445,6 +456,25 @@ async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: st
     assert (chains.made == 4) == (dtype in ("float32", "float64"))
     for number in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300):
         same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())
+
+
+async def test_what_takes_any_number_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_accel.devices.front._chains._MOST", 8)
+    chains: Any = device.chains  # type: ignore[attr-defined]
+    x = await device.put(np.ones(3))
+    for number in range(40):
+        same(await ((x * (number * 0.5)) + 1.0).to_host(), np.full(3, number * 0.5 + 1.0))
+    # Two with their numbers, one without, and one whose steps are joined.
+    assert chains.made == 4
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+async def test_a_number_in_a_sequence_is_not_handed_over(device: ta.Device, kind: Any) -> None:
+    x = await device.put(np.ones(3))
+    for turn in range(6):
+        for several in (kind([turn + 0.5]), kind([turn + 0.5, 0.5])):
+            with pytest.raises(TypeError, match=r"^arrays\.add: x2 must be a number or an array, got"):
+                await arrays.add(x * 2.0, several)
 
 
 async def test_a_call_ends_with_its_device() -> None:

@@ -126,6 +126,13 @@ async def test_dtypes_are_those_of_numpy(device: ta.Device, text: str, dtype: st
     )
 
 
+async def test_large_whole_numbers_in_bfloat16(device: ta.Device) -> None:
+    x = await device.put(np.ones(3, ta.DType.bfloat16.dtype))
+    y = await ta.jit.elementwise(f"{2**64 - 1} * x")(x)
+    assert (await host(y)).astype(np.float64).tolist() == [2.0**64] * 3
+    assert (await host(await x.fill(2**63))).astype(np.float64).tolist() == [2.0**63] * 3
+
+
 async def test_bfloat16_is_rounded_after_each_step(device: ta.Device) -> None:
     x = np.linspace(-3, 3, 200).astype(ta.DType.bfloat16.dtype)
     out = await ta.jit.elementwise("x * 0.3 + x")(await device.put(x))

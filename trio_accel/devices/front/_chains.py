@@ -242,7 +242,16 @@ class Chains:
         if not isinstance(template, Template):
             return await self._template(chain)
         template.until_joined -= 1
-        return template if template.until_joined else await self._template(chain, is_joined=True)
+        if template.until_joined:
+            return template
+        made: Template | None = None
+        try:
+            made = await self._template(chain, is_joined=True)
+        finally:
+            if made is None:
+                # It was cancelled, or its arrays went: the next one makes it.
+                template.until_joined = 1
+        return made
 
     def look_ahead(self, chain: Chain, /) -> ArraySpec:
         """See `Device.look_ahead`."""
@@ -297,6 +306,8 @@ class Chains:
             self._note(key, _COUNTED[0 if known is None else 1])
         if isinstance(known, Template) or known == _COUNTED[1]:
             chain.key, chain.numbers = key, numbers
+            # It stays, however many numbers there are.
+            self._known.move_to_end(key)
         return known if isinstance(known, Template) else _SEEN
 
     def _note(self, key: tuple[object, ...], known: Template | str) -> None:
@@ -308,13 +319,15 @@ class Chains:
     async def _template(self, chain: Chain, *, is_joined: bool = False) -> Template | None:
         """Make the template of a structure; None if it has none."""
         assert chain.key is not None  # it was found by it
-        if not self._state.availability.is_ready:
-            # It goes by steps, which wait for the next context.
+        if not self._state.availability.is_ready or not _has_own_arrays(chain):
+            # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
             return None
-        has_graphs = "graphs" in self._device.libraries
-        may_be_one = has_graphs and _may_be_one(chain)
+        may_be_one = "graphs" in self._device.libraries and _is_small(chain)
         template = await self._recorded(chain, is_joined) if may_be_one else None
-        self._known[chain.key] = template or _NONE
+        if template is None and not all(ref.block.is_usable for ref in chain.refs):
+            # An array went meanwhile, and others of this structure are there: the next one is recorded.
+            return None
+        self._note(chain.key, template or _NONE)
         self.made += template is not None
         if template is None:
             _logger.debug("%s goes step by step", _name_of(chain))
@@ -411,10 +424,14 @@ def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[npt.NDArray[Any]]:
         ]
 
 
-def _may_be_one(chain: Chain) -> bool:
-    """Tell whether a chain takes little of the host, and its arrays are the device's own."""
-    hosts = sum(aligned(host.nbytes) for host in chain.hosts)
-    return hosts <= SMALL and all(type(ref.block) is Block for ref in chain.refs)
+def _has_own_arrays(chain: Chain) -> bool:
+    """Tell whether the arrays of a chain are the device's own."""
+    return all(type(ref.block) is Block for ref in chain.refs)
+
+
+def _is_small(chain: Chain) -> bool:
+    """Tell whether a chain takes little of the host."""
+    return sum(aligned(host.nbytes) for host in chain.hosts) <= SMALL
 
 
 def _writes_to_host(chain: Chain) -> bool:

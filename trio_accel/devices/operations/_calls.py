@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Number
+from struct import pack
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
@@ -34,7 +35,6 @@ _MOST = 4096
 # Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
 # asked step by step.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
-_NUMBERS = frozenset({float, complex})
 _SEVERAL = frozenset({list, tuple})
 _ORDER = {
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
@@ -545,7 +545,16 @@ class Chain:
                     key.append(float)
                     handed.append((places[id(step)], each))
                 else:
-                    told = each if kind in _PLAIN else repr(each) if kind in _NUMBERS else _told(each)
+                    # The sign of what is no number counts, too, and its text does not show it.
+                    told = (
+                        each
+                        if kind in _PLAIN
+                        else pack("d", each)
+                        if kind is float
+                        else pack("2d", each.real, each.imag)
+                        if kind is complex
+                        else _told(each)
+                    )
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
         return tuple(key) if is_keyed else None
@@ -701,7 +710,9 @@ def _flat(given: Iterable[Any]) -> list[Any]:
 
 
 def _takes_number(step: SpentCall[Any]) -> bool:
-    return step.named is None and step.function.name in _OF_NUMBERS
+    # A number in a sequence is none of its operands.
+    is_one = step.named is None and step.function.name in _OF_NUMBERS
+    return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
 def _tell_no_more(call: Any) -> None:

@@ -70,7 +70,7 @@ def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
         return
     with np.errstate(all="ignore"):
         try:
-            is_held = bool(np.isfinite(np.array(value, dtype.dtype))) or not cmath.isfinite(value)
+            is_held = bool(np.isfinite(number_array(value, dtype))) or not cmath.isfinite(value)
         except OverflowError:
             is_held = False
     if not is_held:
@@ -165,6 +165,17 @@ def check_same_kind(name: str, argument: str, source: DType, dtype: DType) -> No
         )
 
 
+_MOST_WHOLE = 1 << 63
+
+
+def number_array(value: complex, dtype: DType) -> npt.NDArray[Any]:
+    """Return the array without axes of a number that the type can hold."""
+    # bfloat16 takes no whole number that int64 has not, and for the other floating types this is the same.
+    if isinstance(value, int) and not -_MOST_WHOLE <= value < _MOST_WHOLE and dtype.is_inexact:
+        value = float(value)
+    return np.array(value, dtype.dtype)
+
+
 _INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -179,7 +190,7 @@ def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
             raise _bad_value(value, dtype)
         value = value.real  # of an int an int: exact at any size
     try:
-        return np.array(value, dtype.dtype)
+        return number_array(value, dtype)
     except (ValueError, OverflowError) as error:
         raise _bad_value(value, dtype) from error
 

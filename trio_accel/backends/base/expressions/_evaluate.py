@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..contract.errors import OutOfRangeError
 from ..contract.ops import StatusArray
+from ..contract.values import number_array
 from ._expression import FUNCTIONS, SPECIAL
 from ._typing import Step, TypedExpression
 
@@ -319,7 +320,7 @@ def _value(step: Step, values: list[Any], arguments: Sequence[Any], out: npt.NDA
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)
     if step.function == "constant":
-        return np.array(step.value, dtype)
+        return number_array(step.value, step.dtype)
     given = [values[number] for number in step.steps]
     if step.function == "cast":
         return given[0].astype(dtype)

@@ -13,6 +13,7 @@ import numpy as np
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import Reduce
+from ..contract.values import number_array
 from ._evaluate import places_of, word_of
 from ._rows import Argument
 from ._typing import Step, TypedExpression
@@ -169,7 +170,7 @@ def literal_of(number: complex, dtype: DType) -> str:
     """C++ of a number, bit for bit."""
     # A number beyond the dtype is infinite there.
     with np.errstate(over="ignore"):
-        value = np.array(number, dtype.dtype)
+        value = number_array(number, dtype)
     if dtype.kind == "complex":
         part = DType.float32 if dtype is DType.complex64 else DType.float64
         parts = [literal_of(each, part) for each in (value.item().real, value.item().imag)]
