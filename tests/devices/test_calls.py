@@ -516,3 +516,16 @@ async def test_arrays_in_other_objects(device: ta.Device) -> None:
     for turn in range(TURNS):
         found = await (linalg.lu_solve(factors, numbers(turn, 3)) * 2.0).to_host()
         np.testing.assert_allclose(found, numbers(turn, 3), rtol=1e-12)
+
+
+async def test_memory_that_is_kept_for_results_in_between_makes_room(system: ta.System) -> None:
+    options = ta.DeviceOptions(memory_limit=1 << 20)
+    device = await system.open_device("cpu", options=options, name="small")
+    x = await device.put(np.ones(80_000, np.float32))
+    for _ in range(TURNS):
+        same(await arrays.sum(arrays.sort(x * 2.0) + 1.0).to_host(), np.float32(240_000))
+    del x
+    # All of it can be had again.
+    last = await device.put(np.ones((1 << 20) - 4096, np.uint8))
+    assert last.nbytes > 1 << 19
+    await device.close()

@@ -61,7 +61,7 @@ class Table:
         dropped, self.dropped = self.dropped, []
         return dropped
 
-    def drain(self) -> None:
+    def make_room(self) -> None:
         """There is nothing else to give back."""
 
 

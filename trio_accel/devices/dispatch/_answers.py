@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -268,9 +267,7 @@ class AnswerHandler:
             self._copies.unwind(request)
             return
         request.shortages += 1
-        gc.collect()
-        # Blocks that are kept for the next operations are given back, too.
-        self._device.blocks.drain()
+        self._device.blocks.make_room()
         # The request gets a number behind all others, so that its number says whether it was begun.
         request.number = self._requests.next_number()
         self._requests.add(request)

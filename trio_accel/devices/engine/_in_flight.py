@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -265,16 +264,16 @@ class MemoryInUse:
         if table.dropped:
             self.release_all(table.take_some())
         if wanted:
-            self.allocate(wanted, table.drain)
+            self.allocate(wanted, table.make_room)
 
-    def allocate(self, blocks: Iterable[tuple[int, int]], drain: Callable[[], None]) -> None:
+    def allocate(self, blocks: Iterable[tuple[int, int]], make_room: Callable[[], None]) -> None:
         """Make blocks; one that exists is made anew in place.
 
         A program that makes one result after the other has the same block for all.
 
         Args:
             blocks: Their ids and sizes.
-            drain: Gives back blocks that the program has let go.
+            make_room: Gives back what nobody needs.
 
         Raises:
             OutOfMemoryError: There is no memory, also when garbage was collected.
@@ -297,9 +296,7 @@ class MemoryInUse:
                 if error.requested > error.total:
                     # No garbage makes room for it, and its collection holds the loop.
                     raise
-                # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
-                gc.collect()
-                drain()
+                make_room()
                 self._device.allocate(block, nbytes)
             self.fresh.add(block)
             uses[block].is_allocated = True

@@ -24,7 +24,7 @@ from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strid
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
-from ..operations._blocks import Block
+from ..operations._blocks import Block, BlockTable
 from ..operations._calls import METHODS, Call, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
@@ -127,7 +127,7 @@ class RunChain(Operation[Any, Any]):
             made[number] = new = planner.output((nbytes,), _UINT8)
             written.append(new.spec)
         if template.layout.scratch:
-            written.append(self.chains.scratch_of(planner, template.layout.scratch))
+            written.append(_scratch_of(planner, self.chains.blocks, template.layout.scratch))
         words, reply = None, template.reply
         hosts = self.hosts
         given = self.given
@@ -179,6 +179,17 @@ class RunChain(Operation[Any, Any]):
         return _on(made[number].block if number in made else self.refs[place].block, ref)
 
 
+def _scratch_of(planner: Planner, blocks: BlockTable, nbytes: int) -> ArraySpec:
+    """Name memory for results in between: the same for all chains, which follow one another."""
+    kept = blocks.spare
+    if kept is not None and kept.block.nbytes >= nbytes and kept.block.is_usable:
+        return planner.again(kept).spec
+    made = planner.output((nbytes,), _UINT8)
+    if nbytes <= _KEPT:
+        blocks.spare = made
+    return made.spec
+
+
 def _on(block: Block, ref: AccelRef) -> AccelRef:
     """Return an array with the layout of another one, in a block."""
     spec = ref.spec
@@ -193,6 +204,7 @@ class Chains:
         state: What it shares with its dispatch.
 
     Attributes:
+        blocks: The blocks of the device.
         made: Templates that were made.
         found: Chains that had one.
     """
@@ -201,7 +213,7 @@ class Chains:
         self._device = device
         self._state = state
         self._known: OrderedDict[tuple[object, ...], Template | str] = OrderedDict()
-        self._scratch: AccelRef | None = None
+        self.blocks: BlockTable = state.blocks
         self.made: int = 0
         self.found: int = 0
 
@@ -261,20 +273,6 @@ class Chains:
         found = chain.steps[-1].ahead
         assert found is not None  # it was found now
         return found
-
-    def give_back(self) -> None:
-        """Let the memory for results in between go; the next chain takes it again."""
-        self._scratch = None
-
-    def scratch_of(self, planner: Planner, nbytes: int) -> ArraySpec:
-        """Name memory for results in between: the same for all chains, which follow one another."""
-        kept = self._scratch
-        if kept is not None and kept.block.nbytes >= nbytes and kept.block.is_usable:
-            return planner.again(kept).spec
-        made = planner.output((nbytes,), _UINT8)
-        if nbytes <= _KEPT:
-            self._scratch = made
-        return made.spec
 
     def _find(self, chain: Chain) -> Template | str | None:
         """Find the template of a chain; `_SEEN` where it is to be made, and None where it goes by steps."""

@@ -305,7 +305,7 @@ class OpenDevice(Device):
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
         self.state.check_run("synchronize")
-        self.chains.give_back()
+        self.state.blocks.spare = None
         await self.dispatch.synchronize()
 
     @enable_ki_protection
@@ -329,7 +329,7 @@ class OpenDevice(Device):
     async def close(self) -> None:
         """See `Device.close`."""
         self.state.check_run("close")
-        self.chains.give_back()
+        self.state.blocks.spare = None
         if self.state.actor is not None:
             with trio.CancelScope(shield=True):
                 # Bounded by the actor's grace.

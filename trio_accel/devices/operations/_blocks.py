@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import itertools
 import weakref
 from collections import deque
@@ -417,6 +418,7 @@ class BlockTable:
         makers: By the ids of blocks that were not given back: path of the actor whose task made them, or
             None, and their sizes. It holds operations' arrays, on the application's side.
         valid_since: First generation whose memory is still there.
+        spare: An array that is kept for results in between, as long as there is memory.
         release: Gives the memory of blocks back.
     """
 
@@ -426,6 +428,7 @@ class BlockTable:
     _reuses: bool = attrs.field(default=True, kw_only=True, alias="reuses")
     device: Owner = attrs.field(init=False)
     valid_since: int = attrs.field(default=0, init=False)
+    spare: Any = attrs.field(default=None, init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
     kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
     _kept_count: int = attrs.field(default=0, init=False)
@@ -502,6 +505,13 @@ class BlockTable:
         if not self._is_notified:
             self._is_notified = True
             self._notifier.notify()
+
+    def make_room(self) -> None:
+        """Give all back that nobody needs, as memory is short. Trio thread only."""
+        self.spare = None
+        # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+        gc.collect()
+        self.drain()
 
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
