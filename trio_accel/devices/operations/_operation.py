@@ -19,6 +19,7 @@ from trio.lowlevel import TrioToken, current_task, current_trio_token
 from ...actors import Request, actor_path_of, unknown_option
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.contract.ops import (
+    DESCRIPTORS,
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -564,7 +565,7 @@ class Planner:
                 + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
             )
         spec = planned.spec
-        described = spec.descriptor()
+        described = DESCRIPTORS[type(spec)]
         behind: tuple[CopySpec, ...] = ()
         if self._views:
             spec, behind = self._without_views(spec)
