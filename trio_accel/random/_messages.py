@@ -25,6 +25,7 @@ from ..backends.base.contract.ops import (
     SobolSpec,
     SortSpec,
 )
+from ..backends.base.contract.values import ALWAYS_HELD
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
@@ -72,7 +73,7 @@ def _draws(
         dtype, low, width = check(message, planner)
         _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
-        spec = PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec)
+        spec = PhiloxSpec(distribution, PLACE.pack(message.seed, message.row), low, width, out.spec)
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
@@ -125,7 +126,13 @@ def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
     """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
     if dtype not in RANDOM_DTYPES["uniform"]:
         raise NotSupportedError(f"{planner.name}: dtype must be float32 or float64, got {dtype}; use cast()")
-    return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
+    return [
+        # Others are looked at more closely: large ones, and what is no float.
+        value
+        if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD
+        else planner.factor(name, value, dtype).real
+        for name, value in arguments.items()
+    ]
 
 
 @_draws("bits", lambda message, planner: (DType.uint32, 0.0, 1.0))
