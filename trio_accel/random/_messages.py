@@ -25,7 +25,6 @@ from ..backends.base.contract.ops import (
     SobolSpec,
     SortSpec,
 )
-from ..backends.base.contract.values import ALWAYS_HELD
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
@@ -126,13 +125,7 @@ def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
     """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
     if dtype not in RANDOM_DTYPES["uniform"]:
         raise NotSupportedError(f"{planner.name}: dtype must be float32 or float64, got {dtype}; use cast()")
-    return [
-        # Others are looked at more closely: large ones, and what is no float.
-        value
-        if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD
-        else planner.factor(name, value, dtype).real
-        for name, value in arguments.items()
-    ]
+    return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
 
 
 @_draws("bits", lambda message, planner: (DType.uint32, 0.0, 1.0))

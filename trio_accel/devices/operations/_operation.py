@@ -29,7 +29,7 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.contract.values import check_conversion, factor, host_array
+from ...backends.base.contract.values import ALWAYS_HELD, check_conversion, factor, host_array
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
@@ -505,6 +505,9 @@ class Planner:
             TypeError: No number; or a complex one for real arrays; or the dtype is one of whole numbers.
             ValueError: It is outside the range of the dtype.
         """
+        # Others are looked at more closely: large ones, and what is no float.
+        if type(value) is float and dtype.is_inexact and -ALWAYS_HELD <= value <= ALWAYS_HELD:
+            return value
         return factor(self.name, argument, value, dtype)
 
     def keep(self, item: object) -> None:

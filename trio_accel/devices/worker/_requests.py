@@ -208,12 +208,11 @@ class WorkerRequests:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.spoiled)
             addresses = _all_addresses(launch.allocations, engine)
-        results: tuple[bytes, ...] = ()
-        if serving.results and error is None:
-            results = tuple([array.tobytes() for array in serving.results])
+        made = serving.results
+        results = tuple([array.tobytes() for array in made]) if made and error is None else ()
         # A plain tuple: each operation has one, and a declaration takes a call.
         answer = "done", number, addresses, results, trouble
-        if serving.results:
+        if made:
             self._channel.send(answer, now=not self.serving)
         else:
             self._channel.post(answer, now=not self.serving, payload=serving.payload if is_fine else None)
