@@ -424,9 +424,8 @@ def _single_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
 
 def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
     """Words of four double numbers a counter: two from it and two from that of the next row."""
-    near = _words(spec, first, count, 2)
-    far = _words(spec, first, count, 2, ahead=1)
-    return np.concatenate([near, far], axis=1).reshape(-1)
+    rows = [_words(spec, first, count, 2, ahead) for ahead in (0, 1)]
+    return np.concatenate(rows, axis=1).reshape(-1)
 
 
 def _unit32(words: HostArray) -> HostArray:
