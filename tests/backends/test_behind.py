@@ -10,6 +10,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base.contract.ops import (
+    PLACE,
     CopyFromHostSpec,
     MatmulSpec,
     PhiloxSpec,
@@ -43,10 +44,10 @@ OPERATIONS = {
     "scal": ("blas", lambda a: linalg.scal.spec(2.0, a.out)),
     "dot": ("blas", lambda a: linalg.dot.spec(a.row, a.row, a.scalar)),
     "nrm2": ("blas", lambda a: linalg.nrm2.spec(a.spaced, a.scalar)),
-    "uniform": ("random", lambda a: PhiloxSpec("uniform", 1, 0, 0.0, 2.0, a.out)),
-    "normal": ("random", lambda a: PhiloxSpec("normal", 1, 0, 0.0, 1.0, a.out)),
-    "odd normal": ("random", lambda a: PhiloxSpec("normal", 1, 2, 0.0, 1.0, a.odd)),
-    "other type": ("random", lambda a: PhiloxSpec("uniform", 1, 4, 0.0, 1.0, a.single)),
+    "uniform": ("random", lambda a: PhiloxSpec("uniform", PLACE.pack(1, 0), 0.0, 2.0, a.out)),
+    "normal": ("random", lambda a: PhiloxSpec("normal", PLACE.pack(1, 0), 0.0, 1.0, a.out)),
+    "odd normal": ("random", lambda a: PhiloxSpec("normal", PLACE.pack(1, 2), 0.0, 1.0, a.odd)),
+    "other type": ("random", lambda a: PhiloxSpec("uniform", PLACE.pack(1, 4), 0.0, 1.0, a.single)),
 }
 
 

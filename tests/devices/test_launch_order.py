@@ -113,3 +113,34 @@ def test_a_lease_alone_is_reckoned_with() -> None:
     order.release_all()
     assert is_ready(order, writer)
     order.leave_lease(lease)
+
+
+def test_what_touches_no_leased_array_need_not_be_entered_while_nothing_waits() -> None:
+    order = LaunchOrder()
+    leases = [order.enter_lease(1, write=False), order.enter_lease(2, write=True)]
+    reader: Any = Waiting("blas", reads=(1,), makes=(3,))
+    others: list[Any] = [Waiting("blas", writes=(1,)), Waiting("fft", reads=(2,)), Waiting("fft", makes=(2,))]
+    assert order.admits(reader)
+    assert not any(map(order.admits, others))
+    # As soon as one waits, the others come behind it.
+    order.enter(others[0])
+    assert not order.admits(reader)
+    order.leave_lease(leases[0])
+    assert not order.admits(reader)
+    order.leave(others[0])
+    assert order.admits(reader)
+    order.leave_lease(leases[1])
+    assert order.is_clear
+    assert all(map(order.admits, others))
+
+
+def test_what_a_withdrawn_operation_keeps_its_place_for_is_not_free() -> None:
+    order = LaunchOrder()
+    lease = order.enter_lease(1, write=True)
+    withdrawn: Any = Waiting("blas", reads=(1,), writes=(2,))
+    behind: Any = Waiting("fft", reads=(2,))
+    order.enter(withdrawn)
+    order.leave(withdrawn)
+    assert not order.admits(behind)
+    order.leave_lease(lease)
+    assert order.admits(behind)

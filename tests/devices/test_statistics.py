@@ -19,6 +19,7 @@ pytestmark = pytest.mark.any_backend
 
 BLAS = "trio_accel.linalg:BlasActor"
 FFT = "trio_accel.fft:FftActor"
+RANDOM = "trio_accel.random:RngActor"
 NONE = QueueStatistics(waiting=0, in_flight=0)
 
 
@@ -91,6 +92,20 @@ async def test_plans_and_templates_are_counted_by_library(system: ta.System, iso
         made = CacheStatistics(made=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == made
         assert counted.templates == CacheStatistics()
+
+
+async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
+    system: ta.System, isolation: Isolation
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(BACKEND, options=options) as device:
+        generator = ta.random.Generator(device, seed=3)
+        drawn = [tuple(await (await generator.normal((8,))).to_host()) for _ in range(6)]
+        assert len(set(drawn)) == 6
+        counted = (await device.statistics()).libraries.get(RANDOM, LibraryStatistics())
+        plans = CacheStatistics(found=5, made=1) if BACKEND == "cuda" else CacheStatistics()
+        templates = CacheStatistics(found=4, made=1) if isolation == "process" else CacheStatistics()
+        assert (counted.plans, counted.templates) == (plans, templates)
 
 
 async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isolation: Isolation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,7 +19,7 @@ from ..devices.base._refusals import what_to_do
 from ..devices.operations._blocks import Block
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
-from ._operations import Join, PartOperation, check_reduction, expression_of
+from ._operations import Join, PartOperation, expression_of
 
 _logger = logging.getLogger("trio_accel.collectives")
 
@@ -269,12 +270,14 @@ class Call(PartCall):
             if len(out) != self._size:
                 raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(out)}")
             self.out[:] = out
-        first = self._arrays[0]
+        first = self._arrays[0].spec
         self.shape: tuple[int, ...] = first.shape
-        self.shape_size: int = first.size
-        for rank, one in enumerate(self._arrays):
-            shapes = (first.shape[1:], one.shape[1:]) if has_rows else (first.shape, one.shape)
-            if shapes[0] != shapes[1] or first.ndim != one.ndim or first.dtype is not one.dtype:
+        self.shape_size: int = math.prod(first.shape)
+        start = 1 if has_rows else 0
+        for rank, ref in enumerate(self._arrays):
+            one = ref.spec
+            is_fit = one.shape[start:] == first.shape[start:] and len(one.shape) == len(first.shape)
+            if not is_fit or first.dtype is not one.dtype:
                 raise ValueError(
                     f"{self.name}: arrays must have one dtype and one shape, got {first.dtype} {first.shape} "
                     f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
@@ -282,8 +285,7 @@ class Call(PartCall):
         self.dtype: Any = first.dtype
         self.reduction: str = reduction
         if "reduce" in function:
-            check_reduction(self.name, reduction, self.dtype)
-            self._expression = expression_of(reduction, self._size, self.dtype)
+            self._expression = expression_of(self.name, reduction, self._size, self.dtype)
 
     def parts(self, kind: str, **common: Any) -> dict[int, Part]:
         """Return the part of each rank for a vendor's library: each gives its array; see `Part`."""

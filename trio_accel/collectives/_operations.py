@@ -42,8 +42,20 @@ class CollectiveActor(LibraryActor):
 
 
 @functools.lru_cache(256)
-def expression_of(reduction: str, count: int, dtype: DType) -> Elementwise[AccelRef]:
-    """Make the expression that reduces so many arrays, in their order, to one of their dtype."""
+def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elementwise[AccelRef]:
+    """Make the expression that reduces so many arrays, in their order, to one of their dtype.
+
+    Raises:
+        ValueError, TypeError, NotSupportedError: There is no such reduction, or the dtype does not have it.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if dtype in _LOW:
+        raise NotSupportedError(f"{name}: {dtype} is not computed with; convert the arrays by cast() first")
+    is_ordered, is_divided = reduction in ("min", "max"), reduction == "mean"
+    if (is_ordered and dtype.kind == "complex") or (is_divided and dtype.kind not in ("float", "complex")):
+        wanted = "floating or complex" if is_divided else "real"
+        raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
     names = [f"x{number}" for number in range(count)]
     # Rounded once, at the end.
     terms = [f"float32({name})" for name in names] if dtype in _SHORT else names
@@ -54,22 +66,6 @@ def expression_of(reduction: str, count: int, dtype: DType) -> Elementwise[Accel
     return Elementwise[AccelRef](
         text, inputs=names, dtypes=dtype, operation=f"collectives.{reduction}", library=library
     )
-
-
-def check_reduction(name: str, reduction: object, dtype: DType) -> None:
-    """Refuse a reduction that there is not, or that the dtype does not have.
-
-    Raises:
-        ValueError, TypeError, NotSupportedError: It is.
-    """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if dtype in _LOW:
-        raise NotSupportedError(f"{name}: {dtype} is not computed with; convert the arrays by cast() first")
-    is_ordered, is_divided = reduction in ("min", "max"), reduction == "mean"
-    if (is_ordered and dtype.kind == "complex") or (is_divided and dtype.kind not in ("float", "complex")):
-        wanted = "floating or complex" if is_divided else "real"
-        raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
 
 
 @attrs.frozen(eq=False)

@@ -264,7 +264,7 @@ class MethodCall(_ProgramMessage):
                 )
         spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
         listen(spec.asker)
-        return Planned(spec, reply)
+        return Planned(spec, reply, is_checked=True)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
         """Refuse the other arrays of a block where they are damaged: one stands for all in `state`."""
@@ -286,7 +286,7 @@ class MethodCall(_ProgramMessage):
         slot = cast("int", self.slot)
         spec = ProgramReturn(name, *arguments, "", state, inputs, updated, written, slot, self.forget, words)
         listen(spec.asker)
-        return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
+        return Planned(spec, finish=lambda: Returned(_read(words), made, keys), is_checked=True)
 
     def _arguments(
         self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]
@@ -453,9 +453,9 @@ def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
     except TypeError:
         text = f"{name}: an output must be declared as (shape, dtype), got {declared!r}"
         raise TypeError(text) from None
-    if any(size < 0 for size in sizes):
+    if min(sizes, default=0) < 0:
         raise ValueError(f"{name}: the shape of an output has a negative size: {sizes}")
     try:
-        return sizes, DType.of(dtype)
+        return sizes, dtype if isinstance(dtype, DType) else DType.of(dtype)
     except TypeError as error:
         raise TypeError(f"{name}: an output is declared as {declared!r}: {error}") from None

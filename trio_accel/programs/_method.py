@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import attrs
 
-from ..actors import ActorError, bind_arguments, nearest
+from ..actors import ActorError, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.kit.programs import ENQUEUES, REFUSES, UPDATES
 
@@ -168,14 +168,6 @@ class Method:
     state: frozenset[str]
     refuses: tuple[type[Exception], ...]
     idempotent: bool
-
-    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments:
-        """Find out which argument of a call is which.
-
-        Raises:
-            TypeError: They do not fit the signature.
-        """
-        return bind_arguments(self.where, self.signature, args, kwargs)
 
 
 def find_method(cls: type[object], given: object) -> Method:

@@ -12,7 +12,7 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ..actors import ActorFailedError, ActorStoppedError
+from ..actors import ActorFailedError, ActorStoppedError, bind_arguments
 from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
 from ..backends.base.kit.programs import GONE
@@ -265,7 +265,7 @@ class OpenProgram:
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)
-        bound = method.bind(args, kwargs)
+        bound = bind_arguments(method.where, method.signature, args, kwargs)
         out = bound.arguments.pop("out", None) if method.takes_out else None
         self._asking += 1
         try:

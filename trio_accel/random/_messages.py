@@ -72,7 +72,7 @@ def _draws(
         dtype, low, width = check(message, planner)
         _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
-        spec = PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec)
+        spec = PhiloxSpec(distribution, PLACE.pack(message.seed, message.row), low, width, out.spec)
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)

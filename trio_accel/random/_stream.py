@@ -226,9 +226,9 @@ class Stream(Seeded):
     def _extents(shape: Shape) -> tuple[int, ...]:
         """Read a shape."""
         extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
+        if bool in map(type, extents) or min(map(operator.index, extents), default=0) < 0:
             raise ValueError(f"shape must hold sizes of at least 0, got {shape!r}")
-        return tuple(int(extent) for extent in extents)
+        return tuple(map(int, extents))
 
     def _take(self, numbers: int) -> int:
         """Take words for so many numbers out of the sequence, and return where they begin.

@@ -109,7 +109,7 @@ class Census:
         devices = open_devices(everything)
         for device in devices:
             # Memory for results in between is kept for the next chain, and is nobody's array.
-            device.chains.give_back()
+            device.state.blocks.spare = None
         top = [child for system in _living(System) for child in system.tree().children]
         isolated = [device for device in devices if device.isolation == "process"]
         held = [descriptor for device in devices for descriptor in device.descriptors]

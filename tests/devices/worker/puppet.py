@@ -83,7 +83,7 @@ class Puppet:
 
     def began(self, number: int) -> None:
         """Show that a request was begun, with that word which the first library has."""
-        self._page.start(FIRST_WORD, number)
+        self._page.words[FIRST_WORD] = number
 
     def done(self, number: int) -> None:
         """Answer a request, as if all had gone well."""

@@ -267,6 +267,10 @@ class SubmissionOrder:
         """Whether no operation has a place in it."""
         return not self._writers and not self._readers
 
+    def is_free(self, reads: frozenset[int], writes: frozenset[int]) -> bool:
+        """Tell whether an operation that used these blocks now would follow none."""
+        return self._writers.keys().isdisjoint(reads | writes) and writes.isdisjoint(self._readers)
+
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
         """Give the next operation its place."""
         turn = Turn(reads, writes)

@@ -27,7 +27,6 @@ from ..base._library_paths import by_title, is_actor_of
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BorrowedBlock
-from ..operations._loans import Loan, next_abroad
 from ..operations._operation import Launch
 from ..operations._ref import AccelRef
 from ..wire import _orders
@@ -35,6 +34,7 @@ from ..wire._answers import MEMORY, USAGE
 from ..wire._protocol import Address, Message, NonsenseError
 from ._chunks import Chunk, ChunkTable, Stay
 from ._launch_encoding import TemplateTable
+from ._loans import Loan, next_abroad
 from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest, Place
 from ._requests import RequestSender
 

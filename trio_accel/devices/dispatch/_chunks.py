@@ -19,11 +19,11 @@ from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors
 from ..base._views import reach
 from ..operations._blocks import BlockTable
-from ..operations._loans import next_abroad
 from ..wire import _orders
 from ..wire._messages import expect
 from ..wire._protocol import Address, NonsenseError
 from ._link import WorkerLink
+from ._loans import next_abroad
 
 __all__ = ["INTACT", "LeftMemory", "Stay", "free_left_memory"]
 

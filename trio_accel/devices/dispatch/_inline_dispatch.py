@@ -49,11 +49,10 @@ from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._recovery import STEADY
 from ..operations._blocks import BlockTable, BorrowedBlock
 from ..operations._hooks import EngineHook
-from ..operations._loans import Loan
 from ..operations._operation import Launch, Operation, Planner, admit
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, LibraryT
-from ._loans import InlineBorrowed, InlineLoan
+from ._loans import InlineBorrowed, InlineLoan, Loan
 from ._loss import LossPolicy
 
 _SpecT = TypeVar("_SpecT", bound=OperationSpec)

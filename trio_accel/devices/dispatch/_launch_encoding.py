@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ...backends.base import CacheCounts, DType
 from ...backends.base.contract.ops import (
+    DESCRIPTORS,
     ArraySpec,
     CopyToHostSpec,
     Descriptor,
@@ -201,7 +202,7 @@ def _spec_key(
         spec: The specification.
         address: Returns the place of a host array; None where that does not say all of it.
     """
-    described = spec.descriptor()
+    described = DESCRIPTORS[type(spec)]
     if described.keywords:
         return None
     key: list[Any] = [described.cls]
@@ -260,7 +261,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
     """
     cls = type(spec)
     values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
-    described = cls.descriptor()
+    described = DESCRIPTORS[cls]
     if described.has_status:
         host = _by_field(spec, host, status)
     array: Any

@@ -135,7 +135,7 @@ class WorkerLink:
         if self._last is not None:
             return self._last.get(library, 0)
         word = self.words.get(library)
-        return 0 if word is None else self.page.started(word)
+        return 0 if word is None else self.page.words[word]
 
     @enable_ki_protection
     async def run(
@@ -309,7 +309,7 @@ class WorkerLink:
         self.process.close()
         self.channel.close()
         # D58: the words are read after the process is dead, so they are its last state.
-        self._last = {library: self.page.started(word) for library, word in self.words.items()}
+        self._last = {library: self.page.words[word] for library, word in self.words.items()}
         self.page.close()
         # The tasks that wait go on last: nothing of the worker is left by now.
         self._is_over.set()

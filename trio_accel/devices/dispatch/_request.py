@@ -15,7 +15,7 @@ import trio
 
 from ...actors import WOKEN, Waiter
 from ...backends.base import DType
-from ...backends.base.contract.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
+from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ..base._errors import NoEdgeError, out_of_descriptors
 from ..base._host_pool import HostPool, Region
 from ..base._waits import Turn
@@ -448,7 +448,7 @@ class OperationRequest(RemoteRequest):
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             template, blocks, packed = found
-            described = launch.spec.descriptor()
+            described = DESCRIPTORS[type(launch.spec)]
             if described.has_status:
                 words = [getattr(launch.spec, described.fields[index].name) for index in described.status]
                 hosts.filled = [one for one in words if one is not None]

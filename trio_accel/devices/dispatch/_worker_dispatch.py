@@ -26,7 +26,6 @@ from ..engine._context import context_policy
 from ..engine._device_state import DeviceState
 from ..engine._recovery import STEADY
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
-from ..operations._loans import Loan
 from ..operations._operation import Operation, Planned, Planner, admit
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, LibraryT
@@ -36,6 +35,7 @@ from ._answers import AnswerHandler
 from ._calls import Borrowed, Leases, MeasuredRequest, Measures, Questions, WorkerLoan
 from ._chunks import INTACT, ChunkTable, LeftMemory, Stay
 from ._link import WorkerLink, died
+from ._loans import Loan
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool, check_options
 from ._request import HostArrays, LeaseRequest, OperationRequest, RemoteRequest, Staging

@@ -185,6 +185,10 @@ class LaunchOrder:
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._turns)
 
+    def admits(self, launch: Launch) -> bool:
+        """Tell whether an operation need not be entered as no other waits, and what is leased is not its."""
+        return not self._turns and self._order.is_free(launch.reads, launch.writes)
+
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
         turns = self._turns
@@ -363,12 +367,12 @@ class Leases:
         # The turn comes when earlier operations are launched; the program's use waits until they are done.
         await held.turn.wait()
         for queue in tuple(self._queues):
-            while any(operation.touches(block, write=write) for operation in queue.operations):
+            while queue.operations and any(one.touches(block, write=write) for one in queue.operations):
                 # Nothing more is seen of its operations. Whether the context is lost is asked afterwards.
                 if queue.is_lost:
                     break
                 await queue.wait_changed()
-        while any(tail.use.block == block and (write or tail.write) for tail in self.tails):
+        while self.tails and any(one.use.block == block and (write or one.write) for one in self.tails):
             await self._changed.wait()
         if write:
             self._memory.renew((block,))

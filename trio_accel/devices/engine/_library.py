@@ -172,7 +172,7 @@ class LibraryActor(Actor):
         """
         queue, load = self._queue, self._queue.load
         # D20: past the mailbox only while nothing waits to be launched, so that the order of launches stays.
-        if not self._is_plain or not self._gate.order.is_clear:
+        if not self._is_plain or not (self._gate.order.is_clear or self._gate.order.admits(launch)):
             return False
         # `StreamQueue.is_full` says the same, with a call.
         if len(queue.operations) >= queue.limit or load.outstanding >= MOST_ON_A_STREAM:

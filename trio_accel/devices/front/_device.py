@@ -38,13 +38,12 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
 from ..dispatch import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
 from ..dispatch._inline_dispatch import InlineDispatch
-from ..dispatch._loans import InlineBorrowed
+from ..dispatch._loans import InlineBorrowed, Loan
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
 from ..operations._calls import Chain
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._loans import Loan
 from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
@@ -375,7 +374,7 @@ class OpenDevice(Device):
         ref = owned("copy_to", ref)
         if ref.device is self:
             return await self.ask(Copy(ref))
-        if not await _reaches(self, ref.device):
+        if not await _reaches(self, opened(ref.device)):
             return await copy_between(opened(ref.device).state.backend, ref, self)
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
@@ -452,20 +451,23 @@ async def lend(
     owners = [owned(where, ref) for ref in refs]
     for ref in owners:
         ref.block.check(where, ref.spec)
+    homes, readers = [opened(ref.device) for ref in owners], [opened(device) for device in devices]
     await trio.lowlevel.checkpoint_if_cancelled()
     copies: dict[tuple[int, Device], AccelRef] = {}
     loans: dict[int, Loan] = {}
     try:
+        reached: dict[int, AccelRef] = {}
         for number, ref in enumerate(owners):
-            for device in devices:
-                if not await _reaches(device, ref.device):
+            for device in readers:
+                if await _reaches(device, homes[number]):
+                    reached[number] = ref
+                else:
                     copies[number, device] = await ref.copy_to(device)
-        await _have_contexts(ref.device for ref in owners)
+        await _have_contexts(homes)
         # The loop has no checkpoint: all that lend the same arrays take their turns in one order, and none
         # waits for a write that waits for another one.
-        for number, ref in enumerate(owners):
-            if any((number, device) not in copies for device in devices):
-                loans[number] = opened(ref.device).dispatch.lend(ref)
+        for number, ref in reached.items():
+            loans[number] = homes[number].dispatch.lend(ref)
         for loan in loans.values():
             await loan.wait(where)
         yield Lent(where, len(owners), loans, copies, stay)
@@ -516,17 +518,16 @@ async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool
         await spin_together(ends, goes_on)
 
 
-async def _have_contexts(devices: Iterable[Device]) -> None:
+async def _have_contexts(devices: Iterable[OpenDevice]) -> None:
     """Wait until devices of this process have contexts; those in workers have their requests wait."""
-    inline = [one.dispatch for one in map(opened, devices) if isinstance(one.dispatch, InlineDispatch)]
+    inline = [one.dispatch for one in devices if isinstance(one.dispatch, InlineDispatch)]
     while any(one.session is None for one in inline):
         for one in inline:
             await one.ready()
 
 
-async def _reaches(device: Device, owner: Device) -> bool:
+async def _reaches(one: OpenDevice, other: OpenDevice) -> bool:
     """Tell whether operations of a device can read the memory of another one, or of this one itself."""
-    one, other = opened(device), opened(owner)
     if one is other or one.state.backend is not other.state.backend:
         return one is other
     if isinstance(one.dispatch, InlineDispatch):

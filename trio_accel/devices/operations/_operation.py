@@ -19,6 +19,7 @@ from trio.lowlevel import TrioToken, current_task, current_trio_token
 from ...actors import Request, actor_path_of, unknown_option
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.contract.ops import (
+    DESCRIPTORS,
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -28,7 +29,7 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.contract.values import check_conversion, factor, host_array
+from ...backends.base.contract.values import ALWAYS_HELD, check_conversion, factor, host_array
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
@@ -506,6 +507,9 @@ class Planner:
             TypeError: No number; or a complex one for real arrays; or the dtype is one of whole numbers.
             ValueError: It is outside the range of the dtype.
         """
+        # Others are looked at more closely: large ones, and what is no float.
+        if type(value) is float and dtype.is_inexact and -ALWAYS_HELD <= value <= ALWAYS_HELD:
+            return value
         return factor(self.name, argument, value, dtype)
 
     def keep(self, item: object) -> None:
@@ -566,7 +570,7 @@ class Planner:
                 + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
             )
         spec = planned.spec
-        described = spec.descriptor()
+        described = DESCRIPTORS[type(spec)]
         behind: tuple[CopySpec, ...] = ()
         if self._views:
             spec, behind = self._without_views(spec)

@@ -217,17 +217,18 @@ class SharedPage:
     worker alone, as a whole, so that what the application reads after the worker's death was written.
 
     Attributes:
+        words: The words; that of a library has the number of the last operation that it began to launch.
         descriptor: To be given to the worker.
         frames: The frames that the application shows, and the worker's.
     """
 
-    __slots__ = ("_map", "_words", "descriptor", "frames")
+    __slots__ = ("_map", "descriptor", "frames", "words")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: int = descriptor
         self._map = mmap.mmap(descriptor, _BYTES)
         memory = memoryview(self._map)
-        self._words = memory[:_FRAMES].cast("Q")
+        self.words: memoryview = memory[:_FRAMES].cast("Q")
         self.frames: tuple[SharedFrame, SharedFrame] = (
             SharedFrame(memory[_FRAMES:_MIDDLE]),
             SharedFrame(memory[_MIDDLE:]),
@@ -249,32 +250,24 @@ class SharedPage:
     @property
     def heartbeat(self) -> int:
         """The number of beats of the worker's heart."""
-        return self._words[0]
+        return self.words[0]
 
     def beat(self) -> None:
         """Show that the worker lives."""
-        self._words[0] += 1
+        self.words[0] += 1
 
     @property
     def looks(self) -> int:
         """The number of the engine's looks after what is in flight; 0 while nothing is."""
-        return self._words[1]
+        return self.words[1]
 
     def look(self, number: int) -> None:
         """Show that it has looked so often, or with 0 that there is nothing to look after."""
-        self._words[1] = number
-
-    def started(self, word: int) -> int:
-        """Return the number of the last operation that a library has begun to launch."""
-        return self._words[word]
-
-    def start(self, word: int, number: int) -> None:
-        """Note that a library begins to launch an operation."""
-        self._words[word] = number
+        self.words[1] = number
 
     def close(self) -> None:
         """Give the page back."""
-        self._words.release()
+        self.words.release()
         for frame in self.frames:
             frame.close()
         # Python refuses to close a map while there are views of it.

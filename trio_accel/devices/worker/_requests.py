@@ -185,7 +185,7 @@ class WorkerRequests:
         """Answer what was served, or has failed."""
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
-        if launch.spec.asker is not None:
+        if launch.spec.asker is not None and launch.spec.asker.reports:
             # Reports of progress go ahead of the answer, which is the last that is said of a request.
             serving.is_heard = True
             self._tell_progress(serving)
@@ -208,14 +208,14 @@ class WorkerRequests:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.spoiled)
             addresses = _all_addresses(launch.allocations, engine)
-        if not serving.results:
-            payload = serving.payload if is_fine else None
-            # A plain tuple, as the next: each operation has one, and a declaration takes a call.
-            answer = "done", number, addresses, (), trouble
-            self._channel.post(answer, now=not self.serving, payload=payload)
-            return
-        results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
-        self._channel.send(_answers.done(number, addresses, results, trouble), now=not self.serving)
+        made = serving.results
+        results = tuple([array.tobytes() for array in made]) if made and error is None else ()
+        # A plain tuple: each operation has one, and a declaration takes a call.
+        answer = "done", number, addresses, results, trouble
+        if made:
+            self._channel.send(answer, now=not self.serving)
+        else:
+            self._channel.post(answer, now=not self.serving, payload=serving.payload if is_fine else None)
 
     def _is_sorted(self, serving: _Serving, error: ContextLostError) -> bool:
         """Tell whether the application decides about a request whose library was not open at the loss."""
@@ -229,7 +229,7 @@ class WorkerRequests:
             return False
         if word not in self._opening:
             self._opening.add(word)
-            self._page.start(word, launch.number)
+            self._page.words[word] = launch.number
         return True
 
     def launching(self, launch: Launch) -> None:
@@ -239,7 +239,7 @@ class WorkerRequests:
         serving.is_launched = True
         # D58: written before the launch. If the process dies in between, the request counts as begun, which
         # is safe; the other way round it could run twice.
-        self._page.start(serving.word, number)
+        self._page.words[serving.word] = number
 
     def on_cancel(self, number: int) -> None:
         """Withdraw a request, if it is not launched yet."""

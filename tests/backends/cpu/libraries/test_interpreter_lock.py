@@ -17,6 +17,7 @@ from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import (
+    PLACE,
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,
@@ -233,7 +234,8 @@ def _contiguous_to_host(rig):
 
 
 def _philox(distribution, count, dtype):
-    return lambda rig: ("random", PhiloxSpec(distribution, 1, 0, 0.0, 1.0, rig.empty((count,), dtype)))
+    place = PLACE.pack(1, 0)
+    return lambda rig: ("random", PhiloxSpec(distribution, place, 0.0, 1.0, rig.empty((count,), dtype)))
 
 
 def _fill(count, dtype):

@@ -58,9 +58,8 @@ class DType(enum.Enum):
         """
         if isinstance(like, DType):
             return like
-        # The dtypes of host arrays come again and again, so they are remembered.
-        key: Any = like
-        found = _known.get(key) if isinstance(like, np.dtype) else None
+        # The dtypes of host arrays come again and again, so they are remembered; the names were known.
+        found = _known.get(like) if isinstance(like, (str, np.dtype)) else None
         if found is not None:
             return found
         found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
@@ -128,7 +127,7 @@ class DType(enum.Enum):
 DTypeLike: TypeAlias = DType | str | type | np.dtype[Any]
 
 
-_known: dict[np.dtype[Any], DType] = {}
+_known: dict[Any, DType] = dict(DType.__members__)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

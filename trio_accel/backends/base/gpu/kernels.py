@@ -383,10 +383,11 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         size = out.size
         if not size:
             return
+        seed, row = ops.PLACE.unpack(spec.place)
         is_moved = (spec.low, spec.width) != (0.0, 1.0)
         is_aligned = not out.address % _ALIGNMENT
         self._fill.run(
-            call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, spec.seed, spec.row & _MASK, size,
+            call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, seed, row & _MASK, size,
             spec.low, spec.width, call.plan, is_moved, is_aligned,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..contract.errors import AccelError, NotSupportedError, OutOfMemoryError
-from ..contract.ops import ArraySpec, OperationSpec, StatusArray
+from ..contract.ops import DESCRIPTORS, ArraySpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelDevice, AccelStream, CacheCounts, InThread
 from .checks import check_dtypes, check_shapes
 from .kernels import KernelDevice, KernelEntry, kernels_of
@@ -158,7 +158,7 @@ class TableLibrary:
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         """Return the key of an operation's plan; by default layouts and exact values."""
-        return spec.descriptor().plan_key(spec)
+        return DESCRIPTORS[type(spec)].plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
         """Return the plan of an operation; None if it has none yet."""
@@ -343,7 +343,7 @@ class ComputingCall:
     def __call__(self) -> None:
         """Run the kernel, and look at the status words if there are any."""
         spec = self._spec
-        described = spec.descriptor()
+        described = DESCRIPTORS[type(spec)]
         if hasattr(spec, "is_withdrawn"):
             return
         try:

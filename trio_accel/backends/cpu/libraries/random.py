@@ -408,24 +408,24 @@ def philox(spec: PhiloxSpec, call: HostCall[tuple[_Draw, _Transform]]) -> None:
         piece[...] = transform(spec, draw(spec, first, count))[: piece.size]
 
 
-def _words(seed: int, row: int, first: int, count: int, step: int) -> HostArray:
+def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int = 0) -> HostArray:
     """Words of `count` counters from number `first`, in rows that are `step` apart, four to each."""
+    seed, row = PLACE.unpack(spec.place)
     number = np.arange(first, first + count, dtype=np.uint64)
-    half = number // np.uint64(PHILOX_ROW) * np.uint64(step) + np.uint64(row)
+    half = number // np.uint64(PHILOX_ROW) * np.uint64(step) + np.uint64(row + ahead)
     counter = (half & _LOW, half >> _SHIFT, number % np.uint64(PHILOX_ROW), np.zeros_like(number))
     words: HostArray = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
     return words
 
 
 def _single_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
-    return _words(spec.seed, spec.row, first, count, 1).reshape(-1)
+    return _words(spec, first, count, 1).reshape(-1)
 
 
 def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
     """Words of four double numbers a counter: two from it and two from that of the next row."""
-    near = _words(spec.seed, spec.row, first, count, 2)
-    far = _words(spec.seed, spec.row + 1, first, count, 2)
-    return np.concatenate([near, far], axis=1).reshape(-1)
+    rows = [_words(spec, first, count, 2, ahead) for ahead in (0, 1)]
+    return np.concatenate(rows, axis=1).reshape(-1)
 
 
 def _unit32(words: HostArray) -> HostArray:

@@ -7,7 +7,7 @@ for each class, because they run at each launch: to look fields up by name would
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
@@ -33,8 +33,8 @@ from ._array import (
 from ._asker import Asker
 
 __all__ = [
-    "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "field_repr", "map_arrays",
-    "specification", "value_key",
+    "DESCRIPTORS", "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "field_repr",
+    "map_arrays", "specification", "value_key",
 ]  # fmt: skip
 
 SpecT = TypeVar("SpecT")
@@ -201,10 +201,7 @@ class OperationSpec:
         Raises:
             TypeError: The class is not made by attrs.
         """
-        found = _DESCRIPTORS.get(cls)
-        if found is None:
-            found = _DESCRIPTORS[cls] = _describe(cls)
-        return found
+        return DESCRIPTORS[cls]
 
     def inputs(self) -> tuple[ArraySpec, ...]:
         """List the arrays that the operation reads (updated ones too)."""
@@ -242,7 +239,14 @@ class OperationSpec:
         """
 
 
-_DESCRIPTORS: dict[type[Any], Descriptor] = {}
+class _Descriptors(dict[type[Any], Descriptor]):
+    def __missing__(self, cls: type[Any]) -> Descriptor:
+        described = self[cls] = _describe(cls)
+        return described
+
+
+DESCRIPTORS: Mapping[type[Any], Descriptor] = _Descriptors()
+"""The descriptors by class, for what runs at each launch: to call `OperationSpec.descriptor` takes longer."""
 
 
 def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
