@@ -28,9 +28,9 @@ FILES = {
     # The watch over the context looks at times: one more file inline.
     "collective": (31, 28, 28),
 }
-LINES_PER_FUNCTION = 51.4
-LINES_OF_THE_MEDIAN = 62.4
-LINES = 67_000
+LINES_PER_FUNCTION = 51.2
+LINES_OF_THE_MEDIAN = 62.2
+LINES = 66_620
 PRIVATE_NAMES = 154
 
 

@@ -35,7 +35,7 @@ from ..backends.base.contract.program_definition import (
 )
 from ..devices import AccelRef, LibraryActor, Operand, Operation, OwnSupervision, Planned, Planner
 from ._method import Method
-from ._progress import listen
+from ._progress import chosen_progress
 
 PATH = "trio_accel.programs:ProgramActor"
 """Its import path; a program's definition is the argument."""
@@ -263,7 +263,8 @@ class MethodCall(_ProgramMessage):
                     "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
                 )
         spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
-        listen(spec.asker)
+        if (progress := chosen_progress()) is not None:
+            progress.follow(spec.asker)
         return Planned(spec, reply, is_checked=True)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
@@ -285,7 +286,8 @@ class MethodCall(_ProgramMessage):
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
         spec = ProgramReturn(name, *arguments, "", state, inputs, updated, written, slot, self.forget, words)
-        listen(spec.asker)
+        if (progress := chosen_progress()) is not None:
+            progress.follow(spec.asker)
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys), is_checked=True)
 
     def _arguments(

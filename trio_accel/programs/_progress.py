@@ -24,6 +24,8 @@ _PROGRESS: ContextVar[Progress | None] = ContextVar("trio_accel.progress", defau
 
 chosen_callback: Callable[[], _Callback | None] = _CALLBACK.get
 """Returns the callback of the asks of this task; None if it has none."""
+chosen_progress: Callable[[], Progress | None] = _PROGRESS.get
+"""Returns what hears the ask of this task; None if nothing does."""
 
 
 @contextmanager
@@ -55,13 +57,6 @@ def on_progress(callback: _Callback) -> Generator[None, None, None]:
         _CALLBACK.reset(token)
 
 
-def listen(asker: Asker | None) -> None:
-    """Have the ask of this task hear what a call reports, if it wants to; for a call that is planned."""
-    progress = _PROGRESS.get()
-    if progress is not None and asker is not None:
-        progress.follow(asker)
-
-
 class Progress:
     """The reports of one ask, however often its call runs.
 
@@ -77,8 +72,10 @@ class Progress:
         self._notifier = LoopNotifier(self._hear)
         self._scope = trio.CancelScope()
 
-    def follow(self, asker: Asker) -> None:
+    def follow(self, asker: Asker | None) -> None:
         """Hear this run of the call from now on, and none before."""
+        if asker is None:
+            return
         self._asker = asker
         asker.notify = self._notifier.notify
 
