@@ -58,8 +58,8 @@ class Caller(threading.Thread):
 class Watched(threading.Condition):
     """A condition that says when somebody waits for it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__(lock)
         self.is_waited_for = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -113,8 +113,7 @@ def test_a_call_waits_for_those_of_the_other_kind_and_none_passes_it(
 ) -> None:
     number = ctypes.c_int(6)
     threads = BlasThreads(number)
-    left = Watched()
-    threads._left = left  # pyright: ignore[reportPrivateUsage]
+    threads._left = left = Watched(threads._lock)  # pyright: ignore[reportPrivateUsage]
     first = Caller(threads, number, works[0]).inside()
     other = Caller(threads, number, works[1])
     assert left.is_waited_for.wait(PATIENCE)
@@ -128,6 +127,34 @@ def test_a_call_waits_for_those_of_the_other_kind_and_none_passes_it(
     other.leave()
     late.inside().leave()
     assert (first.seen, other.seen, late.seen, number.value) == (seen[0], seen[1], seen[0], 6)
+
+
+PRODUCTS = """
+import json
+import numpy as np
+from trio_accel.backends.cpu.runtime import blas_threads
+
+number, rng, found = blas_threads.find_number(np), np.random.default_rng(0), []
+for turn in range(400):
+    while True:
+        m, k, n = np.exp(rng.uniform(0.0, 7.0, 3)).astype(int) + 2
+        if max(m * k * max(n, 8), k * n * max(m, 8)) <= blas_threads.ALONE:
+            break
+    dtype = (np.float32, np.float64)[turn % 2]
+    a = rng.standard_normal((m, k)).astype(dtype)
+    b = a.T if turn % 8 == 0 else np.asarray(rng.standard_normal((k, n)), dtype, order="CF"[turn // 2 % 2])
+    bits = []
+    for number.value in (1, 2):
+        bits.append((a @ b).tobytes())
+    found.append(bits[0] == bits[1])
+print(json.dumps([len(found), all(found)]))
+"""
+
+
+def test_a_product_that_is_not_counted_has_the_same_bits_with_any_number_of_threads(
+    run_two_threads: Run,
+) -> None:
+    assert run_two_threads(PRODUCTS) == [400, True]
 
 
 @pytest.fixture

@@ -21,6 +21,11 @@ from ._memory import HostArray
 
 BOUND = 1 << 22
 """The most multiplications of a call that has one thread: with two it would save 0.07 ms at most."""
+ALONE = 1 << 18
+"""The most multiplications of a product of real matrices that OpenBLAS gives one thread by itself.
+
+Its `interface/gemm.c` has this bound, 65536 times `GEMM_MULTITHREAD_THRESHOLD`, which is 4.
+"""
 ONCE = 8
 """A number that is used but once comes from memory, and takes as long as so many multiplications."""
 
@@ -56,8 +61,9 @@ class BlasThreads:
 
     def _begin(self) -> None:
         """Begin with nobody inside: in a fork, the threads that were are gone."""
-        self._number.value, self._inside = self._started, 0
-        self._turn, self._left = threading.Lock(), threading.Condition()
+        self._number.value, self._inside, self._queued, self._is_small = self._started, 0, 0, True
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._left = threading.Condition(self._lock)
 
     @contextmanager
     def for_work(self, multiplications: int) -> Generator[None]:
@@ -66,22 +72,41 @@ class BlasThreads:
         Args:
             multiplications: How many a call makes, at most.
         """
-        # Where there is one thread anyway, all calls are of one kind.
-        is_small = multiplications <= BOUND or self._started == 1
-        with self._turn, self._left:
-            self._left.wait_for(lambda: not self._inside or (self._number.value == 1) is is_small)
-            if not self._inside:
-                self._started = self._number.value
-                self._number.value = 1 if is_small else self._started
-            self._inside += 1
+        self.enter(multiplications)
         try:
             yield
         finally:
-            with self._left:
-                self._inside -= 1
-                if not self._inside:
-                    self._number.value = self._started
+            self.leave()
+
+    def enter(self, multiplications: int) -> None:
+        """Begin a call that makes so many multiplications at most; `leave` ends it."""
+        # Where there is one thread anyway, all calls are of one kind.
+        is_small = multiplications <= BOUND or self._started == 1
+        with self._lock:
+            if not self._queued and (not self._inside or self._is_small is is_small):
+                self._count(is_small)
+                return
+            self._queued += 1
+        with self._turn, self._left:
+            self._left.wait_for(lambda: not self._inside or self._is_small is is_small)
+            self._queued -= 1
+            self._count(is_small)
+
+    def leave(self) -> None:
+        """End a call."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._number.value = self._started
+                if self._queued:
                     self._left.notify()
+
+    def _count(self, is_small: bool) -> None:
+        if not self._inside:
+            self._started, self._is_small = self._number.value, is_small
+            if is_small:
+                self._number.value = 1
+        self._inside += 1
 
 
 NUMPY, SCIPY = (BlasThreads(find_number(package)) for package in (np, scipy))
@@ -90,6 +115,12 @@ NUMPY, SCIPY = (BlasThreads(find_number(package)) for package in (np, scipy))
 
 def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
     """Multiply as `numpy.matmul` does, which takes the BLAS for numbers that are not whole."""
-    rows, columns = (one.shape[axis] if one.ndim > 1 else 1 for one, axis in ((a, -2), (b, -1)))
-    with NUMPY.for_work(max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))):
+    rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
+    most = max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))
+    if most <= ALONE and rows > 1 < columns and a.dtype.kind != "c":
         return np.matmul(a, b, out=out)
+    NUMPY.enter(most)
+    try:
+        return np.matmul(a, b, out=out)
+    finally:
+        NUMPY.leave()
