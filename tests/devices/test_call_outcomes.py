@@ -74,7 +74,7 @@ async def test_a_chain_that_waits_is_cancelled(device: ta.Device, turns: int) ->
     for _ in range(turns):
         await chain()
     await y.fill(7.0)
-    chains_of(device).give_back()
+    chains_of(device).blocks.spare = None
     async with trio.open_nursery() as nursery, x.lease(write=True) as array:
         first, second = Asker(nursery, chain()), Asker(nursery, ((x + 1.0) * 3.0).to_host())
         await in_turn()
@@ -98,7 +98,7 @@ async def test_the_memory_of_a_chain_that_was_cancelled_serves_the_next(device: 
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     for _ in range(TURNS):
         await ((x + 1.0) * 2.0).to_host()
-    chains_of(device).give_back()
+    chains_of(device).blocks.spare = None
     async with trio.open_nursery() as nursery, x.lease(write=True):
         askers = [Asker(nursery, ((x + 1.0) * 2.0).to_host()) for _ in range(2)]
         askers.append(Asker(nursery, ((y + 1.0) * 2.0).to_host()))

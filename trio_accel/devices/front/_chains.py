@@ -30,7 +30,7 @@ from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_reply
 from ._memory import Copy
-from ._neighbours import joined
+from ._neighbours import has_neighbours, joined
 from ._recorder import ChainRecorder, LookingAhead, Recorder
 
 _logger = logging.getLogger("trio_accel.devices")
@@ -348,7 +348,7 @@ class Chains:
             is_host = is_host and not is_fetched
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
-            return _made(
+            return await _made(
                 chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched, is_joined=is_joined
             )
         except Exception:  # it comes again, or does not, as the chain is asked step by step
@@ -443,7 +443,7 @@ def _copied(chain: Chain) -> dict[int, Any]:
     return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
 
 
-def _made(
+async def _made(
     chain: Chain,
     recorder: Recorder,
     hosts: Sequence[AccelRef],
@@ -474,10 +474,10 @@ def _made(
     if not (recorded.nodes and recorded.constants.keys() <= places.keys()):
         return None
     given = {ref.block.id: ref.block.nbytes for ref in hosts}
-    nodes = joined(recorded.nodes, recorded.made.keys() - set(returned))
-    may_join = not is_joined and len(nodes) < len(recorded.nodes)
+    between = recorded.made.keys() - set(returned)
+    may_join = not is_joined and has_neighbours(recorded.nodes, between)
     if is_joined:
-        recorded = attrs.evolve(recorded, nodes=nodes)
+        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, between))
     layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
     uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
     for constant in layout.constants:

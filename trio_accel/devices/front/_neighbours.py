@@ -10,6 +10,8 @@ import ast
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+import trio
+
 from ...backends.base import expressions
 from ...backends.base.contract.ops import ArraySpec, ElementwiseSpec, GraphNode
 from ...backends.base.expressions import SCALAR_BYTES, Argument, Expression, SpecializedExpression, parse
@@ -18,12 +20,26 @@ __all__ = ["joined"]
 
 # Larger expressions take long to compile, and gain little more.
 _MOST_INPUTS, _MOST_CHARACTERS = 16, 2000
+# A chain of more operations is left as it is: to join so many takes seconds already.
+_MOST_NODES = 1024
 # A kernel takes 4096 bytes of arguments: of each array some 8 for each axis, and the address.
 _MOST_ARGUMENTS = 2048
 
 
-def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
+def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int]) -> bool:
+    """Tell whether `joined` may find some to join; see there for the arguments."""
+    uses = _uses(nodes)
+    return len(nodes) <= _MOST_NODES and any(
+        _goes_into(nodes, first, place, between, uses)
+        for place in range(len(nodes))
+        for first in range(place)
+    )
+
+
+async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
     """Join neighbours that are expressions.
+
+    To join two takes 0.3 to 4 ms, so the loop turns after each.
 
     Args:
         nodes: The operations, in their order. Their arrays have ids of blocks.
@@ -33,7 +49,7 @@ def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNo
         The operations: one whose result one other expression reads, element by element, is a part of that.
     """
     left = list(nodes)
-    uses = Counter(block for node in nodes for block in {*node.spec.blocks()[0], *node.spec.blocks()[1]})
+    uses = _uses(nodes)
     place = 0
     while place < len(left):
         found = next((one for one in range(place) if _goes_into(left, one, place, between, uses)), None)
@@ -44,7 +60,13 @@ def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNo
         left[place] = made
         del left[found]
         place -= 1
+        await trio.lowlevel.checkpoint()
     return left
+
+
+def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
+    """Count the operations that use each block."""
+    return Counter(block for node in nodes for block in {*node.spec.blocks()[0], *node.spec.blocks()[1]})
 
 
 def _goes_into(

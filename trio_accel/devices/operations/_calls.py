@@ -593,15 +593,17 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         if function.how == "value":
             return made
         if function.how == "message":
-            # The first argument is the first array, nearly always; `asked` would be a call.
-            first: Any = args[0] if args else None
             if function.ask is not None:
                 made = function.ask(made)
-            elif isinstance(first, Operators):
-                array: Any = first  # pyright: ignore[reportUnknownVariableType]
-                made = array.block.table.device.ask(made)
             else:
-                made = asked(function.name, args, named).ask(made)
+                for each in args:
+                    # `asked` finds the same one, with five calls.
+                    if isinstance(each, Operators):
+                        array: Any = each  # pyright: ignore[reportUnknownVariableType]
+                        made = array.block.table.device.ask(made)
+                        break
+                else:
+                    made = asked(function.name, args, named).ask(made)
         return await made
     except Exception as error:
         if function.refuse is not None:

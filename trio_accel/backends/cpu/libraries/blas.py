@@ -28,7 +28,7 @@ def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
         # NumPy would multiply float16 itself, but without BLAS: 180 times slower at 512.
         convert(matrix_product(to_float32(a), to_float32(b)), out)
     else:
-        (np.matmul if spec.out.dtype in INTEGERS else matrix_product)(a, b, out=out)
+        matrix_product(a, b, out)
 
 
 def _plan_blas(spec: Any, device: object) -> Blas:

@@ -117,7 +117,8 @@ def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> 
     """Multiply as `numpy.matmul` does, which takes the BLAS for numbers that are not whole."""
     rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
     most = max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))
-    if most <= ALONE and rows > 1 < columns and a.dtype.kind != "c":
+    kind = a.dtype.kind
+    if kind in "iu" or (kind == "f" and most <= ALONE and rows > 1 < columns):
         return np.matmul(a, b, out=out)
     NUMPY.enter(most)
     try:
