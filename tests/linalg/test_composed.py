@@ -230,6 +230,14 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: linalg.orth(x, rcond=x), TypeError,
         r"linalg\.orth: rcond must be a real number, got <AccelRef float64 \(3, 3\)",
     ),
+    "a tolerance of pinv": (
+        lambda x: linalg.pinv(x, rtol="abc"), TypeError,
+        r"linalg\.pinv: rtol must be a real number, got 'abc'",
+    ),
+    "a tolerance of another shape": (
+        lambda x: linalg.matrix_rank(x, rtol=x), ValueError,
+        r"linalg\.matrix_rank: rtol must have the shape of the stack, \(\), got shape \(3, 3\)",
+    ),
     "a complex tolerance": (
         lambda x: linalg.null_space(x, 1j), TypeError,
         r"linalg\.null_space: rcond must be a real number, got 1j",
