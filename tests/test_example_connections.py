@@ -47,7 +47,7 @@ async def of_one_file(application: Starlette) -> AsyncGenerator[int, None]:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=512)
     async with trio.open_nursery() as nursery:
         client = partial(serve, application, trio.CapacityLimiter(256))
-        nursery.start_soon(trio.serve_listeners, client, [listener])
+        await nursery.start(trio.serve_listeners, client, [listener])
         yield listener.socket.getsockname()[1]
         nursery.cancel_scope.cancel()
 

@@ -240,9 +240,9 @@ class _Latch:
 def _call(command: Command) -> Exception | None:
     try:
         command()
-    except BaseException as error:  # noqa: BLE001  # the thread goes on, and the next event tells
+    except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread goes on, and the next event tells
         failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        return failure.with_traceback(None)
+        return failure.with_traceback(None)  # noqa: ASYNC104  # of a thread
     return None
 
 

@@ -8,6 +8,8 @@ import logging as _logging
 import typing as _typing
 from importlib import import_module as _import_module
 
+from trio.lowlevel import enable_ki_protection as _enable_ki_protection
+
 from . import arrays as arrays
 from ._names import export as _export
 from ._version import __version__ as __version__
@@ -140,25 +142,13 @@ if _typing.TYPE_CHECKING:
     from .telemetry import open_dashboard as open_dashboard
 
 # Capabilities that only some programs need are imported at first use: they would be half of the import.
+# Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
-    {
-        "collectives",
-        "fft",
-        "graphs",
-        "interop",
-        "jit",
-        "linalg",
-        "nn",
-        "patterns",
-        "programs",
-        "random",
-        "sparse",
-        "telemetry",
-        "tensor",
-        "testing",
-        "weights",
-    }
-)
+    (
+        "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs", "random",
+        "sparse", "telemetry", "tensor", "testing", "weights",
+    )
+)  # fmt: skip
 _NAMES_OF_LATER = {
     "open_dashboard": "telemetry",
     "open_program": "programs",
@@ -169,6 +159,7 @@ _NAMES_OF_LATER = {
 
 if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is there
 
+    @_enable_ki_protection
     def __getattr__(name: str) -> object:
         """Import what is imported at its first use; tell where a name is that is not here."""
         if name in _LATER:
@@ -186,6 +177,7 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
+@_enable_ki_protection
 def _of_standard(name: str) -> _typing.Any:
     return getattr(_import_module(f"{__name__}.linalg") if name in _PRODUCTS else arrays, name)
 

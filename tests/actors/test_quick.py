@@ -103,8 +103,8 @@ async def deadline_later(actor: Doer) -> float:
 async def test_it_knows_the_deadline_of_its_asker(act: Act, autojump_clock: MockClock) -> None:
     async with doer() as (ref, _):
         assert await ref.ask(Do(act)) == float("inf")
-        with trio.CancelScope(deadline=50.0):
-            assert await ref.ask(Do(act)) == 50.0
+        with trio.CancelScope(deadline=trio.current_time() + 50.0) as scope:
+            assert await ref.ask(Do(act)) == scope.deadline
             # It is left to itself when the asker gives up.
             assert await ref.ask(Do(act), abandon_on_cancel=True) == float("inf")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import broken_plans
 import numpy as np
+import outcome
 import pytest
 from isolations import inline
 
@@ -312,14 +313,12 @@ async def ask(device: ta.Device, function: Any, given: dict[str, Any]) -> Any:
         for name, value in given.items()
     }
     before = (await device.statistics()).launched
-    try:
-        return await device.ask(function.message(**arrays))
-    except ta.AccelError:
-        raise
-    except (TypeError, ValueError):
+    result = await outcome.acapture(device.ask, function.message(**arrays))
+    refusal = getattr(result, "error", None)
+    if isinstance(refusal, (TypeError, ValueError)) and not isinstance(refusal, ta.AccelError):
         # Nothing was launched for what the caller's task has refused.
         assert (await device.statistics()).launched == before
-        raise
+    return result.unwrap()
 
 
 def changed(given: dict[str, Any], name: str, change: Callable[[Any], Any]) -> dict[str, Any]:

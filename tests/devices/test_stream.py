@@ -254,7 +254,7 @@ class Closed:
                 yield batch
         finally:
             # A source may need a moment, though the program has left.
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102  # the test is about it
             self.closed.append("async")
 
 
@@ -347,7 +347,7 @@ async def test_nothing_is_left_behind(
         try:
             async with ta.stream(device, make(source)) as ahead:
                 await leave(ahead)
-        except BaseException as caught:  # noqa: BLE001  # a class of its own
+        except BaseException as caught:  # noqa: ASYNC103, BLE001  # a class of its own
             raised = caught
         assert type(raised) is (error or type(None))
         del raised
@@ -428,7 +428,7 @@ async def test_a_source_that_does_not_end_is_left_after_the_grace(system: ta.Sys
             while True:
                 yield np.ones(3)
         finally:
-            await trio.sleep(1000)
+            await trio.sleep(1000)  # noqa: ASYNC102  # it is left so
 
     options = ta.DeviceOptions(isolation="inline", close_grace=0.05)
     async with system.open_device(BACKEND, options=options) as device:
@@ -527,7 +527,7 @@ def test_ctrl_c_ends_the_program(make: Make) -> None:
                 if number == 3:
                     os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(program)
     error: BaseException = caught.value
     while isinstance(error, BaseExceptionGroup):

@@ -47,7 +47,7 @@ REFUSED = (
     Refused(
         r"test_arpack::test_symmetric_no_convergence", 1,
         "an error of eigsh has no eigenvalues with it, even if some were found",
-        r"ConvergenceError: eigsh: a residual is",
+        r"ConvergenceError: sparse\.eigsh: a residual is",
     ),
     Refused(
         r"test_iterative::TestGMRES::test_defective_precond_breakdown", 1,

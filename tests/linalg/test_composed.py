@@ -226,6 +226,26 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: linalg.null_space(x[0]), np.linalg.LinAlgError,
         r"null_space: A must have shape \(m, n\)",
     ),
+    "a tolerance on the device": (
+        lambda x: linalg.orth(x, rcond=x), TypeError,
+        r"linalg\.orth: rcond must be a real number, got <AccelRef float64 \(3, 3\)",
+    ),
+    "a tolerance of pinv": (
+        lambda x: linalg.pinv(x, rtol="abc"), TypeError,
+        r"linalg\.pinv: rtol must be a real number, got 'abc'",
+    ),
+    "a tolerance of another shape": (
+        lambda x: linalg.matrix_rank(x, rtol=x), ValueError,
+        r"linalg\.matrix_rank: rtol must have the shape of the stack, \(\), got shape \(3, 3\)",
+    ),
+    "a complex tolerance": (
+        lambda x: linalg.null_space(x, 1j), TypeError,
+        r"linalg\.null_space: rcond must be a real number, got 1j",
+    ),
+    "a tolerance of lstsq": (
+        lambda x: linalg.lstsq(x, x[0], x), TypeError,
+        r"linalg\.lstsq: rcond must be a real number, got <AccelRef float64 \(3, 3\)",
+    ),
     "order": (lambda x: linalg.cond(x, 3), ValueError, r"cond: p must be None, 'fro', 'nuc', 1"),
     "cond, not square": (lambda x: linalg.cond(x[:2], 1), np.linalg.LinAlgError, r"cond: x must have shape"),
     "cond of nothing": (

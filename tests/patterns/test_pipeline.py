@@ -327,8 +327,7 @@ async def test_items_that_no_stage_has_seen_are_said_to_be_unexecuted(system: ta
 
     async def hangs(item: int) -> int:
         seen.append(item)
-        await trio.sleep(math.inf)
-        return item
+        await trio.sleep_forever()
 
     pipeline = await system.spawn(Pipeline, hangs)
     outcomes: dict[int, BaseException] = {}

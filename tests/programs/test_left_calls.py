@@ -144,7 +144,7 @@ async def test_a_call_that_has_not_begun_never_gets_arrays_that_were_not_copied(
     async with trio.open_nursery() as nursery:
         end, _ = await started(nursery, pipe, lambda: program.ask(Waits.plain, str(pipe)))
         with trio.CancelScope() as scope:
-            nursery.start_soon(_cancel_when_blocked, scope)
+            nursery.start_soon(_cancel_when_blocked, scope)  # noqa: ASYNC111  # what ends the scope
             await program.ask(Waits.notes, str(note), x)
         assert scope.cancelled_caught
         x[:] = -1.0

@@ -123,10 +123,7 @@ async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
     options = ta.DeviceOptions(isolation="process", retry=retry, backoff=ta.Backoff(base=0.0))
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(X)
-        with (
-            trio.fail_after(30),
-            pytest.raises(ta.ContextLostError, match=r"waited for its library to be opened"),
-        ):
+        with trio.fail_after(30), pytest.raises(ta.ContextLostError, match="waited for its library"):
             await ta.open_program(device, module.Late, x)
         np.testing.assert_array_equal(await x.to_host(), X)
         # No later worker makes it.

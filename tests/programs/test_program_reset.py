@@ -192,7 +192,7 @@ async def test_a_reset_that_is_cancelled_while_a_call_runs(device: ta.Device, tm
     async with opening(device) as program, trio.open_nursery() as nursery:
         async with running(program, tmp_path / "pipe"):
             with trio.CancelScope() as scope:
-                nursery.start_soon(_cancel_when_blocked, scope)
+                nursery.start_soon(_cancel_when_blocked, scope)  # noqa: ASYNC111  # what ends the scope
                 nursery.start_soon(program.ask, Tally.add)
                 await program.reset(counts=np.full(2, 50.0))
             assert scope.cancelled_caught
@@ -217,7 +217,7 @@ async def test_a_reset_that_is_cancelled_anywhere(device: ta.Device, checkpoints
                 scope.cancel()
 
             with trio.CancelScope() as scope:
-                nursery.start_soon(cancel, scope)
+                nursery.start_soon(cancel, scope)  # noqa: ASYNC111  # a scope that is left may be cancelled
                 await program.reset(counts=np.full(2, 50.0))
         # Either all of it happened, or nothing.
         assert await counted(program) == (1.0 if scope.cancelled_caught else 50.0)

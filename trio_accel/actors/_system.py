@@ -399,7 +399,7 @@ async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[
             nursery.start_soon(work)
             try:
                 yield
-            except BaseException as error:  # noqa: BLE001  # raised below, not in a group
+            except BaseException as error:  # noqa: ASYNC103, BLE001  # raised below, not in a group
                 failed = error
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..backends.base import DType
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import real
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._blas import Matmul, matmul
@@ -201,9 +202,10 @@ async def _ranked(name: str, a: Operand, rcond: float | None, *, full: bool) -> 
     dtype = check_operands(name, A=a)
     if len(a.shape) != 2:
         raise np.linalg.LinAlgError(f"{name}: A must have shape (m, n), got shape {a.shape}")
+    given = np.finfo(dtype.dtype).eps * max(a.shape) if rcond is None else real(name, "rcond", rcond)
+    least = float(given)
     decomposed = await svd(a, full_matrices=full)
     values: npt.NDArray[np.float64] = (await decomposed.S.to_host()).astype(float)
-    least = float(np.finfo(dtype.dtype).eps) * max(a.shape) if rcond is None else rcond
     return decomposed, int((values > values.max(initial=0) * least).sum())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.contract.ops import common_shape
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import whole
+from ..devices.base._refusals import real, whole
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._blas import matmul
@@ -135,9 +135,9 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
         LinAlgError: See `svd`.
     """
     dtype = check_matrices("matrix_rank", x)
+    least = _tolerance("matrix_rank", dtype, x.shape, rtol, 1)
     with intermediates() as made:
         values = made(await svdvals(x))
-        least = _tolerance(dtype, x.shape, rtol, 1)
         return await _COUNTED(values, values[..., :1], least, axis=-1)
 
 
@@ -157,10 +157,11 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
         LinAlgError: See `svd`.
     """
     dtype = check_matrices("pinv", x)
+    least = _tolerance("pinv", dtype, x.shape, rtol, 2)
     with intermediates() as made:
         left, values, right = map(made, await svd(x, full_matrices=False))
         rows = values[..., None, :]
-        await _DIVIDED(left, rows, rows[..., :1], _tolerance(dtype, x.shape, rtol, 2), out=left)
+        await _DIVIDED(left, rows, rows[..., :1], least, out=left)
         # The conjugate transpose of the result.
         product = await matmul(left, right)
         if dtype.kind == "complex":
@@ -216,15 +217,17 @@ def _identity(dtype: str) -> Elementwise[AccelRef]:
 
 
 def _tolerance(
-    dtype: DType, shape: Sequence[int], rtol: float | Operand | None, axes: int
+    name: str, dtype: DType, shape: Sequence[int], rtol: float | Operand | None, axes: int
 ) -> float | Operand:
     """Bring a tolerance into the shape of singular values, with so many axes behind those of the stack."""
     if rtol is None:
         return max(shape[-2:]) * float(np.finfo(dtype.dtype).eps)
-    given = rtol.shape if isinstance(rtol, (AccelRef, np.ndarray)) else ()
-    if common_shape(given, tuple(shape[:-2])) != tuple(shape[:-2]):
-        raise ValueError(f"rtol must have the shape of the stack, {tuple(shape[:-2])}, got shape {given}")
-    return rtol[(..., *(None,) * axes)] if isinstance(rtol, (AccelRef, np.ndarray)) else rtol
+    if not isinstance(rtol, (AccelRef, np.ndarray)):
+        return float(real(name, "rtol", rtol))
+    stack = tuple(shape[:-2])
+    if common_shape(rtol.shape, stack) != stack:
+        raise ValueError(f"rtol must have the shape of the stack, {stack}, got shape {rtol.shape}")
+    return rtol[(..., *(None,) * axes)]
 
 
 @functools.lru_cache(256)

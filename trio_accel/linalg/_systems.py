@@ -12,7 +12,7 @@ from ..backends.base import DType, LibraryError, LinAlgError
 from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
-from ..devices.base._refusals import refuse_dtypes
+from ..devices.base._refusals import real, refuse_dtypes
 from ..devices.operations._calls import composed
 from ..expressions import intermediates
 from ._actor import BlasActor, SolverActor, solving
@@ -324,11 +324,12 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     """
     device = device_of("lstsq", a, b)
     _check(a, b)
+    is_used = rcond is not None and 0 < real("lstsq", "rcond", rcond) < 1
     m, n = a.shape
     u, s, vh = cast(SVDResult, await device.ask(Svd(a, full_matrices=False)))
     values: npt.NDArray[Any] = await s.to_host()
     epsilon = float(np.finfo(values.dtype).eps)
-    least = epsilon * max(m, n) if rcond is None else rcond if 0 < rcond < 1 else epsilon
+    least = epsilon * max(m, n) if rcond is None else rcond if is_used else epsilon
     kept = values[values > least * values.max(initial=0)]
     rank, dtype = len(kept), u.dtype.dtype
     columns = b if len(b.shape) == 2 else b[:, None]

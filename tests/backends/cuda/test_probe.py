@@ -354,9 +354,8 @@ class TestLibraries:
         } == set()
 
 
-@pytest.mark.parametrize("isolation", ["inline", "process"])
 class TestOpening:
-    @pytest.mark.slow
+    @pytest.mark.parametrize("isolation", ["inline", pytest.param("process", marks=pytest.mark.slow)])
     def test_a_library_that_is_missing_is_refused_by_the_actor(
         self, bare: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:
@@ -377,11 +376,12 @@ print(await x.to_host())
         )
         assert text.splitlines() == [
             str(tuple([one for one in EVERYTHING if one != "fft"])),
-            f"library 'fft' needs cuFFT, which is not installed: {CUDA13}",
+            f"fft.fft: library 'fft' needs cuFFT, which is not installed: {CUDA13}",
             "[0. 1. 2. 3.]",
         ]
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("isolation", ["inline", "process"])
     def test_another_process_was_quicker(
         self, equipped: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:
@@ -449,7 +449,6 @@ for _ in range(3):
     assert lost == [f"lost with {generation} [0. 1. 2.]" for generation in (1, 2, 3)]
 
 
-@pytest.mark.slow
 def test_bindings_of_libraries_that_cannot_be_imported_are_named(
     equipped: Machine, variables: Callable[..., dict[str, str]]
 ) -> None:
@@ -469,7 +468,8 @@ print(await x.to_host())
         variables(),
     )
     refused, host = text.splitlines()
-    assert re.match(r"library 'fft' needs nvmath(\.bindings)?, which cannot be imported \(", refused)
+    needs = r"fft\.fft: library 'fft' needs nvmath(\.bindings)?, which cannot be imported \("
+    assert re.match(needs, refused)
     assert refused.endswith("pip install --force-reinstall --no-deps nvmath-python cuda-core")
     assert host == "[0. 1. 2. 3.]"
 
