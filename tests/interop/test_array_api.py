@@ -155,6 +155,9 @@ async def test_operators_in_place_change_the_memory_and_no_dtype(xp: ArrayApi) -
             x *= xp.asarray(np.arange(6))
         with pytest.raises(TypeError, match="does not promote"):
             x += 1.5
+        square = xp.asarray(np.arange(4.0).reshape(2, 2))
+        square @= xp.asarray(np.eye(2, dtype=np.float32) * 2)
+        assert np.asarray(square).tolist() == [[0.0, 2.0], [4.0, 6.0]]
         with pytest.raises(TypeError, match=r"in place: .*cannot take on"):
             part += xp.asarray(np.ones((2, 3), np.int32))
 

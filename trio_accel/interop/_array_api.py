@@ -236,9 +236,9 @@ def adapted(name: str, function: Callable[..., Any], default: Device) -> Callabl
 
 def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def promote(x1: AccelRef, x2: AccelRef, /, **options: Any) -> Any:
+    def promote(x1: AccelRef, x2: AccelRef, /, **options: Any) -> Any:
         dtype = result_type(x1, x2)
-        return await function(_converted(x1, dtype), _converted(x2, dtype), **options)
+        return function(_converted(x1, dtype), _converted(x2, dtype), **options)
 
     return promote
 

@@ -54,9 +54,8 @@ _reflected = partial(_binary, is_reflected=True)
 def _in_place(name: str) -> _Binary:
     """Make the operator that changes the array."""
 
-    async def change(x: AccelRef, other: Any) -> None:
-        # The namespace of calls has it for operators of references.
-        result = getattr(x.__array_namespace__(), name)(x, other)
+    async def change(function: Callable[..., Any], x: AccelRef, other: Any) -> None:
+        result = function(x, other)
         if result.dtype is not x.dtype or result.shape != x.shape:
             result.close()
             raise TypeError(
@@ -68,7 +67,9 @@ def _in_place(name: str) -> _Binary:
     def method(self: Array, other: Any, /) -> Array:
         if not isinstance(other, (Array, *_NUMBER)):
             return cast("Array", NotImplemented)
-        self.__array_namespace__().call(name, change, self, other)
+        space = self.__array_namespace__()
+        # The blocking function wraps one that makes a call, which is a part of the request.
+        space.call(name, change, getattr(space, name).__wrapped__, self, other)
         return self
 
     return method

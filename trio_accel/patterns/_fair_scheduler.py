@@ -86,7 +86,7 @@ class Weights(UserDict[Hashable, float]):
     def __repr__(self) -> str:
         return f"Weights({self.data!r}, default={self._default!r})"
 
-    # Those of a dictionary would take weights unchecked, and forget the default.
+    # The operators of a dictionary would take weights unchecked, and forget the default.
     __or__ = __ror__ = __ior__ = None  # type: ignore[assignment]
 
     def __setitem__(self, tenant: Hashable, weight: float) -> None:

@@ -186,7 +186,7 @@ class LaunchOrder:
         return iter(self._turns)
 
     def admits(self, launch: Launch) -> bool:
-        """Tell whether an operation need not be entered as no other waits, and what is leased is not its."""
+        """Tell whether an operation need not be entered: no other waits, and it uses no leased array."""
         return not self._turns and self._order.is_free(launch.reads, launch.writes)
 
     def enter(self, launch: Launch) -> None:

@@ -29,11 +29,8 @@ _MOST_ARGUMENTS = 2048
 def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int]) -> bool:
     """Tell whether `joined` may find some to join; see there for the arguments."""
     uses = _uses(nodes)
-    return len(nodes) <= _MOST_NODES and any(
-        _goes_into(nodes, first, place, between, uses)
-        for place in range(len(nodes))
-        for first in range(place)
-    )
+    places = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
+    return any(_find_ahead(nodes, place, between, uses) is not None for place in places)
 
 
 async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
@@ -52,7 +49,7 @@ async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[G
     uses = _uses(nodes)
     place = 0
     while place < len(left):
-        found = next((one for one in range(place) if _goes_into(left, one, place, between, uses)), None)
+        found = _find_ahead(left, place, between, uses)
         made = None if found is None else _one(left[found], left[place])
         if found is None or made is None:
             place += 1
@@ -69,12 +66,22 @@ def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
     return Counter(block for node in nodes for block in {*node.spec.blocks()[0], *node.spec.blocks()[1]})
 
 
+def _find_ahead(
+    nodes: Sequence[GraphNode], place: int, between: Collection[int], uses: Mapping[int, int]
+) -> int | None:
+    """Find the first operation that may be computed where the one at a place reads its result."""
+    if type(nodes[place].spec) is not ElementwiseSpec:
+        return None
+    return next((one for one in range(place) if _goes_into(nodes, one, place, between, uses)), None)
+
+
 def _goes_into(
     nodes: Sequence[GraphNode], first: int, second: int, between: Collection[int], uses: Mapping[int, int]
 ) -> bool:
     """Tell whether an expression may be computed where another one reads its result."""
     ahead, behind = nodes[first].spec, nodes[second].spec
-    if type(ahead) is not ElementwiseSpec or type(behind) is not ElementwiseSpec:
+    assert isinstance(behind, ElementwiseSpec)  # as was found
+    if type(ahead) is not ElementwiseSpec:
         return False
     if len(ahead.results) != 1 or nodes[first].library != nodes[second].library:
         return False

@@ -143,7 +143,7 @@ class PhiloxSpec(OperationSpec):
             by Box and Muller), ``"exponential"`` (mean ``width``: minus the logarithms of uniform numbers),
             ``"lognormal"`` (of normal numbers the exponentials) or ``"integers"`` (int64 from ``low`` on,
             below ``low + width``, of at most 2**32: the upper half of the product with two words).
-        place: The 64-bit key and the first row, which is even; of `PLACE`.
+        place: The 64-bit key and the first row, which is even, packed by `PLACE`.
         low: Lower bound, or mean.
         width: Width, or standard deviation.
     """
