@@ -18,13 +18,11 @@ import trio
 import trio_accel as ta
 
 
-async def client(
-    device: ta.Device, right: ta.AccelRef, on_host: npt.NDArray[np.float32], kills: int, fates: Counter[str]
-) -> None:
+async def client(right: ta.AccelRef, host: npt.NDArray[np.float32], kills: int, fates: Counter[str]) -> None:
     """Ask for products until the last worker serves; write down what became of each."""
     left = np.random.default_rng().standard_normal((64, 1024), np.float32)
-    expected = left.astype(np.float64) @ on_host.astype(np.float64)
-    while device.generation <= kills:
+    expected = left.astype(np.float64) @ host.astype(np.float64)
+    while right.device.generation <= kills:
         try:
             product = await (left @ right).to_host()
         except ta.ContextLostError:
@@ -59,7 +57,7 @@ async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill, device, kills)
             for _ in range(clients):
-                nursery.start_soon(client, device, array[:1024], host[:1024], kills, fates)
+                nursery.start_soon(client, array[:1024], host[:1024], kills, fates)
         is_intact = await digest(array) == before
         print(f"generation {device.generation}, {mebibytes} MiB {'intact' if is_intact else 'CHANGED'}")
     print(", ".join(f"{count} {fate}" for fate, count in sorted(fates.items())))
