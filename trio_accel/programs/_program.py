@@ -273,7 +273,8 @@ class OpenProgram:
         method, state = self._method(given)
         if method.yields:
             raise TypeError(
-                f"{method.where} yields: write async with program.stream(...) as items, and async for"
+                f"{method.where} yields, and an ask has one reply; open it as a program, and iterate: "
+                "async with program.stream(...) as items"
             )
         bound = bind_arguments(method.where, method.signature, args, kwargs)
         out = bound.arguments.pop("out", None) if method.takes_out else None

@@ -226,9 +226,10 @@ class Launch(Request[Any, None]):
             only: Ids of the blocks; None for all.
         """
         made = self.made
-        if self.spec.is_idempotent:
-            only = made
+        sound = self.reads - made if self.spec.is_idempotent else ()
         for output in self.outputs:
+            if output.id in sound:
+                continue
             if only is None or output.id in only:
                 output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)
                 output.is_unmade = output.is_unmade or output.id in made

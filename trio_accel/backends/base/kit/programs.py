@@ -255,6 +255,9 @@ class ProgramHost:
             RuntimeError: It keeps an array that it was lent for writing.
             TypeError: It returned something else than was declared, or what no device has.
         """
+        if isinstance(spec, ProgramReturn):
+            for number in spec.forget:
+                self._forget(number)
         if isinstance(spec, ProgramNext):
             self._next(spec)
             return
@@ -338,8 +341,7 @@ class ProgramHost:
     def _next(self, spec: ProgramNext) -> None:
         """Make the next item of a method that yields, or close it."""
         where, function, _ = self._method(spec.method)
-        for number in spec.forget:
-            self._forget(where, number)
+        spec.words[0] = 0
         stream, outputs = self._streams.get(spec.stream), self._views(spec.written)
         if spec.item == 0:
             views = [self._arrays.view(array, write=False) for array in spec.read]
@@ -357,7 +359,7 @@ class ProgramHost:
             with self._code(spec, where, function, stream.updated):
                 if spec.item < 0:
                     stream.generator.close()
-                spec.words[0] = 0
+                # A generator that is closed has no item more.
                 for returned in stream.generator:
                     self._keep(where, spec, returned, outputs)
                     is_over = False
@@ -367,7 +369,7 @@ class ProgramHost:
                 del self._streams[spec.stream]
             self._arrays.end([*outputs, *(stream.views if is_over else ())])
 
-    def _forget(self, where: str, number: int) -> None:
+    def _forget(self, number: int) -> None:
         """Let go of a result or a stream that is not wanted."""
         self._kept.pop(number, None)
         stream = self._streams.pop(number, None)
@@ -375,7 +377,7 @@ class ProgramHost:
             try:
                 stream.generator.close()
             except Exception:
-                _logger.exception("%s failed while it was closed", where)
+                _logger.exception("program %r: a stream failed while it was closed", self.definition.name)
             self._arrays.end(stream.views)
 
     def _undeclared(self, function: Callable[..., Any]) -> str:
@@ -409,7 +411,7 @@ class ProgramHost:
     def close(self) -> None:
         """Let go of the instance and of its results."""
         for number in tuple(self._streams):
-            self._forget(self.definition.name, number)
+            self._forget(number)
         self._program = None
         self._kept.clear()
 
@@ -422,8 +424,6 @@ class ProgramHost:
 
     def _keep(self, where: str, spec: ProgramReturn, returned: object, expected: Sequence[object]) -> None:
         """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
-        for slot in spec.forget:
-            self._forget(where, slot)
         tree, arrays, found = self._flattened(where, returned)
         is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
         if is_expected:
