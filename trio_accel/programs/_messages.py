@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import attrs
@@ -290,9 +290,11 @@ class MethodCall(_ProgramMessage):
         slot = cast("int", self.slot)
         if self.item is not None and self.item[1]:
             arguments = "", b""  # its generator has them
-        what = name, *arguments, "", self.method.idempotent, state, inputs, updated, written
-        kept = slot, self.forget, words
-        spec = ProgramReturn(*what, *kept) if self.item is None else ProgramNext(*what, *kept, *self.item)
+        make: Callable[..., ProgramReturn] = ProgramReturn
+        if self.item is not None:
+            make = partial(ProgramNext, stream=self.item[0], item=self.item[1])
+        repeats = self.method.idempotent
+        spec = make(name, *arguments, "", repeats, state, inputs, updated, written, slot, self.forget, words)
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys), is_checked=True)

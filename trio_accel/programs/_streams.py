@@ -37,10 +37,10 @@ _MOST_LOSSES = 8
 class ItemStream(AsyncIterator[T_co]):
     """Items of a method that yields; one task reads them at a time. Made by `Program.stream`."""
 
-    def __init__(self, items: trio.MemoryReceiveChannel[T_co]) -> None:
+    def __init__(self, items: trio.MemoryReceiveChannel[T_co], failures: list[Exception]) -> None:
         self._items = items
         self._is_read = False
-        self._failure: Exception | None = None
+        self._failures = failures
 
     async def __anext__(self) -> T_co:
         """Return the next item; a cancellation loses none.
@@ -61,18 +61,13 @@ class ItemStream(AsyncIterator[T_co]):
             raise trio.ClosedResourceError("the block of this stream has ended") from None
         finally:
             self._is_read = False
-        failure, self._failure = self._failure, None
-        if failure is None:
-            raise StopAsyncIteration
-        try:
-            raise failure
-        finally:
-            # Its error has this frame.
-            del failure
+        if self._failures:
+            raise self._failures.pop()
+        raise StopAsyncIteration
 
 
 class Items:
-    """Has the items of a stream made, by one generator after the other where its method resumes.
+    """Has the items of a stream made (D185), by one generator after the other where its method resumes.
 
     Args:
         method: The method.
@@ -107,11 +102,11 @@ class Items:
     async def open(self) -> AsyncGenerator[ItemStream[Any], None]:
         """Have items made beside the block, ahead of the reader; close the generator at the end."""
         send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
-        stream = ItemStream[Any](receive)
+        failures: list[Exception] = []
         has_failed = True
         try:
-            async with running_beside(partial(self._feed, stream, send)):
-                yield stream
+            async with running_beside(partial(self._feed, send, failures)):
+                yield ItemStream(receive, failures)
             has_failed = False
         finally:
             receive.close()
@@ -122,14 +117,14 @@ class Items:
                     raise
                 _logger.exception("%s failed while its stream was closed", self._method.where)
 
-    async def _feed(self, stream: ItemStream[Any], send: trio.MemorySendChannel[Any]) -> None:
+    async def _feed(self, send: trio.MemorySendChannel[Any], failures: list[Exception]) -> None:
         async with send:
             try:
                 await self._put()
                 while (item := await self._next()) is not END:
                     await send.send(item)
             except Exception as error:  # noqa: BLE001  # the reader's
-                stream._failure = error  # noqa: SLF001  # of the same module
+                failures.append(error)
 
     async def _put(self) -> None:
         """Copy the NumPy arrays among the arguments to the device, once for all items."""
@@ -137,9 +132,9 @@ class Items:
             found: list[Any] = []
             depth = -1 if self._bound.signature.parameters[name].kind in SEVERAL else 0
             tree = flatten(f"{self._method.where}: {name}", value, partial(_collect, found), depth=depth)
-            if any(isinstance(one, np.ndarray) for one in found):
+            if not all(isinstance(one, AccelRef) for one in found):
                 put = self._device.put
-                refs = [await put(one) if isinstance(one, np.ndarray) else one for one in found]
+                refs = [one if isinstance(one, AccelRef) else await put(one) for one in found]
                 self._bound.arguments[name] = build(tree, refs)
 
     async def _next(self) -> Any:
@@ -147,18 +142,11 @@ class Items:
         losses = 0
         while True:
             try:
-                item = await self._make()
+                return await self._make()
             except ContextLostError as error:
                 losses += 1
                 if not self._method.resumes or error.is_to_blame or losses > _MOST_LOSSES:
                     raise
-            else:
-                break
-        if item is not END:
-            self._count += 1
-            if self._method.resumes is True:
-                self._items.append(item)
-        return item
 
     async def _make(self) -> Any:
         if self._place is None:
@@ -172,7 +160,13 @@ class Items:
             # Whatever has failed, the generator has ended.
             self._place = None
             raise
-        self._place = None if item is END else (self._place[0], self._place[1] + 1)
+        if item is END:
+            self._place = None
+            return END
+        self._place = self._place[0], self._place[1] + 1
+        self._count += 1
+        if self._method.resumes is True:
+            self._items.append(item)
         return item
 
     async def _close(self) -> None:
