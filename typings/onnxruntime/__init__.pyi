@@ -24,7 +24,7 @@ class IOBinding:
         name: str,
         device_type: str = "cpu",
         device_id: int = 0,
-        element_type: npt.DTypeLike = None,
+        element_type: npt.DTypeLike | None = None,
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None: ...
