@@ -29,6 +29,7 @@ ISOLATED = (
     "surviving_worker.py",
     "own_library.py",
     "own_program.py",
+    "onnx_model.py",
     "nearest.py",
     "checkpoint.py",
     "blend.py",
@@ -187,6 +188,13 @@ generation 3, 4 MiB intact
         """
 40 steps, 2 workers lost, loss 0[.]0[0-9]{2}, [0-3] wrong
 weights as without a device: right
+""",
+    ),
+    (
+        "onnx_model.py",
+        "--backend cpu",
+        """
+generation 2, largest error [0-9]e-0[78]: right
 """,
     ),
     (

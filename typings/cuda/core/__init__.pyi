@@ -50,6 +50,7 @@ class Device:
 class Stream:
     @staticmethod
     def from_handle(handle: int) -> Stream: ...
+    def sync(self) -> None: ...  # of examples
 
 class LaunchConfig:
     def __init__(self, *, grid: int | tuple[int, ...], block: int | tuple[int, ...]) -> None: ...
