@@ -31,6 +31,17 @@ async def program(any_device: ta.Device, rows: ta.AccelRef) -> AsyncGenerator[Pr
         yield program
 
 
+@pytest.fixture
+async def of_numpy(device: ta.Device) -> AsyncGenerator[Program[Streams], None]:
+    """A program whose methods compute by NumPy."""
+    async with ta.open_program(device, Streams, await device.zeros((4, 2))) as program:
+        yield program
+
+
+def rows_of(program: Program[Streams]) -> ta.AccelRef:
+    return program._opened.state[0].ref
+
+
 async def read(program: Program[Streams], to: list[Any], name: str, *args: object) -> None:
     """Read a stream to its end."""
     async with program.stream(name, *args) as items:
@@ -73,7 +84,8 @@ async def test_items_are_results_in_order(program: Program[Streams]) -> None:
 
 
 @pytest.mark.parametrize("is_host", [False, True])
-async def test_arguments_live_as_long_as_the_stream(program: Program[Streams], is_host: bool) -> None:
+async def test_arguments_live_as_long_as_the_stream(of_numpy: Program[Streams], is_host: bool) -> None:
+    program = of_numpy
     x: Any = np.arange(4.0) if is_host else await program.device.put(np.arange(4.0))
     put = (await program.device.statistics()).launched
     async with program.stream(Streams.first_of, x) as numbers:
@@ -88,6 +100,12 @@ async def test_arguments_live_as_long_as_the_stream(program: Program[Streams], i
     assert (await program.device.statistics()).launched - put == 9 + is_host
     async with program.stream(Streams.scaled, np.ones(2), [1.0, 2.0]) as arrays:
         assert await texts(arrays) == [[1.0, 1.0], [2.0, 2.0]]
+
+
+async def test_an_argument_may_be_taken_between_items(program: Program[Streams]) -> None:
+    x = await program.device.put(np.arange(3.0))
+    async with program.stream(Streams.takes, x) as shapes:
+        assert await rest(shapes) == [[3]] * 3
 
 
 async def test_a_function_is_read_likewise(any_device: ta.Device) -> None:
@@ -212,9 +230,8 @@ async def test_items_report_progress(program: Program[Streams]) -> None:
     assert told == [0, 1, 2]
 
 
-async def test_state_that_is_updated_is_written_between_items(
-    program: Program[Streams], rows: ta.AccelRef
-) -> None:
+async def test_state_that_is_updated_is_written_between_items(of_numpy: Program[Streams]) -> None:
+    program, rows = of_numpy, rows_of(of_numpy)
     async with program.stream(Streams.add, 1.0) as numbers:
         assert await anext(numbers) == 0
     assert (await rows.to_host())[0].tolist() == [1.0, 1.0]
@@ -225,7 +242,8 @@ async def test_state_that_is_updated_is_written_between_items(
         await read(program, [], "writes_undeclared")
 
 
-async def test_an_idempotent_method_may_refuse_half_way(program: Program[Streams], rows: ta.AccelRef) -> None:
+async def test_an_idempotent_method_may_refuse_half_way(of_numpy: Program[Streams]) -> None:
+    program, rows = of_numpy, rows_of(of_numpy)
     with pytest.raises(ValueError, match="a negative value"):
         await program.ask(Streams.fill_some, np.array([1.0, 2.0, -1.0, 4.0]))
     assert not program.is_damaged
