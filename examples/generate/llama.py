@@ -67,7 +67,7 @@ def weights_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: Config, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
-    """Make weights of the right shapes, float32, whose numbers neither vanish nor grow from layer to layer."""
+    """Make weights of the right shapes, float32, so that numbers neither vanish nor grow on their way."""
     random = np.random.default_rng(seed)
     made: dict[str, npt.NDArray[np.float32]] = {}
     for name, shape in weights_of(config).items():
@@ -80,8 +80,8 @@ def random_weights(config: Config, seed: int = 0) -> dict[str, npt.NDArray[np.fl
 def rotations(config: Config) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Cosines and sines by which each position turns the numbers of a head: two arrays (context, width).
 
-    Neighbours turn, numbers 2i and 2i + 1, as the weights of a GGUF file want it. Each sine has the sign of its
-    number: ``x * cosine + x[neighbour] * sine``.
+    Neighbours turn, numbers 2i and 2i + 1, as the weights of a GGUF file want it. Each sine has the sign of
+    its number: ``x * cosine + x[neighbour] * sine``.
     """
     rates = config.base ** (-np.arange(0, config.width, 2) / config.width)
     angles = np.repeat((np.arange(config.context)[:, None] * rates).astype(np.float32), 2, axis=1)
@@ -122,8 +122,8 @@ class Llama:
         It writes the same numbers to the same places when it runs again, so a lost step is repeated.
 
         Args:
-            rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and the
-                place that its key and value get: ``page * size + offset``. The tokens of a sequence are
+            rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and
+                the place that its key and value get: ``page * size + offset``. The tokens of a sequence are
                 neighbours, and their positions follow one another.
             tables: Array of shape (sequences, most), int64: the pages of each, filled up with any page.
             ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`.

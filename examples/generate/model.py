@@ -1,6 +1,7 @@
 """One interface to the forwards of a model: runs of several sequences in, their next tokens out.
 
-It fits a step of `ta.patterns.ContinuousBatcher`: whichever sequences run, they make one request of the device.
+It fits a step of `ta.patterns.ContinuousBatcher`: whichever sequences run, they make one request of the
+device.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class Sampling:
     seed: int = 0
 
     def draw(self, position: int) -> float:
-        """A number from 0 to 1 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011: Philox)."""
+        """A number from 0 to 1, by Philox (Salmon et al., "Parallel random numbers", SC 2011)."""
         key = np.array([self.seed % (1 << 64), 0], np.uint64)
-        return float(np.random.Generator(np.random.Philox(counter=position, key=key)).random(dtype=np.float32))
+        return float(
+            np.random.Generator(np.random.Philox(counter=position, key=key)).random(dtype=np.float32)
+        )
 
 
 GREEDY = Sampling()
@@ -86,8 +89,8 @@ class Batch:
             size: Tokens of a page.
 
         Raises:
-            ValueError: A run has no token, more than its pages or the model have room for, or a token or a page
-                that there is not. The device would write to a place of another sequence.
+            ValueError: A run has no token, more than its pages or the model have room for, or a token or a
+                page that there is not: the device would write to a place of another sequence.
         """
         for run in runs:
             _check(run, config, pages, size)
@@ -112,8 +115,8 @@ def _check(run: Run, config: Config, pages: int, size: int) -> None:
     tokens, most = run.tokens, min(config.context, len(run.pages) * size)
     if not tokens or run.start < 0 or run.length > most:
         raise ValueError(
-            f"a run must have 1 to {most - run.start} tokens behind {run.start} ({len(run.pages)} pages of {size}, "
-            f"at most {config.context} tokens), got {len(tokens)}"
+            f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} pages "
+            f"of {size}, and at most {config.context} tokens), got {len(tokens)}"
         )
     if not 0 <= min(tokens) <= max(tokens) < config.words:
         raise ValueError(f"tokens must be 0 to {config.words - 1}, got {min(tokens)} to {max(tokens)}")
@@ -137,11 +140,13 @@ class Model:
         config: What it is like.
         caches: Its cache, one array for each layer, pages along the first axis: what `Pages` takes.
         forward: What computes.
+        operation: The operation that a step is, as `ta.testing.inject_fault` takes it.
     """
 
     config: Config
     caches: Sequence[ta.AccelRef]
     forward: Forward
+    operation: Any
 
     async def step(self, runs: Sequence[Run]) -> list[int]:
         """Put tokens of several sequences into the cache, and choose the next token of each: one request.
@@ -187,8 +192,8 @@ async def open_model(
         pages: Pages of its cache.
         size: Tokens of a page.
         dtype: Of weights and cache: float32; with ``"torch"`` and ``"operations"`` also bfloat16 or float16.
-        forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the package;
-            None for PyTorch where it is installed, else NumPy.
+        forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
+            package; None for PyTorch where it is installed, else NumPy.
     """
     placed: dict[str, Any] = {name: await device.put(array.astype(dtype)) for name, array in weights.items()}
     shape = config.cache_shape(pages, size)
@@ -197,7 +202,7 @@ async def open_model(
     if chosen == "operations":
         from operations import Operations
 
-        yield Model(config, caches, Operations(placed, caches, config))
+        yield Model(config, caches, Operations(placed, caches, config), ta.graphs.Replay)
         return
     cls: type[Llama] = Llama
     if chosen == "torch":
@@ -209,4 +214,4 @@ async def open_model(
         async def step(batch: Batch) -> ta.AccelRef:
             return await program.ask(cls.step, *attrs.astuple(batch, recurse=False))
 
-        yield Model(config, caches, step)
+        yield Model(config, caches, step, program.operation(cls.step))

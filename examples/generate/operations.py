@@ -1,7 +1,8 @@
 """The Llama of `llama.py` by operations of the package: one code for every backend, no other library.
 
-A step is recorded as a graph for each number of tokens, sequences and pages, rounded up. So it is one request.
-Each token is a query of its own, whether it is of a prompt or was made last: it sees the keys up to its position.
+A step is recorded as a graph for each number of tokens, sequences and pages, rounded up. So it is one
+request. Each token is a query of its own, whether it is of a prompt or was made last: it sees the keys up to
+its position.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Operations", "rounded"]
 
 # Neighbours turn. Values stay: their cosine counts as 1, their sine as 0.
 _turn = jit.elementwise(
-    "c = where(i(1) < turning, float32(cosines[p, i(2)]), 1.0); s = where(i(1) < turning, sines[p, i(2)], 0.0); "
+    "c = where(i(1) < turning, cosines[p, i(2)], 1.0); s = where(i(1) < turning, sines[p, i(2)], 0.0); "
     "y = x * c + x[i(0), i(1), i(2) ^ 1] * s",
     inputs=("x", "p", "cosines", "sines", "turning"),
     name="turn",
@@ -83,7 +84,8 @@ class Operations:
             device = self.caches[0].device
             if not self._turns:
                 self._turns = [await device.put(array) for array in rotations(self.config)]
-            graph = await ta.graphs.capture(device, self.forward, *[await device.put(one) for one in given])
+            like = [await device.put(one) for one in given]
+            graph = await ta.graphs.capture(device, self.forward, *like, idempotent=True)
             while len(self._graphs) >= _MOST:
                 self._graphs.pop(next(iter(self._graphs))).close()
         self._graphs[key] = graph  # The one that was used last is the last.
@@ -131,7 +133,7 @@ async def _choose(
 ) -> ta.AccelRef:
     """Draw where a temperature says so: what `Llama` does, with one row for each sequence."""
     temperature, top_p, draw = sampling[:, :, None].astype(np.float64)
-    shares = await arrays.softmax(arrays.astype(logits, "float64") / np.maximum(temperature, 1e-6), axis=1)
+    shares = await arrays.softmax(logits.cast("float64") / np.maximum(temperature, 1e-6), axis=1)
     order = await arrays.argsort(shares, axis=1, descending=True)
     ordered = await arrays.take_along_axis(shares, order, axis=1)
     sums = await arrays.cumulative_sum(ordered, axis=1)

@@ -1,4 +1,4 @@
-"""Texts and tokens of a language model: its file, its tokenizer, its template of chats, and texts in parts."""
+"""Texts and tokens of a language model: its file, tokenizer, template of chats, and texts in parts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Text:
         ends: Tokens that end an answer.
     """
 
-    def __init__(self, tokenizer: Any, controls: Mapping[str, int], template: str, ends: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, controls: Mapping[str, int], template: str, ends: Sequence[int]
+    ) -> None:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         self.tokenizer, self.controls, self.ends = tokenizer, dict(controls), frozenset(ends)
@@ -75,11 +77,16 @@ class Text:
             messages: Each has a role and a content.
         """
         said = [message["content"] for message in messages]
-        # A letter that nobody uses breaks each control token that a user has written, until the template's own
-        # are found. What stands beside each other is still encoded together.
-        mark = next(letter for letter in map(chr, range(0xE000, 0x110000)) if not any(letter in one for one in said))
+        # A letter that nobody uses breaks each control token that a user has written, until the template's
+        # own are found. What stands beside each other is still encoded together.
+        mark = next(
+            letter for letter in map(chr, range(0xE000, 0x110000)) if not any(letter in one for one in said)
+        )
         broken = [
-            {**message, "content": self._control.sub(lambda found: found[0][0] + mark + found[0][1:], content)}
+            {
+                **message,
+                "content": self._control.sub(lambda found: found[0][0] + mark + found[0][1:], content),
+            }
             for message, content in zip(messages, said, strict=True)
         ]
         text = self._template.render(messages=broken, add_generation_prompt=True)
@@ -138,7 +145,9 @@ class Shown:
 
 def _overlap(text: str, stop: str) -> int:
     """How many letters at the end of a text may be the beginning of a stop string."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
+    )
 
 
 @attrs.frozen(eq=False)
@@ -174,7 +183,9 @@ def load_random(config: Config = SMOLLM2, seed: int = 0) -> Loaded:
     if len(words) != config.words:
         raise ValueError(f"a model of bytes must have at least {len(words)} tokens, got {config.words}")
     kinds = [_CONTROL if word in _CONTROLS else 1 for word in words]
-    return Loaded("random", config, random_weights(config, seed), _text(words, [], kinds, _CHAT, ("<|im_end|>",)))
+    return Loaded(
+        "random", config, random_weights(config, seed), _text(words, [], kinds, _CHAT, ("<|im_end|>",))
+    )
 
 
 def load_file(path: Path | None = None) -> Loaded:
@@ -206,7 +217,9 @@ def load_file(path: Path | None = None) -> Loaded:
 
         weights = _weights(read, config.layers)
     except KeyError as error:
-        raise InputError(f"{source} has no {error.args[0]!r}: it is no Llama as this program takes it") from None
+        raise InputError(
+            f"{source} has no {error.args[0]!r}: it is no Llama as this program takes it"
+        ) from None
     for name, shape in weights_of(config).items():
         if weights[name].shape != shape:
             raise InputError(f"{source}: {name!r} must have the shape {shape}, got {weights[name].shape}")
@@ -273,7 +286,9 @@ def _text(
     numbers = {word: number for number, word in enumerate(words)}
     made: Any = Tokenizer(models.BPE(numbers, list(merges)))
     # llama.cpp's rule "smollm": each digit by itself, and then what GPT-2 does.
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    )
     made.decoder = decoders.ByteLevel()
     controls = {word: numbers[word] for word, kind in zip(words, kinds, strict=True) if kind == _CONTROL}
     made.add_special_tokens(list(controls))
