@@ -115,8 +115,8 @@ def _check(run: Run, config: Config, pages: int, size: int) -> None:
     tokens, most = run.tokens, min(config.context, len(run.pages) * size)
     if not tokens or run.start < 0 or run.length > most:
         raise ValueError(
-            f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} pages "
-            f"of {size}, and at most {config.context} tokens), got {len(tokens)}"
+            f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} "
+            f"pages of {size}, and at most {config.context} tokens), got {len(tokens)}"
         )
     if not 0 <= min(tokens) <= max(tokens) < config.words:
         raise ValueError(f"tokens must be 0 to {config.words - 1}, got {min(tokens)} to {max(tokens)}")

@@ -134,10 +134,11 @@ class Shown:
             return ""
         self._decoded += text
         held = self._held + text
-        found = [place for place in (held.find(stop) for stop in self._stop) if place >= 0]
+        # The stop string that was whole first, wherever tokens end; of several the longest.
+        found = [(held.find(stop) + len(stop), held.find(stop)) for stop in self._stop if stop in held]
         if found:
             self.is_stopped, self._held = True, ""
-            return held[: min(found)]
+            return held[: min(found)[1]]
         begun = max((_overlap(held, stop) for stop in self._stop), default=0)
         self._held = held[len(held) - begun :]
         return held[: len(held) - begun]
