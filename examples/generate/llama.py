@@ -230,5 +230,6 @@ def _draw(logits: Any, temperature: Any, top_p: Any, draw: Any) -> Any:
     shares = np.exp((logits[order] - logits[order[0]]) / temperature, dtype=np.float64)
     sums = np.cumsum(shares)
     # A token is kept if those before it make less than `top_p`, so one always is.
-    kept = max(np.count_nonzero(sums - shares < top_p * sums[-1]), 1)
-    return order[min(np.searchsorted(sums[:kept], draw * sums[kept - 1], side="right"), kept - 1)]
+    kept = max(int(np.count_nonzero(sums - shares < top_p * sums[-1])), 1)
+    place = int(np.count_nonzero(sums <= draw * sums[kept - 1]))
+    return order[min(place, kept - 1)]

@@ -55,7 +55,8 @@ class TorchLlama(Llama):
             return self._logits(rows, tables, ends, counts)
 
     def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
-        return self._forward(*map(torch.from_dlpack, (rows, tables, ends)), counts).float()
+        rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
+        return self._forward(rows, tables, ends, counts).float()
 
     def _choose(self, logits: Any, sampling: Any) -> Any:
         likeliest = logits.argmax(dim=1)

@@ -172,6 +172,14 @@ class Model:
         return tokens
 
 
+def _program(name: str) -> type[Llama]:
+    if name == "numpy":
+        return Llama
+    from llama_torch import TorchLlama
+
+    return TorchLlama
+
+
 @asynccontextmanager
 async def open_model(
     device: ta.Device,
@@ -195,7 +203,9 @@ async def open_model(
         forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
             package; None for PyTorch where it is installed, else NumPy.
     """
-    placed: dict[str, Any] = {name: await device.put(array.astype(dtype)) for name, array in weights.items()}
+    placed: dict[str, Any] = {
+        name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()
+    }
     shape = config.cache_shape(pages, size)
     caches: list[Any] = [await device.zeros(shape, dtype) for _ in range(config.layers)]
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
@@ -204,14 +214,13 @@ async def open_model(
 
         yield Model(config, caches, Operations(placed, caches, config), ta.graphs.Replay)
         return
-    cls: type[Llama] = Llama
-    if chosen == "torch":
-        from llama_torch import TorchLlama
-
-        cls = TorchLlama
+    cls = _program(chosen)
     async with ta.open_program(device, cls, placed, caches, config=attrs.asdict(config)) as program:
 
         async def step(batch: Batch) -> ta.AccelRef:
-            return await program.ask(cls.step, *attrs.astuple(batch, recurse=False))
+            chosen: ta.AccelRef = await program.ask(
+                cls.step, batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts
+            )
+            return chosen
 
         yield Model(config, caches, step, program.operation(cls.step))

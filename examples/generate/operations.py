@@ -8,7 +8,7 @@ its position.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ _turn = jit.elementwise(
     name="turn",
 )
 _gate = jit.elementwise("g / (1 + exp(-g)) * u", name="gate")
+_Graph: TypeAlias = ta.graphs.Graph[tuple[ta.AccelRef, ta.AccelRef]]
 _MOST = 64
 """Graphs that are kept."""
 
@@ -52,12 +53,13 @@ class Operations:
     ) -> None:
         self.config, self.weights, self.caches = config, dict(weights), list(caches)
         self._turns: list[ta.AccelRef] = []
-        self._graphs: dict[tuple[int, int, int], ta.graphs.Graph[tuple[ta.AccelRef, ta.AccelRef]]] = {}
+        self._graphs: dict[tuple[int, int, int], _Graph] = {}
 
     async def __call__(self, batch: Batch) -> ta.AccelRef:
         """Put tokens into the cache, and choose the next ones: see `Forward`."""
         given = self._filled(batch)
-        logits, chosen = await (await self._graph(*given))(*given)
+        graph = await self._graph(*given)
+        logits, chosen = await graph(*given)
         if batch.sampling is None:
             return chosen
         sampling = np.zeros((3, len(chosen)), np.float32)
@@ -72,11 +74,11 @@ class Operations:
         tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
         pages = np.minimum(np.arange(rounded(pages)), pages - 1)
         row = np.minimum(np.arange(rounded(tokens)), tokens - 1)
-        owner = np.repeat(np.arange(sequences), [count for count, _ in batch.counts])[row]
+        owner = np.searchsorted(batch.ends, row)
         ends = batch.ends[np.minimum(np.arange(rounded(sequences)), sequences - 1)]
         return [np.ascontiguousarray(batch.rows[:, row]), batch.tables[owner][:, pages], ends]
 
-    async def _graph(self, *given: npt.NDArray[np.int64]) -> Any:
+    async def _graph(self, *given: npt.NDArray[np.int64]) -> _Graph:
         rows, tables, ends = given
         key = (rows.shape[1], tables.shape[1], len(ends))
         graph = self._graphs.pop(key, None)

@@ -270,14 +270,16 @@ def _text_of(fields: Mapping[str, Any]) -> Text:
                 f"tokenizer.ggml.{name} must be {wanted!r}, got {fields[f'tokenizer.ggml.{name}']!r:.60}"
             )
     words, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    pairs = [merge.partition(" ") for merge in fields["tokenizer.ggml.merges"]]
     end = words[fields["tokenizer.ggml.eos_token_id"]]
-    return _text(words, merges, kinds, fields["tokenizer.chat_template"], (end,))
+    return _text(
+        words, [(one, other) for one, _, other in pairs], kinds, fields["tokenizer.chat_template"], (end,)
+    )
 
 
 def _text(
     words: Sequence[str],
-    merges: Sequence[tuple[str, ...]],
+    merges: Sequence[tuple[str, str]],
     kinds: Sequence[int],
     template: str,
     ends: Sequence[str],
