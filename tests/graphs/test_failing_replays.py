@@ -263,31 +263,3 @@ async def test_failed_inputs(device: ta.Device) -> None:
             await pending.wait()
     (fresh,) = await put(device, 1)
     await close(await graph(fresh, y), expected())
-
-
-@pytest.mark.parametrize("isolation", ["process"])
-@pytest.mark.parametrize("fault", [{"poison": True}, {"kill": True}], ids=["poison", "kill"])
-async def test_an_idempotent_replay_runs_again_although_it_changes_arrays(
-    system: ta.System, isolation: Isolation, fault: Any
-) -> None:
-    async with opened(system, isolation, retry=1, retry_suspects=True) as device:
-        rows, x, y = await put(device, 1, 2, 3)
-
-        async def step(x: ta.AccelRef) -> ta.AccelRef:
-            product = await (x @ y)
-            await rows[1].assign(product[0])
-            return await (rows @ y)
-
-        after = matrix(1)
-        after[1] = (matrix(2) @ matrix(3))[0]
-        graph = await graphs.capture(device, step, x, idempotent=True)
-        for use in (graph.replay, lambda: graph(x)):
-            with inject(device, **fault):
-                await close(await use(), after @ matrix(3))
-            await close(rows, after)
-        assert device.generation == 3
-        once = await graphs.capture(device, step, x)
-        with inject(device, **fault), pytest.raises(ta.ContextLostError):
-            await once.replay()
-        with pytest.raises(ta.StaleRefError, match=r"graphs.Replay"):
-            await rows.to_host()

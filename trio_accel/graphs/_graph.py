@@ -31,9 +31,7 @@ class GraphsActor(LibraryActor):
     library = "graphs"
 
 
-async def capture(
-    device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef, idempotent: bool = False
-) -> Graph[ReplyT]:
+async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef) -> Graph[ReplyT]:
     """Record the operations that a step asks of a device, to launch them as one from then on.
 
     ``await step(*arrays)`` is called once, with arrays that stand for the given ones. The operations that it
@@ -46,9 +44,6 @@ async def capture(
         step: Asks for operations, one or several at a time, and returns arrays: one, or tuples, lists and
             dictionaries of them, or None.
         arrays: Its arguments. `Graph.replay` works on these.
-        idempotent: Whether a replay may run again after a loss of its context, as `DeviceOptions.retry` says,
-            although it changes arrays: what it writes to them depends on nothing that replays write, as where
-            it puts rows into a cache. Nothing looks whether that is so.
 
     Returns:
         The graph. Nothing has run yet.
@@ -75,7 +70,7 @@ async def capture(
     map_reply(reply, note)
     names = _names(step, len(arrays))
     arguments = [(name, array.spec) for name, array in zip(names, arrays, strict=True)]
-    return Graph(device, arrays, lay_out(recorded, arguments, returned), reply, is_idempotent=idempotent)
+    return Graph(device, arrays, lay_out(recorded, arguments, returned), reply)
 
 
 class Graph(Generic[ReplyT]):
@@ -89,17 +84,8 @@ class Graph(Generic[ReplyT]):
     needs one raises `StaleRefError`, which names it.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        arrays: Sequence[AccelRef],
-        layout: Layout,
-        reply: ReplyT,
-        *,
-        is_idempotent: bool = False,
-    ) -> None:
+    def __init__(self, device: Device, arrays: Sequence[AccelRef], layout: Layout, reply: ReplyT) -> None:
         self._device = device
-        self._is_idempotent = is_idempotent
         self._arrays = tuple(arrays)
         self._layout = layout
         self._reply = reply
@@ -186,7 +172,6 @@ class Graph(Generic[ReplyT]):
     def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
         """See `Operation.plan`."""
         self._check_open(planner)
-        planner.is_idempotent = self._is_idempotent
         last = self._last if arrays is None and not planner.is_recording else None
         if last is not None and last.is_there():
             return last.plan(planner)
