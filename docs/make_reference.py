@@ -85,7 +85,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused"
     ),
     "trio_accel.backends.base.contract.ops": _names(
-        "Asker ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
+        "Asker ProgramCall ProgramFetch ProgramNext ProgramResult ProgramReturn RESULT_WORDS "
         "BranchSpec ChainSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
@@ -130,7 +130,7 @@ GIVEN = _names(
     "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor Call DeferredReply Device DeviceInfo "
     "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
-    "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
+    "ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})

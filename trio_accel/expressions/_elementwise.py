@@ -441,6 +441,9 @@ class Scatter:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         x: Any = message.arguments[0]
         planner.update(self._expression.inputs[0], x)
+        # Run again, it puts the same to the same places, if nothing that it reads lies beside these.
+        others = [one.block for one in message.arguments[1:] if isinstance(one, AccelRef)]
+        planner.is_overwriting = self._reduce in ("set", "min", "max") and x.block not in others
         taken = take(planner, self._expression, message.arguments, message.shape)
         text, typed = self._known(taken.signature)
         taken.check_held(planner.name, typed)

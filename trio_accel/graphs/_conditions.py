@@ -252,6 +252,7 @@ def _merged(
     for body in bodies:
         spec = GraphSpec(
             body.recipe,
+            body.is_idempotent,
             placed(body.read, reads),
             placed(body.updated, updates),
             placed(body.written, updates),

@@ -31,7 +31,12 @@ class GraphsActor(LibraryActor):
     library = "graphs"
 
 
-async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef) -> Graph[ReplyT]:
+async def capture(
+    device: Device,
+    step: Callable[..., Awaitable[ReplyT]],
+    *arrays: AccelRef,
+    idempotent: bool = False,
+) -> Graph[ReplyT]:
     """Record the operations that a step asks of a device, to launch them as one from then on.
 
     ``await step(*arrays)`` is called once, with arrays that stand for the given ones. The operations that it
@@ -44,6 +49,11 @@ async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *array
         step: Asks for operations, one or several at a time, and returns arrays: one, or tuples, lists and
             dictionaries of them, or None.
         arrays: Its arguments. `Graph.replay` works on these.
+        idempotent: Whether a replay may run again after a loss of its context, as `DeviceOptions.retry` says,
+            although it changes arrays. What it writes to them must depend on nothing that it or an operation
+            beside it writes to them: so it may write to a cache of attention, and not add to a sum. A replay
+            that fails or is lost damages none of them; its asker knows by the error that the places which it
+            was to write are in doubt.
 
     Returns:
         The graph. Nothing has run yet.
@@ -70,7 +80,8 @@ async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *array
     map_reply(reply, note)
     names = _names(step, len(arrays))
     arguments = [(name, array.spec) for name, array in zip(names, arrays, strict=True)]
-    return Graph(device, arrays, lay_out(recorded, arguments, returned), reply)
+    layout = lay_out(recorded, arguments, returned)
+    return Graph(device, arrays, layout, reply, is_idempotent=idempotent)
 
 
 class Graph(Generic[ReplyT]):
@@ -84,12 +95,21 @@ class Graph(Generic[ReplyT]):
     needs one raises `StaleRefError`, which names it.
     """
 
-    def __init__(self, device: Device, arrays: Sequence[AccelRef], layout: Layout, reply: ReplyT) -> None:
+    def __init__(
+        self,
+        device: Device,
+        arrays: Sequence[AccelRef],
+        layout: Layout,
+        reply: ReplyT,
+        *,
+        is_idempotent: bool,
+    ) -> None:
         self._device = device
         self._arrays = tuple(arrays)
         self._layout = layout
         self._reply = reply
         self._recipe = layout.recipe.encode()
+        self._is_idempotent = is_idempotent
         self._is_closed = False
         # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
         self._own: dict[int, AccelRef] = {}
@@ -141,7 +161,8 @@ class Graph(Generic[ReplyT]):
             RuntimeError: The graph is closed.
 
         See `Device.ask` for cancellation and the errors that any operation can end with. If a replay fails on
-        the device, the arrays that it was to change are damaged and their use refused.
+        the device, the arrays that it was to change are damaged and their use refused, unless it is
+        idempotent.
         """
         return await self.device.ask(Replay(self, arrays))
 
@@ -184,7 +205,9 @@ class Graph(Generic[ReplyT]):
         if layout.scratch:
             # The same for all replays, which follow one another.
             written.append(self._array(planner, _SCRATCH, layout.scratch, is_kept=True).spec)
-        lowered = GraphSpec(self._recipe, tuple(specs["read"]), tuple(specs["update"]), tuple(written))
+        lowered = GraphSpec(
+            self._recipe, self._is_idempotent, *map(tuple, (specs["read"], specs["update"], written))
+        )
         refs = {
             argument.block: (argument, operand)
             for argument, (operand, _) in zip(layout.inputs, given, strict=True)
@@ -210,7 +233,9 @@ class Graph(Generic[ReplyT]):
         written = specs["write"]
         if self._layout.scratch:
             written.append(planner.output((self._layout.scratch,), DType.uint8).spec)
-        return GraphSpec(self._recipe, tuple(specs["read"]), tuple(specs["update"]), tuple(written))
+        return GraphSpec(
+            self._recipe, self._is_idempotent, *map(tuple, (specs["read"], specs["update"], written))
+        )
 
     def _check_open(self, planner: Planner) -> None:
         if self._is_closed:

@@ -9,5 +9,6 @@ from ._method import *
 from ._open import *
 from ._program import *
 from ._progress import on_progress as on_progress
+from ._streams import *
 
 _export(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import attrs
@@ -20,6 +20,7 @@ from ..backends.base.contract.ops import (
     ArraySpec,
     ProgramCall,
     ProgramFetch,
+    ProgramNext,
     ProgramResult,
     ProgramReturn,
 )
@@ -89,7 +90,7 @@ _Specs: TypeAlias = "tuple[ArraySpec, ...]"
 # Memory is made for what is expected before it is known to be needed.
 _MOST_EXPECTED = 64 << 20
 _MOST_KEYS = 256
-_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @attrs.frozen(eq=False)
@@ -130,7 +131,8 @@ class Returned:
     """Result of a call that was not declared.
 
     Attributes:
-        result: The report; the length of the text if that did not fit into the words.
+        result: The report; the length of the text if that did not fit into the words. 0 at the end of a
+            method that yields.
         expected: The arrays that were made for it ahead.
         keys: Keys of the expectations of such calls.
     """
@@ -202,7 +204,7 @@ class Ready(_ProgramMessage):
     def plan(self, planner: Planner) -> Planned[Any]:
         """Check the arrays."""
         state = tuple([planner.read(array.where, array.ref) for array in self.state])
-        return Planned(ProgramCall("", "", b"", "", state, (), (), ()))
+        return Planned(ProgramCall("", "", b"", "", False, state, (), (), ()))
 
 
 @attrs.define(eq=False, slots=False)
@@ -219,6 +221,7 @@ class MethodCall(_ProgramMessage):
         slot: Where the result is kept; None if it is declared.
         forget: Slots of results that are not wanted any more.
         expectations: The arrays that are expected of results which are not declared.
+        item: Number of the stream and of the item that is asked for, of a method that yields.
     """
 
     method: Method
@@ -230,6 +233,7 @@ class MethodCall(_ProgramMessage):
     slot: int | None
     forget: tuple[int, ...]
     expectations: Expectations
+    item: tuple[int, int] | None = None
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Check the arguments, and name the outputs if they are declared."""
@@ -238,7 +242,6 @@ class MethodCall(_ProgramMessage):
         updated: list[ArraySpec] = []
         state: list[ArraySpec] = []
         arguments = self._arguments(planner, inputs, updated)
-        planner.is_idempotent = method.idempotent
         for array in self.state:
             if array.ref.block.damaged_by is not None:
                 self._check_others(planner, array)
@@ -262,7 +265,7 @@ class MethodCall(_ProgramMessage):
                 planner.distinct(
                     "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
                 )
-        spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
+        spec = ProgramCall(method.name, *arguments, text_of(tree), method.idempotent, *arrays, tuple(outputs))
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
         return Planned(spec, reply, is_checked=True)
@@ -280,12 +283,18 @@ class MethodCall(_ProgramMessage):
         name = self.method.name
         given = name, *[(array.dtype, array.shape) for array in (*inputs, *updated)]
         # The same call by its values, too; else by its arrays alone.
-        keys = ((hash(arguments), given), given)
+        keys = ((hash(arguments), given), given) if self.item is None else (given,)
         made = [planner.output(shape, DType(dtype)) for dtype, shape in self.expectations.expected(keys)]
         written = tuple([output.spec for output in made])
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
-        spec = ProgramReturn(name, *arguments, "", state, inputs, updated, written, slot, self.forget, words)
+        if self.item is not None and self.item[1]:
+            arguments = "", b""  # its generator has them
+        make: Callable[..., ProgramReturn] = ProgramReturn
+        if self.item is not None:
+            make = partial(ProgramNext, stream=self.item[0], item=self.item[1])
+        repeats = self.method.idempotent
+        spec = make(name, *arguments, "", repeats, state, inputs, updated, written, slot, self.forget, words)
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys), is_checked=True)
@@ -310,7 +319,7 @@ class MethodCall(_ProgramMessage):
         values: list[object] = []
         # Arrays that are updated are numbered behind the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
-            is_several = self.bound.signature.parameters[name].kind in _SEVERAL
+            is_several = self.bound.signature.parameters[name].kind in SEVERAL
             given, depth = self.bound.arguments[name], -1 if is_several else 0
             trees[name] = flatten(f"{prefix}{name}", given, leaf, values, depth=depth)
         text = text_of(call_tree(self.bound.signature, trees))
@@ -356,9 +365,9 @@ class Fetch(_ProgramMessage):
 
 
 def _read(words: Any) -> Result | int:
-    """Read the report of a call; the length of the text if it did not fit."""
+    """Read the report of a call; the length of the text if it did not fit, and 0 at the end of a stream."""
     length, text = int(words[0]), words[1:].view(np.uint8)
-    return Result.read(text[:length].tobytes()) if length <= text.size else length
+    return Result.read(text[:length].tobytes()) if 0 < length <= text.size else length
 
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import attrs
 
@@ -38,6 +38,8 @@ _Rule: TypeAlias = (
 )
 
 _OUT, _IDEMPOTENT = "_trio_accel_out", "_trio_accel_idempotent"
+_RESUMES, _AHEAD = "_trio_accel_resumes", "_trio_accel_ahead"
+Resumes: TypeAlias = Literal[False, True, "count"]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -49,6 +51,8 @@ def method(
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
     idempotent: bool = False,
+    resumes: Resumes = False,
+    ahead: int = 1,
 ) -> Callable[[FunctionT], FunctionT]: ...
 @overload  # its asker gets the declared arrays, whatever the method returns
 def method(
@@ -58,6 +62,8 @@ def method(
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
     idempotent: bool = False,
+    resumes: Resumes = False,
+    ahead: int = 1,
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def method(
     *,
@@ -66,6 +72,8 @@ def method(
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
     idempotent: bool = False,
+    resumes: Resumes = False,
+    ahead: int = 1,
 ) -> Callable[[Any], Any]:
     """Declare the outputs and effects of a method of a program, or of a function.
 
@@ -83,16 +91,23 @@ def method(
             asker is told.
         refuses: Classes of errors by which it refuses a request. Such an error is raised where it was asked,
             with its class and text, and the program goes on as if it had not been asked. Any other error
-            restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`:
-            there ``raise Refused("...", unchanged=True)`` says that no array has changed.
+            restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`,
+            unless it is idempotent: there ``raise Refused("...", unchanged=True)`` says that no array has
+            changed.
         enqueues: Whether it only enqueues work on the device, and never waits for it or for anything else.
             Then a GPU's program is called without a change of thread, which saves a large part of what a
             short call costs. While it runs, it holds up the event loop that it runs in: that of the worker,
             or inline your own. After a call of more than 2 ms the next one is made in a thread. On the CPU
             backend, where methods compute, it changes nothing.
         idempotent: Whether a call may run again after a loss of its context, as `DeviceOptions.retry` says,
-            although it updates arrays. What it writes to them must depend on nothing that it or another call
-            of such a method writes to them: ``self.cache[place] = value``, and not ``self.total += value``.
+            although it updates arrays. What it writes to them must depend on nothing that it or a call beside
+            it writes to them: ``self.cache[place] = value``, and not ``self.total += value``. So a call that
+            fails or is lost damages none of them. Who asked for it knows by the error that the places which
+            it was to write are in doubt, and asks again, or reads them no more.
+        resumes: Whether a method that yields goes on after a loss: it is called again, and its parameter
+            `resume` gets the list of what it has yielded so far, or with ``"count"`` how many. It yields what
+            comes next. Such a method must not change arrays, or be idempotent.
+        ahead: The most items of a method that yields which are made and not yet read.
 
     Raises:
         TypeError: An argument is of another type.
@@ -112,11 +127,22 @@ def method(
     for option, value in (("enqueues", enqueues), ("idempotent", idempotent)):
         if not isinstance(cast("object", value), bool):
             raise TypeError(f"method: {option} must be True or False, got {value!r}")
-    classes = _check_refuses(refuses, updates)
+    if resumes not in {False, True, "count"}:
+        raise TypeError(f'method: resumes must be True, False or "count", got {resumes!r}')
+    if resumes and updates and not idempotent:
+        raise TypeError(
+            "method: a method that updates arrays resumes only if it is idempotent, as a loss damages them; "
+            "write idempotent=True if what it writes depends on nothing that it writes"
+        )
+    if not isinstance(cast("object", ahead), int) or ahead < 1:
+        raise ValueError(f"method: ahead must be a whole number from 1, got {ahead!r}")
+    classes = _check_refuses(refuses, () if idempotent else updates)
 
     def declare(function: FunctionT) -> FunctionT:
         setattr(function, _OUT, out)
         setattr(function, _IDEMPOTENT, idempotent)
+        setattr(function, _RESUMES, resumes)
+        setattr(function, _AHEAD, ahead)
         setattr(function, REFUSES, classes)
         setattr(function, ENQUEUES, enqueues)
         setattr(function, UPDATES, tuple(updates))
@@ -157,6 +183,9 @@ class Method:
         state: Parameters of the constructor whose arrays it changes.
         refuses: Classes of errors by which it refuses a request.
         idempotent: Whether a call that updates may run again.
+        yields: Whether it gives items one by one.
+        resumes: What it is given to go on after a loss.
+        ahead: How many items are made ahead.
     """
 
     name: str
@@ -168,6 +197,14 @@ class Method:
     state: frozenset[str]
     refuses: tuple[type[Exception], ...]
     idempotent: bool
+    yields: bool
+    resumes: Resumes
+    ahead: int
+
+    @property
+    def changes(self) -> bool:
+        """Whether it must not run twice."""
+        return bool(self.updates or self.state) and not self.idempotent
 
 
 def find_method(cls: type[object], given: object) -> Method:
@@ -245,17 +282,22 @@ def _describe(
     parameters: Any,
     constructor: Mapping[str, object],
 ) -> Method:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"{where} yields, and an ask has one reply; to stream, return the next part and ask in a loop "
-            "(guide: programs, answers in parts)"
-        )
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{where} is async, and it runs in a thread of the device: write `def`, without await"
         )
     out: Callable[..., Any] | None = getattr(function, _OUT, None)
     signature = inspect.Signature(list(parameters))
+    yields = inspect.isgeneratorfunction(function)
+    resumes = getattr(function, _RESUMES, False)
+    if yields and out is not None:
+        raise TypeError(f"{where} yields, and its items are what they are: leave out= away")
+    resume = signature.parameters.get("resume")
+    if resumes and (not yields or resume is None or resume.default is resume.empty):
+        raise TypeError(
+            f"{where} is declared with resumes=, and must yield, and take an argument resume with a default, "
+            "which it has at its first call"
+        )
     if out is not None:
         _check_rule(where, out, signature)
     updates: set[str] = set()
@@ -283,6 +325,9 @@ def _describe(
         frozenset(state),
         getattr(function, REFUSES, ()),
         getattr(function, _IDEMPOTENT, False),
+        yields,
+        resumes,
+        getattr(function, _AHEAD, 1),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -30,11 +31,13 @@ from ._messages import (
 )
 from ._method import Method, PlainT, describe_function, find_method
 from ._progress import Progress, chosen_callback
+from ._streams import END, Items, ItemStream, bind_items
 
 __all__ = ["FunctionProgram", "Program"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 # Calls whose results were kept, and went with an error of the program, are made so often again.
@@ -119,6 +122,8 @@ class OpenProgram:
         self._expectations = Expectations()
         # Slots of results that are not wanted.
         self._left: set[int] = set()
+        # Arguments of streams among them: a generator may look at its arrays while it is closed.
+        self._held: dict[int, inspect.BoundArguments] = {}
         self._asking = 0
         self._idle = trio.Event()
         # D140: resets run one after the other; calls are parked until all are over.
@@ -238,6 +243,7 @@ class OpenProgram:
         self._opened, self._ended = opened, None
         self._methods.clear()
         self._left.clear()
+        self._held.clear()
         before.thaw()
 
     async def _wait_reset(self) -> None:
@@ -265,13 +271,23 @@ class OpenProgram:
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)
+        if method.yields:
+            raise TypeError(
+                f"{method.where} yields, and an ask has one reply; open it as a program, and iterate: "
+                "async with program.stream(...) as items"
+            )
         bound = bind_arguments(method.where, method.signature, args, kwargs)
         out = bound.arguments.pop("out", None) if method.takes_out else None
+        if method.out is None:
+            return await self._counted(method, partial(self._ask_unknown, method, state, bound))
+        call = self._call(method, state, bound, out, None, ())
+        return await self._counted(method, partial(self.device.ask, call))
+
+    async def _counted(self, method: Method, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask; meanwhile the program is not made anew, and errors are those of the method."""
         self._asking += 1
         try:
-            if method.out is None:
-                return await self._ask_unknown(method, state, bound)
-            return await self.device.ask(self._call(method, state, bound, out, None, ()))
+            return await ask()
         except Refused as refused:
             raise _own_error(refused, method)  # noqa: B904  # its cause is set there
         except ActorFailedError as error:
@@ -292,6 +308,7 @@ class OpenProgram:
         out: object,
         slot: int | None,
         forget: tuple[int, ...],
+        item: tuple[int, int] | None = None,
     ) -> MethodCall:
         opened = self._opened
         message = message_class(MethodCall, method.where)
@@ -306,35 +323,74 @@ class OpenProgram:
             slot,
             forget,
             self._expectations,
+            item,
         )
         return call
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
         """Ask for a call, and fetch its result, unless that came as expected."""
-        changes = bool(method.updates or method.state) and not method.idempotent
         for number in itertools.count():
-            slot, generation = next(self._slots), self.device.generation
-            forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
+            generation = self.device.generation
             try:
-                call = self._call(method, state, bound, None, slot, forget)
-                returned = await self.device.ask(call)
-                self._left.difference_update(forget)
-                return await self._fetch(method, slot, returned)
+                return await self._ask_once(method, state, bound)
             except Refused:
                 raise  # nothing was kept
             except LibraryError as error:
-                self._left.add(slot)
                 if error.code != GONE:
                     raise
                 # A neighbour's error costs this asker nothing; to lose a result with its context is to lose
                 # the call.
                 is_lost = self.device.generation != generation
-                if changes or number >= (self.device.options.retry if is_lost else _MOST_REPEATS):
-                    raise _lost(method, error, changes=changes) from error
-            except BaseException:
-                self._left.add(slot)
-                raise
+                if method.changes or number >= (self.device.options.retry if is_lost else _MOST_REPEATS):
+                    raise _lost(method, error) from error
         raise AssertionError  # pragma: no cover  # the loop has no end
+
+    async def _ask_once(
+        self, method: Method, state: Sequence[StateArray], bound: Any, item: tuple[int, int] | None = None
+    ) -> Any:
+        slot, forget = next(self._slots), tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
+        try:
+            returned = await self.device.ask(self._call(method, state, bound, None, slot, forget, item))
+            self._left.difference_update(forget)
+            for number in forget:
+                self._held.pop(number, None)
+            return END if returned.result == 0 else await self._fetch(method, slot, returned)
+        except Refused:
+            raise  # nothing was kept
+        except BaseException:
+            self._left.add(slot)
+            raise
+
+    def _stream(
+        self, given: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> AbstractAsyncContextManager[ItemStream[Any]]:
+        """Open a stream of a method that yields."""
+        method, _ = self._method(given)
+        bound = bind_items(method, args, kwargs)
+        items = Items(
+            method, bound, self.device, lambda: next(self._slots), partial(self._item, given), self._leave
+        )
+        return items.open()
+
+    async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
+        """Ask for an item of a method that yields; `END` where there is none."""
+        if (callback := chosen_callback()) is not None:
+            return await Progress(callback).of(partial(self._item, given, bound, item))
+        if self._resets:
+            await self._wait_reset()
+        method, state = self._method(given)
+        try:
+            return await self._counted(method, partial(self._ask_once, method, state, bound, item))
+        except LibraryError as error:
+            if error.code != GONE:
+                raise
+            raise _lost(method, error) from error
+
+    def _leave(self, number: int, bound: inspect.BoundArguments) -> None:
+        """Have a generator closed by a later call, as that takes too long now."""
+        if not self._is_closed:
+            self._left.add(number)
+            self._held[number] = bound
 
     async def _fetch(self, method: Method, slot: int, returned: Returned) -> Any:
         library, found = self._opened.library, returned.result
@@ -407,6 +463,59 @@ class Program(OpenProgram, Generic[T]):
         """
         return await self._ask(method, args, kwargs)
 
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[T, P], Iterator[PlainT]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager[ItemStream[PlainT]]: ...
+    @overload
+    def stream(
+        self,
+        method: Callable[Concatenate[T, P], Iterator[npt.NDArray[Any]]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AbstractAsyncContextManager[ItemStream[AccelRef]]: ...
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[T, P], Iterable[Any]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager[ItemStream[Any]]: ...
+    @overload
+    def stream(
+        self, method: str, /, *args: object, **kwargs: object
+    ) -> AbstractAsyncContextManager[ItemStream[Any]]: ...
+    def stream(
+        self, method: object, /, *args: object, **kwargs: object
+    ) -> AbstractAsyncContextManager[ItemStream[Any]]:
+        """Call a method that yields, and iterate over its items as they are made.
+
+        ``async with program.stream(Model.generate, prompt) as tokens: async for token in tokens: ...``
+
+        Each item is an operation, whose result follows the rules of `ask`. Between two items others may be
+        served. At most `ahead` items are made that were not read (see `method`), so a reader that is slow
+        holds the method back. At the end of the block the generator is closed, between two items: what it
+        makes then sees `is_cancelled`, and its ``finally`` runs. A deadline ends it likewise. The arrays
+        among the arguments live until then. A setting that holds for a thread must not span a ``yield``.
+
+        A loss of the context ends a stream by `ContextLostError`, and so does a restart of the program. With
+        ``method(resumes=True)`` it goes on: the method is called again, with what it has yielded as `resume`.
+        So the reader sees no gap, and no item twice. After eight losses without an item in between it ends.
+
+        Args:
+            method: The method, as ``Model.generate``; or its name.
+            args: Its arguments, as for `ask`. NumPy arrays are copied to the device once.
+            kwargs: The same, by name.
+
+        Returns:
+            An async context manager around the async iterator.
+
+        Raises:
+            TypeError, ValueError, AttributeError: There is no such method, it does not yield, or it does not
+                take the arguments.
+            Exception: The iterator raises what `ask` would, at the item where it was raised. The end of the
+                block raises what the generator raises while it is closed.
+        """
+        return self._stream(method, args, kwargs)
+
     async def reset(self, /, *args: object, **kwargs: object) -> None:
         """Make the program anew, in place of closing it and opening another one.
 
@@ -460,6 +569,12 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
     async def ask(self, *args: P.args, **kwargs: P.kwargs) -> ReplyT_co:
         """Call the function where it runs, and wait for its result; see `Program.ask`."""
         return cast("ReplyT_co", await self._ask(None, args, kwargs))
+
+    def stream(
+        self: FunctionProgram[P, Iterator[ItemT]], *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager[ItemStream[ItemT]]:
+        """Call the function, which yields, and iterate over its items; see `Program.stream`."""
+        return self._stream(None, args, kwargs)
 
     async def reset(self) -> None:
         """Make it anew; it lives again if it has ended for good. See `Program.reset`."""
@@ -517,8 +632,8 @@ def _own_error(refused: Refused, method: Method) -> Exception:
     return error
 
 
-def _lost(method: Method, error: LibraryError, *, changes: bool) -> ContextLostError:
-    advice = "make the arrays that it changes again, then ask again" if changes else "ask again"
+def _lost(method: Method, error: LibraryError) -> ContextLostError:
+    advice = "make the arrays that it changes again, then ask again" if method.changes else "ask again"
     return ContextLostError(
         f"the result of {method.where} was lost: the program was made anew before it was fetched; {advice}",
         device=error.device,

@@ -413,7 +413,7 @@ class OperationRequest(RemoteRequest):
     @property
     def needed(self) -> frozenset[int]:
         """Blocks that must be as they were when it first ran, for another run."""
-        return self.reads - self.writes if self.launch.is_idempotent else self.reads
+        return self.reads - self.writes if self.launch.may_repeat else self.reads
 
     def may_run_again(self, needed: Collection[int]) -> bool:
         """Tell whether it may run again alone: what it changes it overwrites, and it meets no other device.

@@ -156,7 +156,7 @@ class Launch(Request[Any, None]):
         is_forgotten: Whether it is over and holds nothing any more.
         spoiled: Blocks that it has damaged.
         turn: Its number among all that were planned.
-        is_idempotent: Whether what it changes in place depends on its other arguments alone.
+        is_overwriting: Whether what it changes in place depends on its other arguments alone.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Launch(Request[Any, None]):
     is_forgotten: bool = attrs.field(default=False, init=False)
     spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
     turn: int = attrs.field(factory=in_turn)
-    is_idempotent: bool = False
+    is_overwriting: bool = False
 
     def advice(self, *, is_kept: bool) -> str:
         """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""
@@ -191,6 +191,11 @@ class Launch(Request[Any, None]):
             return "ask again, which overwrites what it has damaged"
         again = "make the arrays that it was to change again"
         return f"{again}{', or overwrite what it was to change' * is_kept}, then ask again"
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether it may run again after a loss although it changes arrays in place."""
+        return self.is_overwriting or self.spec.is_idempotent
 
     @property
     def made(self) -> set[int]:
@@ -221,7 +226,10 @@ class Launch(Request[Any, None]):
             only: Ids of the blocks; None for all.
         """
         made = self.made
+        sound = self.reads - made if self.spec.is_idempotent else ()
         for output in self.outputs:
+            if output.id in sound:
+                continue
             if only is None or output.id in only:
                 output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)
                 output.is_unmade = output.is_unmade or output.id in made
@@ -384,11 +392,11 @@ class Planner:
     Attributes:
         name: Name of the operation.
         is_recording: Whether the operation is recorded for a graph, and not launched.
-        is_idempotent: Whether it may run again after a loss although it updates arrays; see `Launch`.
+        is_overwriting: Whether it may run again after a loss although it updates arrays; see `Launch`.
     """
 
     is_recording: ClassVar[bool] = False
-    is_idempotent: bool = False
+    is_overwriting: bool = False
     # Set where it changes an array that is spoiled, and a part of that may be overwritten.
     _spoiled: tuple[tuple[str, Block], ...] = ()
 
@@ -596,8 +604,8 @@ class Planner:
             self._library,
             faults.take(self.name) if faults.waiting else None,
         )
-        if self.is_idempotent:
-            launch.is_idempotent = True
+        if self.is_overwriting:
+            launch.is_overwriting = True
         for argument, block in self._spoiled:
             # The arrays that the operation overwrites may be spoiled; its specification tells which.
             if (damage := launch.damage_of(block)) is not None:

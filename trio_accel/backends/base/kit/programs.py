@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from types import TracebackType
@@ -20,7 +21,15 @@ import numpy as np
 
 from ....actors import ActorError, describe
 from ..contract.errors import AccelError, LibraryError, Refused
-from ..contract.ops import ArraySpec, Asker, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from ..contract.ops import (
+    ArraySpec,
+    Asker,
+    ProgramCall,
+    ProgramFetch,
+    ProgramNext,
+    ProgramResult,
+    ProgramReturn,
+)
 from ..contract.program_definition import (
     MOST_TEXT,
     ProgramDefinition,
@@ -33,8 +42,9 @@ from ..contract.program_definition import (
 from .lent import Keepers, Lent
 
 GONE = "gone"
-"""Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
+"""Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
 
+_logger = logging.getLogger("trio_accel.backends")
 
 REFUSES = "_trio_accel_refuses"
 """Attribute of a method: classes of the errors that are its asker's own."""
@@ -147,6 +157,21 @@ class _Kept:
     arrays: list[object]
 
 
+@attrs.frozen(eq=False)
+class _Stream:
+    """A method that yields, from its first item to its end.
+
+    Attributes:
+        generator: The method, between two items.
+        views: Its arrays, which are lent until it ends.
+        updated: Those that it changes; it may write to them while it makes an item.
+    """
+
+    generator: Generator[object, None, object]
+    views: Sequence[object]
+    updated: Sequence[object]
+
+
 class ProgramHost:
     """One instance of a program. Made in a thread, because constructor and `warm_up` may take long.
 
@@ -174,6 +199,7 @@ class ProgramHost:
         self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
         self._arrays = arrays
         self._kept: dict[int, _Kept] = {}
+        self._streams: dict[int, _Stream] = {}
         self._keepers = Keepers()
         definition = self.definition
         where = f"program {definition.name!r}: {definition.target}"
@@ -220,6 +246,8 @@ class ProgramHost:
     def call(self, spec: ProgramCall) -> None:
         """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
 
+        Of a method that yields, only the next item is made: `ProgramNext`.
+
         Raises:
             KeyError: A block of an array is not there.
             Refused: The method refuses the request; of a declared class, the error is the cause.
@@ -227,6 +255,12 @@ class ProgramHost:
             RuntimeError: It keeps an array that it was lent for writing.
             TypeError: It returned something else than was declared, or what no device has.
         """
+        if isinstance(spec, ProgramReturn):
+            for number in spec.forget:
+                self._forget(number)
+        if isinstance(spec, ProgramNext):
+            self._next(spec)
+            return
         if not spec.arguments:
             return
         lent = self._call(spec)
@@ -257,31 +291,43 @@ class ProgramHost:
         where, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
-        declared = getattr(function, UPDATES, ())
-        changed = [view for name in declared for view in self._state.get(name, ())]
-        token = _ASKER.set(spec.asker)
         try:
-            if changed:
-                self._protect(changed, write=True)
             args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated], values_of(spec.packed))
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
-            refused: Refused | None = None
-            undeclared = partial(self._undeclared, function)
+            with self._code(spec, where, function):
+                returned = function(*args, **kwargs)
+                if isinstance(spec, ProgramReturn):
+                    self._keep(where, spec, returned, outputs)
+                elif takes_out:
+                    _check_written(where, returned, out, outputs)
+                else:
+                    self._copy(where, spec, returned, outputs)
+        finally:
+            lent = self._arrays.end([*inputs, *updated, *outputs])
+        return lent
+
+    @contextmanager
+    def _code(
+        self, spec: ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
+    ) -> Generator[None, None, None]:
+        """Run code of a method: it may write to what it declares, and to these arrays, and may refuse."""
+        declared = getattr(function, UPDATES, ())
+        changed = [*updated, *[view for name in declared for view in self._state.get(name, ())]]
+        undeclared = partial(self._undeclared, function)
+        refused: Refused | None = None
+        token = _ASKER.set(spec.asker)
+        try:
+            if changed:
+                self._protect(changed, write=True)
             with _Named(where, undeclared):
                 try:
-                    returned = function(*args, **kwargs)
-                    if isinstance(spec, ProgramReturn):
-                        self._keep(where, spec, returned, outputs)
-                    elif takes_out:
-                        _check_written(where, returned, out, outputs)
-                    else:
-                        self._copy(where, spec, returned, outputs)
+                    yield
                 except Exception as error:
                     refused = self._refusal(function, error, where, undeclared)
                     # Half of an update may be done. Only the code that raised the error can know better.
-                    if refused is None or (spec.updated and not refused.is_unchanged):
+                    if refused is None or (spec.updated and not (refused.is_unchanged or spec.is_idempotent)):
                         raise
             if refused is not None:
                 # The refusal is raised here, as an error of the engine's own class does not get past
@@ -291,8 +337,48 @@ class ProgramHost:
             _ASKER.reset(token)
             if changed:
                 self._protect(changed, write=False)
-            lent = self._arrays.end([*inputs, *updated, *outputs])
-        return lent
+
+    def _next(self, spec: ProgramNext) -> None:
+        """Make the next item of a method that yields, or close it."""
+        where, function, _ = self._method(spec.method)
+        spec.words[0] = 0
+        stream, outputs = self._streams.get(spec.stream), self._views(spec.written)
+        if spec.item == 0:
+            views = [self._arrays.view(array, write=False) for array in spec.read]
+            updated = self._views(spec.updated)
+            args, kwargs = build(tree_of(spec.arguments), [*views, *updated], values_of(spec.packed))
+            # Its code runs from the first item on.
+            generator = function(*args, **kwargs)
+            stream = self._streams[spec.stream] = _Stream(generator, [*views, *updated], updated)
+        elif stream is None:
+            if spec.item > 0:
+                raise Refused(f"{where} was lost between two items", code=GONE, unchanged=True)
+            return
+        is_over = True
+        try:
+            with self._code(spec, where, function, stream.updated):
+                if spec.item < 0:
+                    stream.generator.close()
+                # A generator that is closed has no item more.
+                for returned in stream.generator:
+                    self._keep(where, spec, returned, outputs)
+                    is_over = False
+                    break
+        finally:
+            if is_over:
+                del self._streams[spec.stream]
+            self._arrays.end([*outputs, *(stream.views if is_over else ())])
+
+    def _forget(self, number: int) -> None:
+        """Let go of a result or a stream that is not wanted."""
+        self._kept.pop(number, None)
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            try:
+                stream.generator.close()
+            except Exception:
+                _logger.exception("program %r: a stream failed while it was closed", self.definition.name)
+            self._arrays.end(stream.views)
 
     def _undeclared(self, function: Callable[..., Any]) -> str:
         """Say what a method is to declare that has written to a read-only array."""
@@ -324,6 +410,8 @@ class ProgramHost:
 
     def close(self) -> None:
         """Let go of the instance and of its results."""
+        for number in tuple(self._streams):
+            self._forget(number)
         self._program = None
         self._kept.clear()
 
@@ -336,8 +424,6 @@ class ProgramHost:
 
     def _keep(self, where: str, spec: ProgramReturn, returned: object, expected: Sequence[object]) -> None:
         """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
-        for slot in spec.forget:
-            self._kept.pop(slot, None)
         tree, arrays, found = self._flattened(where, returned)
         is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
         if is_expected:

@@ -10,7 +10,14 @@ from weakref import ref
 import numpy as np
 
 from ...base import DType
-from ...base.contract.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from ...base.contract.ops import (
+    ArraySpec,
+    ProgramCall,
+    ProgramFetch,
+    ProgramNext,
+    ProgramResult,
+    ProgramReturn,
+)
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice
@@ -42,6 +49,7 @@ class ProgramLibrary(CpuLibrary):
 
     @kernel(ProgramCall, backend="cpu")
     @kernel(ProgramReturn, backend="cpu")
+    @kernel(ProgramNext, backend="cpu")
     def _call(self, spec: ProgramCall, call: KernelCall) -> None:
         self._host.call(spec)
 

@@ -81,6 +81,7 @@ class ProgramLibrary(CudaLibrary):
 
     @kernel(ops.ProgramCall, backend="cuda", is_blocking=True)
     @kernel(ops.ProgramReturn, backend="cuda", is_blocking=True)
+    @kernel(ops.ProgramNext, backend="cuda", is_blocking=True)
     def _call(self, spec: ops.ProgramCall, call: KernelCall) -> None:
         began = time.perf_counter()
         with self._arrays.of(call), self._streams.of_call(call.handle):

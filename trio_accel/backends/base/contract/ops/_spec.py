@@ -168,6 +168,8 @@ class OperationSpec:
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
         runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
+        is_idempotent: Whether it may run again in part or in full, whatever has become of it: what it changes
+            in place has sound contents at any time.
         asker: What its kernel is told of its asker; None where it does not look.
     """
 
@@ -178,6 +180,7 @@ class OperationSpec:
 
     operation: ClassVar[str]
     runs_once: ClassVar[bool] = False
+    is_idempotent: bool = False
     asker: Asker | None = None
 
     def __repr__(self) -> str:

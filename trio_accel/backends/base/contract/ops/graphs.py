@@ -25,12 +25,14 @@ class GraphSpec(OperationSpec):
 
     Attributes:
         recipe: The chain, by `GraphRecipe.encode`.
+        is_idempotent: Whether its capture declares that it may run again.
         read: Arrays that it reads alone.
         updated: Arrays that it reads and changes.
         written: Arrays that it overwrites, or that hold results in between.
     """
 
     recipe: bytes = exact()
+    is_idempotent: bool = exact()
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)
     written: tuple[ArraySpec, ...] = writes(many=True)

@@ -28,6 +28,7 @@ __all__ = [
     "KernelSpec",
     "ProgramCall",
     "ProgramFetch",
+    "ProgramNext",
     "ProgramResult",
     "ProgramReturn",
     "scalar_offsets",
@@ -228,6 +229,7 @@ class ProgramCall(OperationSpec):
             `read`, then `updated`. Empty for no call: the program is there, and its arrays are complete.
         packed: The ones that are long lists and the like, as `packed_of` writes them.
         results: Text of the tree of `written`; empty where nothing was declared.
+        is_idempotent: Whether its method declares that it may run again.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.
         updated: Arrays that it changes in place: arguments first, then those of `state` that it declares.
@@ -239,6 +241,7 @@ class ProgramCall(OperationSpec):
     arguments: str = exact()
     packed: bytes = exact()
     results: str = exact()
+    is_idempotent: bool = exact()
     state: tuple[ArraySpec, ...] = reads(many=True)
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)
@@ -261,6 +264,19 @@ class ProgramReturn(ProgramCall):
     slot: int = scalar()
     forget: tuple[int, ...] = scalar()
     words: StatusArray = status()
+
+
+@specification
+class ProgramNext(ProgramReturn):
+    """The next item of a method that yields. It is returned as a result is; `words` begin with 0 at the end.
+
+    Attributes:
+        stream: Number of the stream; its generator is kept under it.
+        item: Number of the item; 0 begins, and only this one has the arguments. -1 closes the generator.
+    """
+
+    stream: int = scalar()
+    item: int = scalar()
 
 
 @specification

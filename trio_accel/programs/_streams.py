@@ -1,0 +1,205 @@
+"""Methods that yield: their items, one by one, as they are made."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import trio
+
+from ..actors import ActorStoppedError, bind_arguments, running_beside
+from ..backends.base import AccelError, ContextLostError
+from ..backends.base.contract.program_definition import build, flatten
+from ..devices import AccelRef, Device
+from ._messages import SEVERAL
+from ._method import Method
+
+__all__ = ["ItemStream"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_logger = logging.getLogger("trio_accel.programs")
+
+END: Final = object()
+"""What stands behind the last item."""
+CLOSE: Final = -1
+"""Number of the item by which a generator is closed."""
+
+# A stream that resumes ends after so many losses without an item in between.
+_MOST_LOSSES = 8
+
+
+class ItemStream(AsyncIterator[T_co]):
+    """Items of a method that yields; one task reads them at a time. Made by `Program.stream`."""
+
+    def __init__(self, items: trio.MemoryReceiveChannel[T_co], failures: list[Exception]) -> None:
+        self._items = items
+        self._is_read = False
+        self._failures = failures
+
+    async def __anext__(self) -> T_co:
+        """Return the next item; a cancellation loses none.
+
+        Raises:
+            trio.BusyResourceError: Another task is reading.
+            trio.ClosedResourceError: The block has ended.
+            Exception: The error of the method, behind the items that it has yielded before.
+        """
+        if self._is_read:
+            raise trio.BusyResourceError("another task reads this stream; open one for each reader")
+        self._is_read = True
+        try:
+            return await self._items.receive()
+        except trio.EndOfChannel:
+            pass
+        except trio.ClosedResourceError:
+            raise trio.ClosedResourceError("the block of this stream has ended") from None
+        finally:
+            self._is_read = False
+        if self._failures:
+            raise self._failures.pop()
+        raise StopAsyncIteration
+
+
+class Items:
+    """Has the items of a stream made (D185), by one generator after the other where its method resumes.
+
+    Args:
+        method: The method.
+        bound: Its arguments.
+        device: Where it runs.
+        next_number: Gives the numbers of generators.
+        ask: Makes an item, by the arguments and the numbers of generator and item; `END` if there is none.
+        leave: Called with the number and the arguments of a generator that could not be closed in time.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        bound: inspect.BoundArguments,
+        device: Device,
+        next_number: Callable[[], int],
+        ask: Callable[[inspect.BoundArguments, tuple[int, int]], Awaitable[Any]],
+        leave: Callable[[int, inspect.BoundArguments], None],
+    ) -> None:
+        self._method = method
+        self._bound = bound
+        self._device = device
+        self._next_number = next_number
+        self._ask = ask
+        self._leave = leave
+        self._count = 0
+        self._items: list[object] = []
+        # Where there may be a generator: its number, and that of its next item.
+        self._place: tuple[int, int] | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[ItemStream[Any], None]:
+        """Have items made beside the block, ahead of the reader; close the generator at the end."""
+        send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
+        failures: list[Exception] = []
+        has_failed = True
+        try:
+            async with running_beside(partial(self._feed, send, failures)):
+                yield ItemStream(receive, failures)
+            has_failed = False
+        finally:
+            receive.close()
+            try:
+                await self._close()  # noqa: ASYNC102  # it shields itself, for a bounded time
+            except Exception:
+                if not has_failed:
+                    raise
+                _logger.exception("%s failed while its stream was closed", self._method.where)
+
+    async def _feed(self, send: trio.MemorySendChannel[Any], failures: list[Exception]) -> None:
+        async with send:
+            try:
+                await self._put()
+                while (item := await self._next()) is not END:
+                    await send.send(item)
+            except Exception as error:  # noqa: BLE001  # the reader's
+                failures.append(error)
+
+    async def _put(self) -> None:
+        """Copy the NumPy arrays among the arguments to the device, once for all items."""
+        for name, value in self._bound.arguments.items():
+            found: list[Any] = []
+            depth = -1 if self._bound.signature.parameters[name].kind in SEVERAL else 0
+            tree = flatten(f"{self._method.where}: {name}", value, partial(_collect, found), depth=depth)
+            if not all(isinstance(one, AccelRef) for one in found):
+                put = self._device.put
+                refs = [one if isinstance(one, AccelRef) else await put(one) for one in found]
+                self._bound.arguments[name] = build(tree, refs)
+
+    async def _next(self) -> Any:
+        """Make the next item, after a loss by a new generator if the method resumes."""
+        losses = 0
+        while True:
+            try:
+                return await self._make()
+            except ContextLostError as error:
+                losses += 1
+                if not self._method.resumes or error.is_to_blame or losses > _MOST_LOSSES:
+                    raise
+
+    async def _make(self) -> Any:
+        if self._place is None:
+            self._place = self._next_number(), 0
+            if self._count:
+                count = self._method.resumes == "count"
+                self._bound.arguments["resume"] = self._count if count else list(self._items)
+        try:
+            item = await self._ask(self._bound, self._place)
+        except Exception:
+            # Whatever has failed, the generator has ended.
+            self._place = None
+            raise
+        if item is END:
+            self._place = None
+            return END
+        self._place = self._place[0], self._place[1] + 1
+        self._count += 1
+        if self._method.resumes is True:
+            self._items.append(item)
+        return item
+
+    async def _close(self) -> None:
+        """Close the generator, if there may be one; takes a bounded time, also if an item does not end."""
+        if self._place is None:
+            await trio.lowlevel.checkpoint()
+            return
+        number, _ = self._place
+        with trio.move_on_after(self._device.options.close_grace, shield=True) as scope:
+            # If it was lost, or the program is closed, there is none.
+            with suppress(AccelError, ActorStoppedError):
+                await self._ask(self._bound, (number, CLOSE))
+        if scope.cancelled_caught:
+            self._leave(number, self._bound)
+
+
+def bind_items(
+    method: Method, args: Sequence[object], kwargs: Mapping[str, object]
+) -> inspect.BoundArguments:
+    """Find out which argument of a stream is which.
+
+    Raises:
+        TypeError: They do not fit, or the method does not yield.
+    """
+    if not method.yields:
+        raise TypeError(f"{method.where} does not yield: write await program.ask(...), which has its result")
+    if method.resumes and "resume" in kwargs:
+        raise TypeError(f"{method.where}: resume is the stream's own argument, given after a loss")
+    return bind_arguments(method.where, method.signature, args, kwargs)
+
+
+def _collect(found: list[Any], _where: str, value: object) -> int | None:
+    if not isinstance(value, (AccelRef, np.ndarray)):
+        return None
+    found.append(value)
+    return len(found) - 1
