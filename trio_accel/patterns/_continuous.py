@@ -524,7 +524,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         """Give a request its place in the queue, or raise why it has none."""
         path, sequence, item = self.context.path, entry.sequence, entry.sequence.item
         if self._length is not None:
-            sequence.length = must_be_count(f"{path}: the length", self._length(item), most=_MOST)
+            sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
         if self._cost is not None:
             entry.cost = cost_of(path, self._cost(item), self._most_cost, "all in the batch")
         tenant = None if self._tenant is None else self._tenant(item)
