@@ -47,7 +47,7 @@ class Writer:
         self.batches: list[list[str]] = []
         self.left: list[str] = []
         self.seen: set[Sequence] = set()
-        self.fails = fails
+        self.fails: Fails = fails
         self.seconds = 1.0
 
     async def __call__(self, batch: list[Sequence]) -> list[Any]:
@@ -70,6 +70,25 @@ class Writer:
         self.left.append(sequence.item[0])
         # Each once, and only what a step may have seen.
         self.seen.remove(sequence)
+
+
+def always(value: Any) -> Callable[[Item], Any]:
+    def of(item: Item) -> Any:
+        return value
+
+    return of
+
+
+def name_of(item: Item) -> str:
+    return item[0]
+
+
+def cost_of(item: Item) -> float:
+    return float(item[1])
+
+
+def broken(item: Item) -> Any:
+    raise IndexError("out of range")
 
 
 async def spawn(system: ta.System, step: object, **options: Any) -> Batcher:
@@ -324,7 +343,7 @@ async def test_streams_go_on_after_a_loss(
         return loss if len(seen_at) in losing else None
 
     writer = Writer(lost)
-    batcher = await spawn(system, writer, length=lambda item: 7, max_positions=64)
+    batcher = await spawn(system, writer, length=always(7), max_positions=64)
     one: list[str] = []
     two: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -408,7 +427,7 @@ async def test_results_that_are_none(
     assert (await count(batcher)).failed == 2
 
 
-@pytest.mark.parametrize("bad", ["text", None, 3, Last("text"), b"x", {"a": 1}, {1}, outcome.Value([1])])  # type: ignore[arg-type]
+@pytest.mark.parametrize("bad", ["text", None, 3, Last("text"), b"x", {"a": 1}, {1}, outcome.Value([1])])
 async def test_a_result_that_is_no_list_of_parts_fails_its_own_sequence(
     system: ta.System, autojump_clock: MockClock, bad: object
 ) -> None:
@@ -446,20 +465,20 @@ async def test_an_error_in_its_place_is_of_one_sequence(system: ta.System, autoj
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"length": lambda item: 0}, ValueError, "length of a prompt must be at least 1 and .*, got 0"),
-        ({"length": lambda item: -3}, ValueError, "length of a prompt must be at least 1 and .*, got -3"),
-        ({"length": lambda item: 2.5}, TypeError, "length of a prompt must be a whole number, got 2.5"),
+        ({"length": always(0)}, ValueError, "length of a prompt must be at least 1 and .*, got 0"),
+        ({"length": always(-3)}, ValueError, "length of a prompt must be at least 1 and .*, got -3"),
+        ({"length": always(2.5)}, TypeError, "length of a prompt must be a whole number, got 2.5"),
         (
-            {"cost": lambda item: math.nan, "max_cost": 5},
+            {"cost": always(math.nan), "max_cost": 5},
             ValueError,
             "cost of an item must be a number .*nan",
         ),
-        ({"cost": lambda item: -1, "max_cost": 5}, ValueError, "cost of an item must be a number from 0"),
-        ({"cost": lambda item: 6, "max_cost": 5}, ValueError, "costs 6, and all in the batch at most 5"),
-        ({"priority": lambda item: 9}, ValueError, "priority must be at least -8 and at most 8, got 9"),
-        ({"priority": lambda item: 0.5}, TypeError, "priority must be a whole number, got 0.5"),
-        ({"tenant": lambda item: []}, TypeError, "unhashable"),
-        ({"length": lambda item: item[5]}, IndexError, "out of range"),
+        ({"cost": always(-1), "max_cost": 5}, ValueError, "cost of an item must be a number from 0"),
+        ({"cost": always(6), "max_cost": 5}, ValueError, "costs 6, and all in the batch at most 5"),
+        ({"priority": always(9)}, ValueError, "priority must be at least -8 and at most 8, got 9"),
+        ({"priority": always(0.5)}, TypeError, "priority must be a whole number, got 0.5"),
+        ({"tenant": always([])}, TypeError, "unhashable"),
+        ({"length": broken}, IndexError, "out of range"),
     ],
 )
 async def test_an_item_that_can_never_be_served_is_refused(
@@ -478,7 +497,7 @@ async def test_an_item_that_can_never_be_served_is_refused(
 
 async def test_tenants_without_a_weight_are_refused(system: ta.System, autojump_clock: MockClock) -> None:
     weights = ta.patterns.Weights({"a": 1.0}, default=None)
-    batcher = await spawn(system, Writer(), tenant=lambda item: item[0], weights=weights)
+    batcher = await spawn(system, Writer(), tenant=name_of, weights=weights)
     results = await ask_all(batcher, [("a", 1), ("b", 1)])
     assert results["a"] == ("a-0",)
     assert isinstance(results["b"], ta.patterns.UnknownTenantError)
@@ -691,7 +710,7 @@ async def test_a_kill_during_a_swap(system: ta.System, autojump_clock: MockClock
 async def test_cancelled_at_each_step(system: ta.System) -> None:
     writer = Writer()
     writer.seconds = 0
-    batcher = await spawn(system, writer, length=lambda item: 3, max_sequences=2, max_positions=2)
+    batcher = await spawn(system, writer, length=always(3), max_sequences=2, max_positions=2)
     tasks = trio.lowlevel.current_statistics().tasks_living
     others: list[list[str]] = []
     attempts = cancelled = 0
@@ -725,9 +744,7 @@ async def test_cancelled_at_each_step(system: ta.System) -> None:
 
 async def test_its_figures(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Writer()
-    batcher = await spawn(
-        system, writer, cost=lambda item: float(item[1]), max_cost=6, length=lambda item: 3, max_positions=64
-    )
+    batcher = await spawn(system, writer, cost=cost_of, max_cost=6, length=always(3), max_positions=64)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         for name, many in (("a", 2), ("b", 4), ("c", 4)):

@@ -67,6 +67,22 @@ class Recorder:
         self.run.ends[visit.number] = what, self.now()
 
 
+def length_of(visit: Visit) -> int:
+    return visit.length
+
+
+def cost_of(visit: Visit) -> float:
+    return visit.cost
+
+
+def tenant_of(item: tuple[str, int]) -> str:
+    return item[0]
+
+
+def priority_of(item: tuple[str, int]) -> int:
+    return item[1]
+
+
 async def observe(visits: list[Visit], limits: Limits) -> tuple[Recorder, ContinuousStatistics]:
     has_cost = limits.most_cost < math.inf
     async with ta.open_system("simulation") as system:
@@ -74,8 +90,8 @@ async def observe(visits: list[Visit], limits: Limits) -> tuple[Recorder, Contin
         batcher: ta.Ref[ContinuousBatcher[Visit, int]] = await system.spawn(
             ContinuousBatcher[Visit, int],
             recorder.step,
-            length=lambda visit: visit.length,
-            cost=(lambda visit: visit.cost) if has_cost else None,
+            length=length_of,
+            cost=cost_of if has_cost else None,
             max_cost=limits.most_cost if has_cost else None,
             max_sequences=limits.sequences,
             max_positions=limits.positions,
@@ -240,8 +256,8 @@ async def first_steps(
     batcher: ta.Ref[ContinuousBatcher[tuple[str, int], int]] = await system.spawn(
         ContinuousBatcher[tuple[str, int], int],
         step,
-        tenant=lambda item: item[0],
-        priority=lambda item: item[1],
+        tenant=tenant_of,
+        priority=priority_of,
         weights=weights,
         max_sequences=1,
     )

@@ -160,17 +160,33 @@ class World:
         assert stream.parts == tuple(parts)
 
 
+def length_of(visit: Visit) -> int:
+    return visit.length
+
+
+def cost_of(visit: Visit) -> float:
+    return visit.cost
+
+
+def tenant_of(visit: Visit) -> int:
+    return visit.number % 2
+
+
+def priority_of(visit: Visit) -> int:
+    return visit.number % 3 - 1
+
+
 async def observe(visits: list[Visit], losses: set[int]) -> tuple[World, ContinuousStatistics]:
     async with ta.open_system("test") as system:
         world = World(losses)
         batcher: ta.Ref[ContinuousBatcher[Visit, Part]] = await system.spawn(
             ContinuousBatcher[Visit, Part],
             world.step,
-            length=lambda visit: visit.length,
-            cost=lambda visit: visit.cost,
+            length=length_of,
+            cost=cost_of,
             max_cost=MOST_COST,
-            tenant=lambda visit: visit.number % 2,
-            priority=lambda visit: visit.number % 3 - 1,
+            tenant=tenant_of,
+            priority=priority_of,
             max_sequences=4,
             max_positions=6,
             buffer=BUFFER,
