@@ -167,9 +167,8 @@ class PartStream(Generic[PartT]):
             raise trio.BusyResourceError("another task reads this stream: its parts go to one reader")
         self._is_read = True
         try:
-            await trio.lowlevel.checkpoint()
-            while not (self.unread or self._has_ended):
-                await self._news.park()
+            wait = trio.lowlevel.checkpoint if self.unread or self._has_ended else self._news.park
+            await wait()
         finally:
             self._is_read = False
         if self.unread:
@@ -700,7 +699,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
-    """Share positions out: small wishes are met, the others get the same, and the first of them the rest."""
+    """Share positions out: small wishes are met, the others get the same, the first of them the rest (D183)."""
     shares, left = [0] * len(wanted), most
     by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
     for rank, index in enumerate(by_size):
