@@ -699,7 +699,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
-    """Share positions out: small wishes are met, the others get the same, the first of them the rest (D183)."""
+    """Share positions out: small wishes are met, the others get the same, the first the rest (D183)."""
     shares, left = [0] * len(wanted), most
     by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
     for rank, index in enumerate(by_size):
