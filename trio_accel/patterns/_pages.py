@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import count, groupby
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import trio
-from trio.lowlevel import checkpoint, enable_ki_protection
+from trio.lowlevel import enable_ki_protection
 
 from ..actors import NotExecutedError, Reading, named_arguments
 from ..arrays import take
@@ -28,9 +27,9 @@ from ._checks import must_be_count
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 
 _Key: TypeAlias = tuple[int, tuple[int, ...]]
-_HELP = "A figure of a cache in pages; see PagesStatistics."
 _Arrays: TypeAlias = AccelRef | Iterable[AccelRef]
-_Host: TypeAlias = npt.NDArray[Any]
+_Host: TypeAlias = np.ndarray[Any, Any]
+_Sources: TypeAlias = Sequence[AccelRef | _Host]
 
 
 class PagesFullError(NotExecutedError):
@@ -55,7 +54,7 @@ class PagesStatistics:
         used: Pages with users.
         free: Pages without users.
         known: Free pages that are kept for a later equal beginning, until their room is needed.
-        spilled: Pages that lie in host memory, or are on their way there.
+        spilled: Pages that lie in host memory.
         shared_tokens: Tokens that were there already when a table was opened.
         copied: Pages that were copied before a table wrote to them.
         evicted: Known pages whose room was needed.
@@ -71,27 +70,11 @@ class PagesStatistics:
     evicted: int
 
 
-@attrs.define(eq=False)
-class _Page:
-    """A page of every array.
-
-    Attributes:
-        number: Its place along the first axis.
-        users: How many tables have it.
-        key: The page before, by its `serial`, and the tokens, where others may find it.
-        serial: Tells this content from all that a page ever had.
-    """
-
-    number: int
-    users: int = 0
-    key: _Key | None = None
-    serial: int = 0
-
-
 class _Pool:
-    """All pages of a cache.
+    """All pages of a cache, by their numbers.
 
     Attributes:
+        users: How many tables have each page.
         known: Pages without users that may be found, the least recently used first. All users of a page use
             those before it, and give them back behind it. So no page goes before one that follows it.
         doubtful: Pages without users to which a copy did not end well. They are overwritten before their use.
@@ -101,98 +84,93 @@ class _Pool:
     def __init__(self, arrays: Sequence[AccelRef], size: int, host: int, *, shares: bool) -> None:
         self.arrays, self.size, self.host, self.shares = arrays, size, host, shares
         self.count, self.used = arrays[0].shape[0], 0
+        self.users = [0] * self.count
         self.tallies = Counter(spilled=0, shared_tokens=0, copied=0, evicted=0)
-        self.known: OrderedDict[_Page, None] = OrderedDict()
-        self.doubtful: list[_Page] = []
-        self._unknown = [_Page(number) for number in reversed(range(self.count))]
-        self._index: dict[_Key | None, _Page] = {}
-        self._serials = count(1)
-        self._healing = trio.Lock()
+        self.known: OrderedDict[int, None] = OrderedDict()
+        self.doubtful: list[int] = []
+        self._unknown = list(reversed(range(self.count)))
+        # A serial tells a content from all that its page ever had: it stands for all tokens up to there.
+        self._index: dict[_Key, int] = {}
+        self._keys: dict[int, _Key] = {}
+        self._serials, self._next_serial = [0] * self.count, count(1)
+        self.healing, self.spilling = trio.Lock(), trio.Lock()
 
-    def find(self, tokens: Sequence[int], most: int) -> list[_Page]:
+    def find(self, tokens: Sequence[int], most: int) -> list[int]:
         """Use the pages that hold the beginning of tokens, at most so many."""
-        found: list[_Page] = []
-        while len(found) < most and (page := self._index.get(self._key(found, tokens))):
-            found.append(page)
+        found: list[int] = []
+        while len(found) < most and (key := self._key(found, tokens)) in self._index:
+            found.append(self._index[key])
         self.use(found)
         return found
 
-    def offer(self, before: list[_Page], page: _Page, tokens: Sequence[int]) -> _Page:
+    def offer(self, before: list[int], page: int, tokens: Sequence[int]) -> int:
         """Let a full page be found behind others; where one with its tokens is known, use that instead."""
         key = self._key(before, tokens)
-        known = self._index.setdefault(key, page) if self.shares else page
-        if known is not page:
+        known = self._index.setdefault(key, page)
+        if known == page:
+            self._keys[page], self._serials[page] = key, next(self._next_serial)
+        else:
             self.use([known])
             self.drop([page])
-        elif self.shares:
-            page.key, page.serial = key, next(self._serials)
         return known
 
-    def _key(self, before: list[_Page], tokens: Sequence[int]) -> _Key:
+    def _key(self, before: list[int], tokens: Sequence[int]) -> _Key:
         start = len(before) * self.size
-        return (before[-1].serial if before else 0), tuple(tokens[start : start + self.size])
+        return (self._serials[before[-1]] if before else 0), tuple(tokens[start : start + self.size])
 
-    def use(self, pages: Iterable[_Page]) -> None:
+    def use(self, pages: Iterable[int]) -> None:
         """Count one more user of each page."""
         for page in pages:
             self.known.pop(page, None)
-            self.used += not page.users
-            page.users += 1
+            self.used += not self.users[page]
+            self.users[page] += 1
 
-    def take(self, wanted: int) -> list[_Page]:
-        """Take pages for one table alone.
+    def take(self, wanted: int) -> list[int]:
+        """Take pages for one table alone, in order: neighbours are copied together.
 
         Raises:
             PagesFullError: There are not so many.
         """
-        free = self.count - self.used
-        if wanted > free:
-            raise PagesFullError("on the device", free=free, wanted=wanted)
+        _must_fit("on the device", wanted, self.count - self.used)
         while len(self._unknown) < wanted:
             page, _ = self.known.popitem(last=False)
-            del self._index[page.key]
-            page.key = None
+            del self._index[self._keys.pop(page)]
             self.tallies["evicted"] += 1
             self._unknown.append(page)
-        # Neighbours are copied together.
-        taken = sorted([self._unknown.pop() for _ in range(wanted)], key=lambda page: page.number)
+        taken = sorted(self._unknown.pop() for _ in range(wanted))
         self.use(taken)
         return taken
 
-    def drop(self, pages: Sequence[_Page], in_doubt: int = 0) -> None:
+    def drop(self, pages: Sequence[int], in_doubt: int = 0) -> None:
         """Count one user less of each page; to so many of the first ones a copy has not ended well."""
         for index, page in reversed(list(enumerate(pages))):
-            page.users -= 1
-            self.used -= not page.users
-            if not page.users and page.key is not None:
+            self.users[page] -= 1
+            self.used -= not self.users[page]
+            if not self.users[page] and page in self._keys:
                 self.known[page] = None
-            elif not page.users:
+            elif not self.users[page]:
                 (self.doubtful if index < in_doubt else self._unknown).append(page)
 
     async def heal(self) -> None:
         """Write over the pages in doubt: an array with spoiled contents cannot be read as a whole."""
-        async with self._healing:
+        async with self.healing:
             while self.doubtful:
                 for array in self.arrays:
-                    await array[self.doubtful[0].number].fill(0)
+                    await array[self.doubtful[0]].fill(0)
                 self._unknown.append(self.doubtful.pop(0))
 
-    async def copy(
-        self, pages: Sequence[_Page], places: Sequence[int], sources: Sequence[AccelRef | _Host]
-    ) -> None:
-        """Write to pages what is at places of other arrays, one for each of these."""
-        numbers = [page.number for page in pages[: len(places)]]
-        runs = groupby(zip(numbers, places, strict=True), key=lambda two: two[0] - two[1])
-        parts = [list(run) for _, run in runs]
-        for array, source in zip(self.arrays, sources, strict=True):
-            for part in parts:
-                (to, start), length = part[0], len(part)
-                await array[to : to + length].assign(source[start : start + length])
+    async def copy(self, pages: Sequence[int], places: Sequence[int], sources: _Sources) -> None:
+        """Write to the first pages what is at places of other arrays, one for each of these."""
+        for ahead, run in groupby(zip(pages, places, strict=False), key=lambda two: two[0] - two[1]):
+            part = [place for _, place in run]
+            start, end = part[0], part[-1] + 1
+            for array, source in zip(self.arrays, sources, strict=True):
+                await array[start + ahead : end + ahead].assign(source[start:end])
 
-    async def fetch(self, numbers: Sequence[int]) -> list[_Host]:
+    async def fetch(self, pages: Sequence[int]) -> list[_Host]:
         """Copy pages to pinned host memory."""
-        empty, places = self.arrays[0].device.host_empty, np.array(numbers, np.int64)
-        host = [empty((len(numbers), *array.shape[1:]), array.dtype) for array in self.arrays]
+        empty, places = self.arrays[0].device.host_empty, np.array(pages, np.int64)
+        host = [empty((len(pages), *array.shape[1:]), array.dtype) for array in self.arrays]
         for array, out in zip(self.arrays, host, strict=True):
             await take(array, places, axis=0).to_host(out=out)
         return host
@@ -205,17 +183,10 @@ class PageTable(AbstractContextManager["PageTable"]):
     it has written when it has come back. One task at a time does so.
     """
 
-    def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[_Page]) -> None:
-        self._pool = pool
-        self._tokens = list(tokens)
-        self._pages = pages
+    def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[int]) -> None:
+        self._pool, self._tokens, self._pages = pool, list(tokens), pages
         self._host: list[_Host] | None = None
         self._is_closed = False
-        self._is_busy = False
-
-    def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "spilled" if self.is_spilled else f"pages {self.pages}"
-        return f"<PageTable of {self.length} tokens, {state}>"
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -226,7 +197,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
         `reserve` and `wrote` may put others in their places: build block tables anew for each step.
         """
-        return tuple(page.number for page in self._pages)
+        return tuple(self._pages)
 
     @property
     def length(self) -> int:
@@ -257,16 +228,37 @@ class PageTable(AbstractContextManager["PageTable"]):
         Raises:
             PagesFullError: There are not so many free pages.
             ValueError: It is less than `length`, or more than all pages hold.
-            trio.BusyResourceError: Another task is at work on this table.
+            trio.BusyResourceError: Another task has changed this table meanwhile.
             trio.ClosedResourceError: The table is closed.
             ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
         """
-        most = self._pool.count * self._pool.size
-        must_be_count("reserve: length", length, least=self.length, most=most)
-        with self._alone("reserve"):
-            await checkpoint()
-            if self.is_spilled or length > self.room:
-                await self._bring(length)
+        pool = self._pool
+        await pool.heal()
+        # No other task runs until the pages are taken.
+        self._check("reserve")
+        must_be_count("reserve: length", length, least=self.length, most=pool.count * pool.size)
+        host, before, first, shared = self._host, self._pages, self.length // pool.size, self._shared()
+        if host is None and length <= self.room:
+            return
+        pages = list(before) if host is None else pool.find(self._tokens, first)
+        found, fresh = len(pages), list[int]()
+        places = shared if host is None else range(found, self._filled())
+        try:
+            fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
+            await pool.copy(fresh, places, pool.arrays if host is None else host)
+            self._check("reserve", before)
+        except BaseException:
+            # Pages that were found stay so, and are in no doubt.
+            pool.drop(fresh + (pages if host is not None else []), in_doubt=len(places))
+            raise
+        if shared:
+            pages[first] = fresh.pop(0)
+            pool.drop(shared)
+            pool.tallies["copied"] += 1
+        elif host is not None:
+            self._leave()
+        self._pages = pages + fresh
+        self._offer(found)
 
     @enable_ki_protection
     def wrote(self, tokens: Iterable[int]) -> None:
@@ -281,7 +273,7 @@ class PageTable(AbstractContextManager["PageTable"]):
         Raises:
             ValueError: There is no room for them, since `reserve` was not called; or a number is negative.
             TypeError: These are no whole numbers.
-            trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
+            trio.ClosedResourceError: The table is closed.
         """
         self._check("wrote")
         more, first = _checked(tokens), self.length // self._pool.size
@@ -298,7 +290,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
         Raises:
             ValueError: The table is spilled.
-            trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
+            trio.ClosedResourceError: The table is closed.
         """
         self._check("fork")
         if self.is_spilled:
@@ -320,23 +312,20 @@ class PageTable(AbstractContextManager["PageTable"]):
             OutOfMemoryError: The device has no memory for a copy of the pages of one array.
             trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
         """
-        with self._alone("spill"):
-            await checkpoint()
+        pool = self._pool
+        # One at a time: each takes memory on the device, too.
+        async with pool.spilling:
+            self._check("spill")
             if self.is_spilled:
                 return
-            pool, wanted = self._pool, self._filled()
+            wanted, before = self._filled(), self._pages
             must_be_count("spill: pages that go to host memory", wanted, least=0, most=pool.host)
-            free = pool.host - pool.tallies["spilled"]
-            if wanted > free:
-                raise PagesFullError("in host memory", free=free, wanted=wanted)
-            pool.tallies["spilled"] += wanted
-            try:
-                host = await pool.fetch(self.pages[:wanted])
-            except BaseException:
-                pool.tallies["spilled"] -= wanted
-                raise
-            self._leave()
-            self._host = host
+            _must_fit("in host memory", wanted, pool.host - pool.tallies["spilled"])
+            host = await pool.fetch(before[:wanted])
+            self._check("spill", before)
+        self._leave()
+        self._host = host
+        pool.tallies["spilled"] += wanted
 
     async def restore(self) -> None:
         """Bring the tokens back from host memory; pages that are known by now are shared.
@@ -353,72 +342,35 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def close(self) -> None:
-        """Give the pages back; once another task is done that is at work on it. Twice is nothing."""
+        """Give the pages back. Work on them that is in flight ends before others write there. Twice is nothing."""
+        self._leave()
         self._is_closed = True
-        if not self._is_busy:
-            self._leave()
 
     def _leave(self) -> None:
         self._pool.drop(self._pages)
         self._pool.tallies["spilled"] -= len(self._host[0]) if self._host is not None else 0
         self._pages, self._host = [], None
 
-    @contextmanager
-    def _alone(self, name: str) -> Generator[None, None, None]:
-        self._check(name)
-        self._is_busy = True
-        try:
-            yield
-        finally:
-            self._is_busy = False
-            if self._is_closed:
-                self._leave()
-        self._check(name)
-
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, pages: list[int] | None = None) -> None:
         if self._is_closed:
             raise trio.ClosedResourceError(f"{name}: the table is closed")
-        if self._is_busy:
-            raise trio.BusyResourceError(f"{name}: another task reserves, spills or restores this table")
+        if pages is not None and self._pages is not pages:
+            raise trio.BusyResourceError(f"{name}: another task has changed this table meanwhile")
 
     def _filled(self) -> int:
         """Count the pages that hold tokens."""
         return -(-self.length // self._pool.size)
 
-    def _shared(self) -> list[_Page]:
+    def _shared(self) -> list[int]:
         """Return the page that the next token goes to, if others have it too."""
         first = self.length // self._pool.size
-        return [page for page in self._pages[first : first + 1] if page.users > 1]
-
-    async def _bring(self, length: int) -> None:
-        """Have pages on the device for a length, with what stands in them."""
-        pool, first = self._pool, self.length // self._pool.size
-        await pool.heal()
-        # No other task runs until the pages are taken.
-        host, shared = self._host, self._shared()
-        pages = list(self._pages) if host is None else pool.find(self._tokens, first)
-        found, fresh = len(pages), list[_Page]()
-        places = range(found, self._filled()) if host is not None else [page.number for page in shared]
-        try:
-            fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
-            if places:
-                await pool.copy(fresh, places, pool.arrays if host is None else host)
-        except BaseException:
-            pool.drop(fresh, in_doubt=len(places))
-            pool.drop(pages if host is not None else ())
-            raise
-        if shared:
-            pages[first] = fresh.pop(0)
-            pool.drop(shared)
-            pool.tallies["copied"] += 1
-        elif host is not None:
-            self._leave()
-        self._pages = pages + fresh
-        self._offer(found)
+        return [page for page in self._pages[first : first + 1] if self._pool.users[page] > 1]
 
     def _offer(self, first: int) -> None:
         """Offer the full pages from one on."""
-        for index in range(first, self.length // self._pool.size):
+        # Another list tells a task that is at work on this table.
+        self._pages = list(self._pages)
+        for index in range(first, self.length // self._pool.size if self._pool.shares else 0):
             self._pages[index] = self._pool.offer(self._pages[:index], self._pages[index], self._tokens)
 
 
@@ -452,15 +404,15 @@ class Pages:
 
     @named_arguments
     def __init__(self, arrays: _Arrays, size: int = 16, *, host: int = 0, share: bool = True) -> None:
-        given = (arrays,) if isinstance(arrays, AccelRef) else tuple(arrays)
-        if not all(isinstance(array, AccelRef) for array in given):
-            raise TypeError(f"Pages: arrays must be arrays of a device, got {given!r}")
-        is_one = len({(array.device, array.shape[:1]) for array in given}) == 1
-        if not is_one or not all(array.size and array.shape[1:] for array in given):
+        refs = (arrays,) if isinstance(arrays, AccelRef) else tuple(arrays)
+        if not all(isinstance(ref, AccelRef) for ref in refs):
+            raise TypeError(f"Pages: arrays must be arrays of a device, got {refs!r}")
+        is_one = len({(ref.device, ref.shape[:1]) for ref in refs}) == 1
+        if not is_one or not all(ref.size and ref.shape[1:] for ref in refs):
             what = "of one device, with equally many pages along the first of two or more axes"
-            raise ValueError(f"Pages: arrays must be one or more {what}, got {given!r}")
+            raise ValueError(f"Pages: arrays must be one or more {what}, got {refs!r}")
         must_be_count("Pages: size", size)
-        self._pool = _Pool(given, size, must_be_count("Pages: host", host, least=0), shares=share)
+        self._pool = _Pool(refs, size, must_be_count("Pages: host", host, least=0), shares=share)
         self.count: int = self._pool.count
 
     @property
@@ -493,19 +445,25 @@ class Pages:
 
     def statistics(self) -> PagesStatistics:
         """Count pages, and what became of them."""
-        pool = self._pool
-        known, free = len(pool.known), self.free
-        return PagesStatistics(count=self.count, used=self.used, free=free, known=known, **pool.tallies)
+        it = self._pool
+        return PagesStatistics(
+            count=it.count, used=it.used, free=self.free, known=len(it.known), **it.tallies
+        )
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counts for metrics, as `ActorContext.show_readings` takes them."""
         for name, value in attrs.asdict(self.statistics()).items():
             kind = "counter" if name in {"shared_tokens", "copied", "evicted"} else "gauge"
-            yield Reading(name=f"pages_{name}", kind=kind, help=_HELP, value=value)
+            yield Reading(name=f"pages_{name}", kind=kind, help="See PagesStatistics.", value=value)
 
 
 def _checked(tokens: Iterable[int]) -> list[int]:
-    checked = [operator.index(token) for token in tokens]
-    if checked and min(checked) < 0:
+    checked = list(map(operator.index, tokens))
+    if min(checked, default=0) < 0:
         raise ValueError(f"a token must be a whole number of at least 0, got {min(checked)}")
     return checked
+
+
+def _must_fit(where: str, wanted: int, free: int) -> None:
+    if wanted > free:
+        raise PagesFullError(where, free=free, wanted=wanted)
