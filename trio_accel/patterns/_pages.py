@@ -342,7 +342,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def close(self) -> None:
-        """Give the pages back. Work on them that is in flight ends before others write there. Twice is nothing."""
+        """Give the pages back; what is in flight there ends before others write. Twice is nothing."""
         self._leave()
         self._is_closed = True
 
