@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 import numpy as np
@@ -136,12 +135,15 @@ class Life(RuleBasedStateMachine):
     def has_room(self, one: One, ahead: int) -> bool:
         length = min(len(one.tokens) + ahead, COUNT * SIZE)
         before, free, wanted = one.table.pages, self.pages.free, self.wanted(one, length)
+        full: tuple[int, int] | None = None
         try:
             trio.from_thread.run(one.table.reserve, length)
         except PagesFullError as error:
+            full = error.wanted, error.free
+        if full is not None:
             assert (one.table.pages, self.pages.free) == (before, free)
-            assert error.wanted > error.free
-            assert wanted is None or (error.wanted, error.free) == (wanted, free)
+            assert full[0] > full[1]
+            assert wanted is None or full == (wanted, free)
             assert one.table.is_spilled == one.is_spilled
             return False
         assert wanted is None or wanted == free - self.pages.free
@@ -164,14 +166,14 @@ class Life(RuleBasedStateMachine):
         trio.from_thread.run(self.cancelled, one.table.spill, step)
         one.is_spilled = one.table.is_spilled
 
-    async def cancelled(self, call: Any, step: int) -> None:
+    async def cancelled(self, call: Callable[[], Awaitable[None]], step: int) -> None:
         with trio.CancelScope() as scope:
             instrument = CancelAt(scope, step)
             trio.lowlevel.add_instrument(instrument)
             try:
                 await call()
             except (PagesFullError, ValueError):
-                pass
+                await trio.lowlevel.checkpoint()
             finally:
                 trio.lowlevel.remove_instrument(instrument)
 
@@ -188,17 +190,20 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.ones)
     @rule(which=WHICH)
     def spill(self, which: int) -> None:
-        one, spilled = self.one(which), self.pages.statistics().spilled
+        one, free = self.one(which), HOST - self.pages.statistics().spilled
+        raised: Exception | None = None
         try:
             trio.from_thread.run(one.table.spill)
-        except PagesFullError as error:
-            assert (error.wanted, error.free) == (one.filled, HOST - spilled)
-            assert one.filled > error.free
-        except ValueError:
-            assert one.filled > HOST
-        else:
-            assert one.table.pages == ()
+        except (PagesFullError, ValueError) as error:
+            raised = error
+        if raised is None or one.is_spilled:
+            assert (raised, one.table.pages) == (None, ())
             one.is_spilled = True
+        elif isinstance(raised, PagesFullError):
+            assert (raised.wanted, raised.free) == (one.filled, free)
+            assert free < one.filled <= HOST
+        else:
+            assert one.filled > HOST
 
     @precondition(lambda self: self.ones)
     @rule(which=WHICH)
