@@ -306,9 +306,101 @@ async def test_a_table_changes_while_it_is_copied(
         await check(arrays, other, TEXT)
         if way == "reserved":
             # The first that is done has its way.
+            await table.restore()
             await check(arrays, table, TEXT)
             assert len(table.pages) == 3
         assert pages.used == len(set(table.pages) | set(other.pages))
+
+
+@pytest.mark.parametrize("name", ["copy", "spill"])
+async def test_what_was_written_meanwhile_is_kept(
+    device: ta.Device, arrays: list[ta.AccelRef], name: str
+) -> None:
+    work, operation = MIDWAY[name]
+    async with midway(arrays, name) as (pages, table, other):
+        await table.reserve(11)
+        # The page belongs to one alone again.
+        third = table.fork() if name == "copy" else pages.open()
+        number = arrays[0][table.pages[2], 2]
+        fault = inject_fault(device, operation, delay=0.1)
+        raised: list[trio.BusyResourceError] = []
+
+        async def run() -> None:
+            try:
+                await work(table)
+            except trio.BusyResourceError as error:
+                raised.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            while not fault.hit:  # noqa: ASYNC110  # nobody tells of it
+                await trio.sleep(0.001)
+            third.close()
+            table.wrote([7])
+        assert len(raised) == 1
+        assert (table.length, table.is_spilled) == (11, False)
+        for layer, array in enumerate(arrays):
+            place = array[table.pages[2], 2]
+            await place.assign((row(10, 7) + layer).astype(array.dtype.dtype))
+        np.testing.assert_array_equal(await number.to_host(), row(10, 7))
+        await check(arrays, table, [*TEXT, 7])
+        await check(arrays, other, TEXT)
+
+
+async def test_what_was_restored_is_found(arrays: list[ta.AccelRef]) -> None:
+    pages = Pages(arrays, SIZE, host=COUNT)
+    with pages.open() as table:
+        await append(arrays, table, TEXT)
+        await table.spill()
+        with pages.open() as all_of_it:
+            await all_of_it.reserve(COUNT * SIZE)
+        with pages.open(TEXT) as again:
+            assert again.length == 0
+        await table.restore()
+        with pages.open(TEXT) as again:
+            assert (again.length, again.pages) == (8, table.pages[:2])
+            # Known pages are not copied again.
+            await table.spill()
+            await table.restore()
+            assert table.pages[:2] == again.pages
+            await check(arrays, table, TEXT)
+
+
+async def test_spills_at_once_keep_the_bound(arrays: list[ta.AccelRef]) -> None:
+    pages = Pages(arrays, SIZE, host=4)
+    tables = [pages.open() for _ in range(2)]
+    refused: list[PagesFullError] = []
+    for number, table in enumerate(tables):
+        await append(arrays, table, [number, *TEXT])
+
+    async def spill(table: PageTable) -> None:
+        try:
+            await table.spill()
+        except PagesFullError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for table in tables:
+            nursery.start_soon(spill, table)
+    assert [(error.wanted, error.free) for error in refused] == [(3, 1)]
+    assert sorted(table.is_spilled for table in tables) == [False, True]
+    assert pages.statistics().spilled == 3
+
+
+async def test_several_tables_heal_at_once(device: ta.Device, arrays: list[ta.AccelRef]) -> None:
+    async with midway(arrays, "copy") as (pages, table, other):
+        inject_fault(device, "devices.Assign", delay=0.2)
+        with trio.move_on_after(0.05) as scope:
+            await table.reserve(12)
+        assert scope.cancelled_caught
+        assert (pages.used, table.length) == (3, 10)
+        tables = [pages.open() for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            for each in tables:
+                nursery.start_soon(each.reserve, 2 * SIZE)
+        assert len({*tables[0].pages, *tables[1].pages, *other.pages}) == 7
+        for each in tables:
+            each.close()
 
 
 @pytest.fixture

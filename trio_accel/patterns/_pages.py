@@ -2,7 +2,7 @@
 
 A sequence has a table of the pages that hold its tokens. Tables share pages: those of equal beginnings, and
 those of a table that was forked. A page that a table writes to belongs to that table alone. So what a lost
-context was writing is the newest page of a few tables, and their step writes the same numbers there again.
+context was writing is the newest page of a few tables, and their step writes the same numbers there again (D184).
 """
 
 from __future__ import annotations
