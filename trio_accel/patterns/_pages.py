@@ -2,7 +2,8 @@
 
 A sequence has a table of the pages that hold its tokens. Tables share pages: those of equal beginnings, and
 those of a table that was forked. A page that a table writes to belongs to that table alone. So what a lost
-context was writing is the newest page of a few tables, and their step writes the same numbers there again (D184).
+context was writing is the newest page of a few tables, and their step writes the same numbers there again.
+Decision D184 says why.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..actors import NotExecutedError, Reading, named_arguments
-from ..arrays import take
-from ..devices import AccelRef
+from ..devices import AccelRef, Stack
 from ._checks import must_be_count
 
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
@@ -169,10 +169,11 @@ class _Pool:
 
     async def fetch(self, pages: Sequence[int]) -> list[_Host]:
         """Copy pages to pinned host memory."""
-        empty, places = self.arrays[0].device.host_empty, np.array(pages, np.int64)
-        host = [empty((len(pages), *array.shape[1:]), array.dtype) for array in self.arrays]
-        for array, out in zip(self.arrays, host, strict=True):
-            await take(array, places, axis=0).to_host(out=out)
+        host = [array.device.host_empty((len(pages), *array.shape[1:]), array.dtype) for array in self.arrays]
+        for array, out in zip(self.arrays, host, strict=True) if pages else ():
+            # One copy on the device: pages of a table seldom are neighbours.
+            stack = await array.device.ask(Stack([array[page] for page in pages], None))
+            await stack.to_host(out=out)
         return host
 
 
