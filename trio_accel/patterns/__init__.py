@@ -13,6 +13,7 @@ from ._fair_scheduler import *
 from ._hot_swap import *
 from ._limits import *
 from ._moe import *
+from ._pages import *
 from ._pipeline import *
 from ._router import *
 from ._servants import *
