@@ -14,16 +14,19 @@ import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
     Cascade,
+    ContinuousBatcher,
     Deployment,
     FairScheduler,
     Generate,
     Hedge,
     HotSwap,
+    Last,
     MoeRouter,
     Pipeline,
     PipelineStage,
     ReplicaPool,
     Router,
+    RunningSequence,
     Score,
     SpeculativeDecoder,
     Stage,
@@ -49,6 +52,13 @@ async def batcher(system: ta.System, model: Model) -> Spawned:
     return await system.spawn(
         Batcher, of_many, max_size=3, max_wait=0.3, capacity=4, overflow=ta.Overflow.REJECT
     ), int
+
+
+async def continuous(system: ta.System, model: Model) -> Spawned:
+    async def step(batch: list[RunningSequence[int, int]]) -> list[Last[int]]:
+        return [Last([await model(sequence.item)]) for sequence in batch]
+
+    return await system.spawn(ContinuousBatcher[int, int], step, max_sequences=3, capacity=4), int
 
 
 async def fair(system: ta.System, model: Model) -> Spawned:
@@ -114,4 +124,4 @@ async def pipeline(system: ta.System, model: Model) -> Spawned:
     return await system.spawn(Pipeline, PipelineStage(model, workers=2, capacity=2), last), int
 
 
-PATTERNS = [batcher, fair, hedged, pool, router, cascade, swapped, decoder, experts, pipeline]
+PATTERNS = [batcher, continuous, fair, hedged, pool, router, cascade, swapped, decoder, experts, pipeline]

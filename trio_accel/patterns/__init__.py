@@ -8,10 +8,12 @@ from .._names import export as _export
 from ._batcher import *
 from ._cascade import *
 from ._checks import *
+from ._continuous import *
 from ._fair_scheduler import *
 from ._hot_swap import *
 from ._limits import *
 from ._moe import *
+from ._pages import *
 from ._pipeline import *
 from ._router import *
 from ._servants import *

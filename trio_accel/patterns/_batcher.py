@@ -216,6 +216,10 @@ class BatchResults(Protocol[ResultT_co]):
         ...
 
 
+SIZES = tuple(2.0**power for power in range(11))
+"""Upper ends of the ranges of numbers of requests."""
+BATCH_SIZE = "batch_size", "Requests in a batch when the model gets it."
+
 BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 
 
@@ -281,45 +285,19 @@ class BatchRun(Generic[ItemT, ResultT]):
         with self._scope:
             error = await self._launch(self.entries)
             if error is not None:
-                await self._divide(self.entries, error)
+                await halve(
+                    self.entries,
+                    error,
+                    launch=self._launch,
+                    fail=self._fail,
+                    splits=self._splits,
+                    divides=self._divides,
+                )
 
     def _look_who_waits(self) -> None:
         """End the call of the model if all askers have gone."""
         if all(entry.reply.is_done for entry in self.entries):
             self._scope.cancel(reason="all askers of the batch were cancelled")
-
-    async def _divide(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
-        """Halve failed parts until the requests that fail are alone; see `Batcher` (D122)."""
-        works, level = False, 0
-        failed = [(entries, error)]
-        while failed:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            parts, failed = failed, list[tuple[list[Entry[ItemT, ResultT]], Exception]]()
-            for part, of_part in parts:
-                # A program that has refused the batch goes on: then it pays to look for the bad request.
-                is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
-                may_go_on = works or level < self._splits or (self._splits > 0 and is_refusal)
-                if len(part) < 2 or not may_go_on or not self._is_of_one(of_part):
-                    self._fail(part, of_part)
-                    continue
-                middle = len(part) // 2
-                for half in (part[:middle], part[middle:]):
-                    waiting = [entry for entry in half if not entry.reply.is_done]
-                    if not waiting:
-                        continue
-                    of_half = await self._launch(waiting)
-                    if of_half is None:
-                        works = True
-                    else:
-                        failed.append((waiting, of_half))
-            level += 1
-
-    def _is_of_one(self, error: Exception) -> bool:
-        try:
-            return self._divides(error)
-        except Exception as bad:  # noqa: BLE001  # a stranger's function
-            error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
-            return False
 
     async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
         """Call the model once, and reply; returns why there are no results."""
@@ -335,16 +313,87 @@ class BatchRun(Generic[ItemT, ResultT]):
         return None
 
     async def _results(self, entries: list[Entry[ItemT, ResultT]]) -> list[ResultT]:
-        return _one_for_each(await self._model([entry.item for entry in entries]), len(entries))
+        return one_for_each(await self._model([entry.item for entry in entries]), len(entries))
 
     def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
-        waiting = [entry for entry in entries if not entry.reply.is_done]
-        for number, entry in enumerate(waiting):
-            # D122: several tasks that raise one exception object would write to one traceback.
-            self._counts.failed += entry.reply.fail(_copy(error) if number else error)
+        for entry, one in error_for_each(entries, error):
+            self._counts.failed += entry.reply.fail(one)
 
 
-def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
+class Asked(Protocol):
+    """What has a reply to give."""
+
+    @property
+    def reply(self) -> DeferredReply[Any]:
+        """Takes its outcome."""
+        ...
+
+
+AskedT = TypeVar("AskedT", bound=Asked)
+
+
+async def halve(
+    batch: list[AskedT],
+    error: Exception,
+    *,
+    launch: Callable[[list[AskedT]], Awaitable[Exception | None]],
+    fail: Callable[[list[AskedT], Exception], None],
+    splits: int,
+    divides: Callable[[Exception], bool],
+) -> None:
+    """Halve the parts of a batch that failed until the requests that fail are alone; see `Batcher` (D122).
+
+    Args:
+        batch: Its requests.
+        error: Why it failed.
+        launch: Has the model work on some of them, and replies; returns why there are no results.
+        fail: Gives some of them an error.
+        splits: See `Batcher`.
+        divides: The same.
+    """
+    works, level = False, 0
+    failed = [(batch, error)]
+    while failed:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        parts, failed = failed, list[tuple[list[AskedT], Exception]]()
+        for part, of_part in parts:
+            # A program that has refused the batch goes on: then it pays to look for the bad request.
+            is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
+            may_go_on = works or level < splits or (splits > 0 and is_refusal)
+            if len(part) < 2 or not may_go_on or not _is_of_one(of_part, divides):
+                fail(part, of_part)
+                continue
+            middle = len(part) // 2
+            for half in (part[:middle], part[middle:]):
+                waiting = [one for one in half if not one.reply.is_done]
+                if not waiting:
+                    continue
+                of_half = await launch(waiting)
+                if of_half is None:
+                    works = True
+                else:
+                    failed.append((waiting, of_half))
+        level += 1
+
+
+def _is_of_one(error: Exception, divides: Callable[[Exception], bool]) -> bool:
+    try:
+        return divides(error)
+    except Exception as bad:  # noqa: BLE001  # a stranger's function
+        error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
+        return False
+
+
+def error_for_each(batch: list[AskedT], error: Exception) -> Iterator[tuple[AskedT, Exception]]:
+    """Yield those that still wait, each with an error of its own.
+
+    D122: several tasks that raise one exception object would write to one traceback.
+    """
+    for number, one in enumerate([one for one in batch if not one.reply.is_done]):
+        yield one, _copy(error) if number else error
+
+
+def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
     """Take the results of a batch apart.
 
     Raises:
@@ -501,7 +550,7 @@ class Batcher(Servant[ItemT, ResultT]):
         _check_overflow(capacity, overflow)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
             size=must_be_count("Batcher: max_size", max_size),
-            cost=_check_cost(max_cost, cost),
+            cost=check_max_cost("Batcher", max_cost, cost),
             wait=must_be_positive("Batcher: max_wait", max_wait, allows_zero=True),
             is_adaptive=adaptive,
         )
@@ -519,7 +568,7 @@ class Batcher(Servant[ItemT, ResultT]):
         self._timer: trio.CancelScope | None = None
         self._bell = trio.lowlevel.ParkingLot()
         self._counts = Counts()
-        self._sizes, self._waits = Spread([2.0**power for power in range(11)]), Spread(WAITS)
+        self._sizes, self._waits = Spread(SIZES), Spread(WAITS)
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -556,7 +605,7 @@ class Batcher(Servant[ItemT, ResultT]):
             if self._bucket is not None:
                 entry.key = self._bucket(item)
             if self._cost is not None:
-                entry.cost = self._cost_of(item, self._cost)
+                entry.cost = cost_of(self.context.path, self._cost(item), self._queue.cost, "a batch")
             hash(entry.key)  # before another call has to make room for it
             self._make_room()
             self._queue.add(entry)
@@ -584,21 +633,8 @@ class Batcher(Servant[ItemT, ResultT]):
         """Yield the counts that metrics show, with sizes of batches and waits for them."""
         yield from readings_of(self._counts)
         yield count(*REFUSED, self._counts.refused, tenant="")
-        yield self._sizes.reading("batch_size", "Requests in a batch when the model gets it.")
+        yield self._sizes.reading(*BATCH_SIZE)
         yield self._waits.reading(*QUEUE_WAIT)
-
-    def _cost_of(self, item: ItemT, function: Callable[[ItemT], float]) -> float:
-        cost = function(item)
-        if not 0 <= cost <= sys.float_info.max:
-            raise ValueError(
-                f"{self.context.path}: the cost of an item must be a number from 0, got {cost!r}"
-            )
-        if cost > self._queue.cost:
-            raise ValueError(
-                f"{self.context.path}: the item costs {cost:g}, and a batch at most {self._queue.cost:g}; "
-                "it fits into none"
-            )
-        return cost
 
     def _make_room(self) -> None:
         """Refuse the newest call or the oldest one if too many wait.
@@ -697,11 +733,24 @@ class Batcher(Servant[ItemT, ResultT]):
                 end_with_incarnation(context, entry.reply, has_begun=True)
 
 
-def _check_cost(max_cost: float | None, cost: object) -> float:
-    """Return the highest cost of a batch; infinity if costs do not count."""
+def cost_of(path: str, cost: float, most: float, where: str) -> float:
+    """Return the cost of an item, if it may be one.
+
+    Raises:
+        ValueError: It is none, or the item can never be served.
+    """
+    if not 0 <= cost <= sys.float_info.max:
+        raise ValueError(f"{path}: the cost of an item must be a number from 0, got {cost!r}")
+    if cost > most:
+        raise ValueError(f"{path}: the item costs {cost:g}, and {where} at most {most:g}; it fits into none")
+    return cost
+
+
+def check_max_cost(name: str, max_cost: float | None, cost: object) -> float:
+    """Return the highest cost of what a pattern has at once; infinity if costs do not count."""
     if (max_cost is None) is not (cost is None):
-        raise ValueError("Batcher: cost and max_cost go together: give both, or none")
-    return math.inf if max_cost is None else must_be_positive("Batcher: max_cost", max_cost)
+        raise ValueError(f"{name}: cost and max_cost go together: give both, or none")
+    return math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
 
 
 def _check_overflow(capacity: int | None, overflow: Overflow) -> None:

@@ -613,7 +613,7 @@ class RetryPolicy:
         """
         call = as_callable(model)
         budget = self.budget
-        safe = self.is_safe or (_is_transient if self.may_run_twice else _is_not_begun)
+        safe = self.is_safe or (is_transient if self.may_run_twice else _is_not_begun)
 
         async def retried(item: ItemT) -> ResultT:
             outer = _counted_by.get()
@@ -682,7 +682,8 @@ def _is_not_begun(error: Exception) -> bool:
     return isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
 
-def _is_transient(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
+    """Tell whether an error says that the same work may go better a moment later, if it may run twice."""
     return isinstance(error, _PERHAPS_EXECUTED) or _is_not_begun(error)
 
 

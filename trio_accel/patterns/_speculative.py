@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Literal, TypeAlias
 
@@ -12,9 +12,12 @@ import attrs
 import numpy as np
 import outcome
 import trio
+from numpy.typing import NDArray
 
 from ..actors import named_options, running_beside
-from ._checks import Rows, Sampler, must_be_count, must_be_positive, scores_of
+from ._batcher import BatchResults, ModelOfBatches, one_for_each
+from ._checks import ModelOutputError, Rows, Sampler, must_be_count, must_be_positive, scores_of
+from ._continuous import Last, RunningSequence, StepResult
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = [
@@ -22,8 +25,10 @@ __all__ = [
     "DecodingStatistics",
     "Generate",
     "Generation",
+    "PromptLookup",
     "Score",
     "SpeculativeDecoder",
+    "SpeculativeStep",
     "TokenStream",
     "open_token_stream",
 ]
@@ -183,16 +188,18 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
         logits: bool = False,
         draft_may_fail: bool = False,
     ) -> None:
-        self._draft = as_callable(draft)
-        self._verifier = as_callable(verifier)
-        self._lookahead = must_be_count("SpeculativeDecoder: lookahead", lookahead)
-        self._are_logits = logits
-        self._draft_may_fail = draft_may_fail
-        self._decoding = DecodingStatistics()
+        name = type(self).__name__
+        self._rounds = _Rounds(
+            _one_by_one(as_callable(draft)),
+            _one_by_one(as_callable(verifier)),
+            must_be_count(f"{name}: lookahead", lookahead),
+            logits,
+            draft_may_fail,
+        )
 
     def statistics(self) -> DecoderStatistics:
         """Return the counts of its requests and of speculation so far."""
-        return DecoderStatistics(**attrs.asdict(self._tally), decoding=self._decoding)
+        return DecoderStatistics(**attrs.asdict(self._tally), decoding=self._rounds.statistics)
 
     async def answer(self, item: Generate) -> Generation:
         """Continue one text.
@@ -203,63 +210,279 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             trio.BrokenResourceError, trio.ClosedResourceError: The `stream` was closed.
             Exception: Error of the verifier; or of the draft, unless it may fail.
         """
-        text = _Text(item, are_logits=self._are_logits)
+        text = self._rounds.begin(item)
         while text.finish is None:
             await trio.lowlevel.checkpoint()
-            counted = await self._round(text)
-            text.statistics += counted
-            self._decoding += counted
+            [result] = await self._rounds.go_on([text])
+            tokens = result.unwrap()
             if item.stream is not None:
-                for token in text.tokens[-counted.tokens :]:
+                for token in tokens:
                     await item.stream.send(token)
         return Generation(tokens=tuple(text.tokens), finish=text.finish, statistics=text.statistics)
 
-    async def _round(self, text: _Text) -> DecodingStatistics:
-        """Append the tokens of one round to a text."""
-        proposed: list[int] = []
-        drafted: list[Rows] = []
-        failures = 0
-        try:
-            await self._propose(text, proposed, drafted)
-        except Exception:
-            if not self._draft_may_fail:
-                raise
-            failures = 1
-        count = len(proposed) + 1
-        verified = await scores_of(
-            "the verifier",
-            await self._verifier(Score(text.so_far(proposed), count)),
-            count,
-            text.vocabulary_after(drafted),
-            are_logits=self._are_logits,
-        )
-        text.know(verified)
-        tokens = text.sampler.accepted(proposed, drafted, verified)
-        return DecodingStatistics(
-            rounds=1,
-            proposed=len(proposed),
-            accepted=len(tokens) - 1,
-            tokens=text.append(tokens),
-            draft_failures=failures,
-        )
 
-    async def _propose(self, text: _Text, proposed: list[int], drafted: list[Rows]) -> None:
-        """Have the draft propose tokens, as many as may be needed."""
-        # The verifier adds one.
-        for _ in range(min(self._lookahead, text.missing - 1)):
-            scores = await scores_of(
-                "the draft",
-                await self._draft(Score(text.so_far(proposed))),
-                1,
-                text.vocabulary_after(drafted),
-                are_logits=self._are_logits,
-            )
-            distribution = text.sampler.distribution(scores[0])
-            token = text.sampler.draw(distribution)
-            proposed.append(token)
-            drafted.append(distribution)
-            if token in text.request.stop:
+class SpeculativeStep:
+    """Continues texts in a `ContinuousBatcher`: a step for sequences whose item is a `Generate`.
+
+    A sequence gives its tokens; a token of `stop`, or their number, ends it. They are those of a
+    `SpeculativeDecoder` with the same models and seed, whatever runs beside them. Here the models work on all
+    texts of a step at once: they take a list of `Score`, and return an array of rows for each. Without a
+    draft, a step gives one token of each text.
+
+    The models have no part in chunks of a prompt: they see each text whole, from the end of its prompt on. If
+    a step fails, nothing has changed, and it may be called again. `Generate.stream` is refused: use
+    `open_parts`.
+
+    Args:
+        verifier: The large model: a model of batches of `Score`.
+        draft: The small model, with the same vocabulary, or a `PromptLookup`. It is asked for one
+            distribution of each text at a time; None in its place means that it proposes nothing more.
+        lookahead: How many tokens the draft proposes in a step, at least 1.
+        logits: Whether the models return logits, not probabilities.
+        draft_may_fail: Whether a step goes on without the draft if that fails.
+
+    Raises:
+        ValueError, TypeError: `lookahead` is no whole number from 1, or a model is no model.
+    """
+
+    def __init__(
+        self,
+        verifier: ModelOfBatches[Score, object],
+        draft: ModelOfBatches[Score, object] | None = None,
+        *,
+        lookahead: int = 4,
+        logits: bool = False,
+        draft_may_fail: bool = False,
+    ) -> None:
+        proposer = None if draft is None else as_callable(draft)
+        lookahead = must_be_count(f"{type(self).__name__}: lookahead", lookahead)
+        self._rounds = _Rounds(proposer, as_callable(verifier), lookahead, logits, draft_may_fail)
+
+    @property
+    def statistics(self) -> DecodingStatistics:
+        """Counts of speculation in all steps so far."""
+        return self._rounds.statistics
+
+    async def __call__(self, batch: list[RunningSequence[Generate, int]]) -> list[StepResult[int]]:
+        """Give the next tokens of each text.
+
+        Returns:
+            For each text its tokens, `Last` of them, or an error of this text alone: of its distributions,
+            or a prompt with a token that is not in the vocabulary.
+
+        Raises:
+            Exception: Error of the verifier; or of the draft, unless it may fail.
+        """
+        texts = [self._text_of(sequence) for sequence in batch if sequence.gives_part]
+        going = [text for text in texts if text.request.stream is None]
+        results = dict(zip(going, await self._rounds.go_on(going), strict=True))
+        return [self._result(sequence.state, results) if sequence.gives_part else () for sequence in batch]
+
+    def _text_of(self, sequence: RunningSequence[Generate, int]) -> _Text:
+        if sequence.state is None:
+            sequence.state = self._rounds.begin(sequence.item)
+        text: _Text = sequence.state
+        return text
+
+    def _result(self, text: _Text, results: dict[_Text, outcome.Outcome[list[int]]]) -> StepResult[int]:
+        result = results.get(text)
+        if result is None:
+            return outcome.Error(ValueError("Generate: stream is for a SpeculativeDecoder; use open_parts"))
+        if isinstance(result, outcome.Error):
+            return result
+        tokens = result.unwrap()
+        return tokens if text.finish is None else Last(tokens)
+
+
+class PromptLookup:
+    """A draft without a model: it proposes what followed the last tokens when they came before.
+
+    It suits texts that repeat parts of their prompt, as summaries and edits of code do (Saxena, "Prompt
+    lookup decoding", 2023).
+
+    Args:
+        vocabulary: Number of tokens of the verifier.
+        longest: How many of the last tokens are looked for, at most; then one less, down to 1.
+        logits: Whether the verifier returns logits.
+
+    Raises:
+        ValueError, TypeError: A number is not a whole one from 1.
+    """
+
+    def __init__(self, vocabulary: int, *, longest: int = 3, logits: bool = False) -> None:
+        self._vocabulary = must_be_count("PromptLookup: vocabulary", vocabulary)
+        self._longest = must_be_count("PromptLookup: longest", longest)
+        self._least, self._most = (-math.inf, 0.0) if logits else (0.0, 1.0)
+
+    async def __call__(self, scores: list[Score]) -> list[Rows | None]:
+        """Return a row for each text that has only its proposal; None where there is none."""
+        await trio.lowlevel.checkpoint()
+        return [self._row(score.tokens) for score in scores]
+
+    def _row(self, tokens: tuple[int, ...]) -> Rows | None:
+        token = self._following(np.array(tokens, dtype=np.int64))
+        if token is None:
+            return None
+        row = np.full((1, self._vocabulary), self._least)
+        row[0, token] = self._most
+        return row
+
+    def _following(self, tokens: NDArray[np.int64]) -> int | None:
+        for length in range(min(self._longest, len(tokens) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
+            found = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
+            if found.size and tokens[found[-1] + length] < self._vocabulary:
+                # The last time counts: it is the most like what is written now.
+                return int(tokens[found[-1] + length])
+        return None
+
+
+_Scorer: TypeAlias = Callable[[list[Score]], Awaitable[BatchResults[object]]]
+
+
+def _one_by_one(model: Callable[[Score], Awaitable[object]]) -> _Scorer:
+    """Have a model of one `Score` serve a list of one."""
+
+    async def scorer(scores: list[Score]) -> list[object]:
+        [score] = scores
+        return [await model(score)]
+
+    return scorer
+
+
+@attrs.define(eq=False)
+class _Draft:
+    """What is proposed for a text in a round.
+
+    Attributes:
+        text: The text.
+        tokens: The tokens.
+        rows: The distribution that each was drawn from.
+        is_whole: Whether no more are wanted.
+        error: Why the draft gave no more.
+    """
+
+    text: _Text
+    tokens: list[int] = attrs.field(factory=list[int])
+    rows: list[Rows] = attrs.field(factory=list[Rows])
+    is_whole: bool = False
+    error: Exception | None = None
+
+
+class _Rounds:
+    """Goes on with texts, some at a time, in rounds: the draft proposes, the verifier accepts."""
+
+    def __init__(
+        self, draft: _Scorer | None, verifier: _Scorer, lookahead: int, are_logits: bool, draft_may_fail: bool
+    ) -> None:
+        self._draft, self._verifier = draft, verifier
+        self._lookahead = lookahead
+        self._are_logits = are_logits
+        self._draft_may_fail = draft_may_fail
+        self.statistics = DecodingStatistics()
+
+    def begin(self, request: Generate) -> _Text:
+        """Begin a text."""
+        return _Text(request, are_logits=self._are_logits)
+
+    async def go_on(self, texts: list[_Text]) -> list[outcome.Outcome[list[int]]]:
+        """Append the tokens of one round to each text.
+
+        Returns:
+            The tokens of each text, or why there are none for this one: then it is as it was before.
+
+        Raises:
+            Exception: A model failed. All texts are as they were before.
+        """
+        saved = [text.sampler.rng.bit_generator.state for text in texts]
+        results: list[outcome.Outcome[list[int]]] = []
+        try:
+            results += await self._round(texts)
+        finally:
+            for number, (text, state) in enumerate(zip(texts, saved, strict=True)):
+                if not results or isinstance(results[number], outcome.Error):
+                    text.sampler.rng.bit_generator.state = state
+        return results
+
+    async def _round(self, texts: list[_Text]) -> list[outcome.Outcome[list[int]]]:
+        drafts = [_Draft(text) for text in texts]
+        await self._propose(drafts)
+        going = [draft for draft in drafts if draft.error is None or self._draft_may_fail]
+        asked = [Score(draft.text.so_far(draft.tokens), len(draft.tokens) + 1) for draft in going]
+        found = one_for_each(await self._verifier(asked), len(asked)) if asked else []
+        accepted = dict[_Draft, outcome.Outcome[list[int]]]()
+        for draft, scores in zip(going, found, strict=True):
+            try:
+                accepted[draft] = outcome.Value(await self._accepted(draft, scores))
+            except ValueError as error:
+                # Its distributions or its prompt are wrong. A loss would be that of all texts.
+                accepted[draft] = outcome.Error(error)
+        # No checkpoint follows: all texts go on, or none.
+        return [self._append(draft, accepted.get(draft)) for draft in drafts]
+
+    async def _accepted(self, draft: _Draft, found: object) -> list[int]:
+        text, count = draft.text, len(draft.tokens) + 1
+        vocabulary = text.vocabulary_after(draft.rows)
+        scores = await scores_of("the verifier", found, count, vocabulary, are_logits=self._are_logits)
+        text.know(scores)
+        return text.sampler.accepted(draft.tokens, draft.rows, scores)
+
+    def _append(
+        self, draft: _Draft, accepted: outcome.Outcome[list[int]] | None
+    ) -> outcome.Outcome[list[int]]:
+        if accepted is None:
+            assert draft.error is not None  # or it would have gone on
+            return outcome.Error(draft.error)
+        if isinstance(accepted, outcome.Error):
+            return accepted
+        tokens = accepted.unwrap()
+        counted = DecodingStatistics(
+            rounds=1,
+            proposed=len(draft.tokens),
+            accepted=len(tokens) - 1,
+            tokens=draft.text.append(tokens),
+            draft_failures=int(draft.error is not None),
+        )
+        draft.text.statistics += counted
+        self.statistics += counted
+        return outcome.Value(tokens[: counted.tokens])
+
+    async def _propose(self, drafts: list[_Draft]) -> None:
+        """Have the draft propose tokens for each text, as many as may be needed."""
+        if self._draft is None:
+            return
+        for number in range(self._lookahead):
+            # The verifier adds one.
+            asked = [draft for draft in drafts if not draft.is_whole and number < draft.text.missing - 1]
+            if not asked:
                 return
+            scores = [Score(draft.text.so_far(draft.tokens)) for draft in asked]
+            try:
+                found = one_for_each(await self._draft(scores), len(asked))
+                for draft, rows in zip(asked, found, strict=True):
+                    await self._draw(draft, rows)
+            except Exception as error:
+                if not self._draft_may_fail:
+                    raise
+                for draft in asked:
+                    draft.error, draft.is_whole = error, True
+
+    async def _draw(self, draft: _Draft, found: object) -> None:
+        """Draw the next proposal of a text; None proposes nothing."""
+        if found is None:
+            draft.is_whole = True
+            return
+        text, vocabulary = draft.text, draft.text.vocabulary_after(draft.rows)
+        try:
+            scores = await scores_of("the draft", found, 1, vocabulary, are_logits=self._are_logits)
+        except ModelOutputError as error:
+            draft.error, draft.is_whole = error, True
+            return
+        distribution = text.sampler.distribution(scores[0])
+        token = text.sampler.draw(distribution)
+        draft.tokens.append(token)
+        draft.rows.append(distribution)
+        draft.is_whole = token in text.request.stop
 
 
 class _Text:

@@ -1,0 +1,235 @@
+"""A Llama in NumPy as a program: a step of several sequences together, over a cache in pages.
+
+Touvron et al., "LLaMA", 2023; Su et al., "RoFormer", 2021 (rotary embeddings); Ainslie et al., "GQA", 2023;
+Kwon et al., "PagedAttention", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+import trio_accel as ta
+from trio_accel.programs import Array
+
+__all__ = ["Config", "Llama", "random_weights", "rotations", "weights_of"]
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """What a model is like.
+
+    Attributes:
+        layers: Layers.
+        heads: Heads of queries.
+        groups: Heads of keys, and of values; each serves ``heads / groups`` heads of queries.
+        width: Numbers of a head, an even one. A token has ``heads * width`` numbers.
+        inner: Width between the products behind the attention.
+        words: Tokens that there are.
+        context: The most tokens of a sequence.
+        base: Base of the frequencies of rotary embeddings.
+        epsilon: What is added to mean squares.
+    """
+
+    layers: int
+    heads: int
+    groups: int
+    width: int
+    inner: int
+    words: int
+    context: int
+    base: float
+    epsilon: float
+
+    def cache_shape(self, pages: int, size: int) -> tuple[int, int, int, int]:
+        """Shape of the cache of one layer: keys and values of `pages` pages with `size` tokens each."""
+        return (pages, size, 2 * self.groups, self.width)
+
+
+def weights_of(config: Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights. Products that read the same numbers are joined to one."""
+    numbers = config.heads * config.width
+    found: dict[str, tuple[int, ...]] = {"words": (config.words, numbers), "norm": (numbers,)}
+    for layer in range(config.layers):
+        found |= {
+            f"{layer}.attention_norm": (numbers,),
+            f"{layer}.query_key_value": ((config.heads + 2 * config.groups) * config.width, numbers),
+            f"{layer}.attention_output": (numbers, numbers),
+            f"{layer}.feed_norm": (numbers,),
+            f"{layer}.gate_up": (2 * config.inner, numbers),
+            f"{layer}.down": (numbers, config.inner),
+        }
+    return found
+
+
+def random_weights(config: Config, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
+    """Make weights of the right shapes, float32, so that numbers neither vanish nor grow on their way."""
+    random = np.random.default_rng(seed)
+    made: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in weights_of(config).items():
+        made[name] = random.standard_normal(shape, np.float32)
+        made[name] *= np.float32(0.1 if len(shape) == 1 else shape[1] ** -0.5)
+        made[name] += np.float32(len(shape) == 1)
+    return made
+
+
+def rotations(config: Config) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines by which each position turns the numbers of a head: two arrays (context, width).
+
+    Neighbours turn, numbers 2i and 2i + 1, as the weights of a GGUF file want it. Each sine has the sign of
+    its number: ``x * cosine + x[neighbour] * sine``.
+    """
+    rates = config.base ** (-np.arange(0, config.width, 2) / config.width)
+    angles = np.repeat((np.arange(config.context)[:, None] * rates).astype(np.float32), 2, axis=1)
+    signs = np.where(np.arange(config.width) % 2, 1, -1).astype(np.float32)
+    return np.cos(angles), np.sin(angles) * signs
+
+
+_Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the last, pages, mask
+
+
+class Llama:
+    """Computes next tokens. All of it is float32.
+
+    Args:
+        weights: Arrays by the names of `weights_of`.
+        caches: For each layer an array of the shape `Config.cache_shape`.
+        config: What the model is like, by `attrs.asdict`.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Array], caches: Sequence[Array], *, config: Mapping[str, Any]
+    ) -> None:
+        self.config = Config(**config)
+        self.weights, self.caches = dict(weights), list(caches)
+        self._cosines, self._sines = rotations(self.config)
+        self._neighbours: Any = np.arange(self.config.width) ^ 1
+
+    @ta.programs.method(
+        updates=["self.caches"],
+        idempotent=True,
+        out=lambda rows, tables, ends, sampling, counts: ((ends.shape[0],), "int64"),
+    )
+    def step(
+        self, rows: Array, tables: Array, ends: Array, sampling: Array | None, counts: Sequence[Sequence[int]]
+    ) -> Array:
+        """Put tokens of several sequences into the cache, and choose the next token of each.
+
+        It writes the same numbers to the same places when it runs again, so a lost step is repeated.
+
+        Args:
+            rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and
+                the place that its key and value get: ``page * size + offset``. The tokens of a sequence are
+                neighbours, and their positions follow one another.
+            tables: Array of shape (sequences, most), int64: the pages of each, filled up with any page.
+            ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`.
+            sampling: Array of shape (3, sequences), float32: temperature, top-p, and a draw from 0 to 1; or
+                None, if all take the likeliest token.
+            counts: For each sequence how many tokens it has in `rows`, and how many in all, with these.
+
+        Returns:
+            The next tokens, int64, of shape (sequences,).
+        """
+        return self._choose(self._forward(rows, tables, ends, counts), sampling)
+
+    @ta.programs.method(updates=["self.caches"], idempotent=True)
+    def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
+        """As `step`, but return the logits: float32, of shape (sequences, words)."""
+        return self._forward(rows, tables, ends, counts)
+
+    def _forward(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
+        config, weights = self.config, self.weights
+        tokens, positions, places = rows
+        cosines, sines = self._cosines[positions][:, None], self._sines[positions][:, None]
+        groups = self._groups(tables, positions, counts)
+        turning = config.heads + config.groups  # Values do not turn.
+        x = weights["words"][tokens]
+        for layer, cache in enumerate(self.caches):
+            made = self._dense(f"{layer}.query_key_value", self._norm(f"{layer}.attention_norm", x))
+            made = made.reshape(len(x), -1, config.width)
+            turned = made[:, :turning]
+            turned[...] = turned * cosines + turned[..., self._neighbours] * sines
+            cache.reshape(-1, *cache.shape[2:])[places] = made[:, config.heads :]
+            mixed = self._attention(made[:, : config.heads], cache, groups)
+            x = x + self._dense(f"{layer}.attention_output", mixed)
+            both = self._dense(f"{layer}.gate_up", self._norm(f"{layer}.feed_norm", x))
+            inner = self._silu(both[:, : config.inner]) * both[:, config.inner :]
+            x = x + self._dense(f"{layer}.down", inner)
+        return self._dense("words", self._norm("norm", x[ends]))  # The embeddings are the last matrix, too.
+
+    def _groups(self, tables: Any, positions: Any, counts: Sequence[Sequence[int]]) -> list[_Group]:
+        """Neighbours with one token each are attended together, any other sequence by itself."""
+        found: list[_Group] = []
+        size, row, first = self.caches[0].shape[1], 0, 0
+        while first < len(counts):
+            last = first + 1
+            while counts[first][0] == 1 and last < len(counts) and counts[last][0] == 1:
+                last += 1
+            stop = row + sum(count for count, _ in counts[first:last])
+            pages = tables[first:last, : -(-max(length for _, length in counts[first:last]) // size)]
+            own = positions[row:stop].reshape(last - first, -1)
+            found.append((row, stop, pages, self._mask(pages.shape[1] * size, own)))
+            row, first = stop, last
+        return found
+
+    def _attention(self, query: Any, cache: Any, groups: Sequence[_Group]) -> Any:
+        heads, width, kinds = self.config.heads, self.config.width, self.config.groups
+        made = self._empty_like(query).reshape(len(query), -1)
+        for row, stop, pages, mask in groups:
+            # The heads of queries that share one of keys are queries of it: nothing is repeated.
+            asked = query[row:stop].reshape(len(pages), -1, kinds, heads // kinds * width).swapaxes(1, 2)
+            kept = cache[pages].reshape(len(pages), -1, 2 * kinds, width).swapaxes(1, 2)
+            asked = asked.reshape(len(pages), kinds, -1, width)
+            mixed = self._attend(asked, kept[:, :kinds], kept[:, kinds:], mask)
+            mixed = mixed.reshape(len(pages), kinds, -1, heads // kinds * width).swapaxes(1, 2)
+            made[row:stop] = mixed.reshape(stop - row, -1)
+        return made
+
+    def _choose(self, logits: Any, sampling: Any) -> Any:
+        chosen = logits.argmax(axis=1)
+        if sampling is not None:
+            for row in np.flatnonzero(sampling[0] > 0):
+                chosen[row] = _draw(logits[row], *sampling[:, row])
+        return chosen
+
+    def _mask(self, keys: int, own: Any) -> Any:
+        """Which keys queries at the positions `own` see, for each head of queries that shares one of keys."""
+        own = own.repeat(self.config.heads // self.config.groups, axis=1)[:, None, :, None]
+        return np.where(np.arange(keys) > own, np.float32(-np.inf), np.float32(0))
+
+    def _empty_like(self, x: Any) -> Any:
+        return np.empty_like(x)
+
+    def _norm(self, name: str, x: Any) -> Any:
+        squares = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(squares + np.float32(self.config.epsilon)) * self.weights[name]
+
+    def _dense(self, name: str, x: Any) -> Any:
+        return x @ self.weights[name].T
+
+    def _silu(self, x: Any) -> Any:
+        return x / (1 + np.exp(-x))
+
+    def _attend(self, query: Any, keys: Any, values: Any, mask: Any) -> Any:
+        scores = query @ keys.swapaxes(-1, -2)
+        scores *= np.float32(query.shape[-1] ** -0.5)
+        scores += mask
+        scores -= scores.max(axis=-1, keepdims=True)
+        shares = np.exp(scores, out=scores)
+        shares /= shares.sum(axis=-1, keepdims=True)
+        return shares @ values
+
+
+def _draw(logits: Any, temperature: Any, top_p: Any, draw: Any) -> Any:
+    """One token among the likeliest that make `top_p` together (Holtzman et al., nucleus sampling, 2020)."""
+    order = np.argsort(-logits, kind="stable")
+    shares = np.exp((logits[order] - logits[order[0]]) / temperature, dtype=np.float64)
+    sums = np.cumsum(shares)
+    # A token is kept if those before it make less than `top_p`, so one always is.
+    kept = max(int(np.count_nonzero(sums - shares < top_p * sums[-1])), 1)
+    place = int(np.count_nonzero(sums <= draw * sums[kept - 1]))
+    return order[min(place, kept - 1)]

@@ -1,0 +1,91 @@
+"""The Llama of `llama.py` in PyTorch: its weights and its cache are tensors over the device's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from llama import Llama
+
+import trio_accel as ta
+from trio_accel.programs import Array
+
+__all__ = ["TorchLlama"]
+
+torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+functional: Any = import_module("torch.nn.functional")
+
+
+class TorchLlama(Llama):
+    """As `Llama`, in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
+
+    def __init__(
+        self, weights: Mapping[str, Array], caches: Sequence[Array], *, config: Mapping[str, Any]
+    ) -> None:
+        tensors = {name: torch.from_dlpack(array) for name, array in weights.items()}
+        super().__init__(tensors, [torch.from_dlpack(cache) for cache in caches], config=config)
+        on = tensors["words"].device
+        self._cosines, self._sines, self._neighbours = (
+            torch.from_numpy(array).to(on) for array in (self._cosines, self._sines, self._neighbours)
+        )
+
+    @ta.programs.method(
+        updates=["self.caches"],
+        idempotent=True,
+        out=lambda rows, tables, ends, sampling, counts: ((ends.shape[0],), "int64"),
+    )
+    def step(
+        self,
+        rows: Array,
+        tables: Array,
+        ends: Array,
+        sampling: Array | None,
+        counts: Sequence[Sequence[int]],
+    ) -> Array:
+        """See `Llama.step`."""
+        with torch.inference_mode():
+            given = None if sampling is None else torch.from_dlpack(sampling)
+            return self._choose(self._logits(rows, tables, ends, counts), given)
+
+    @ta.programs.method(updates=["self.caches"], idempotent=True)
+    def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
+        """See `Llama.logits`."""
+        with torch.inference_mode():
+            return self._logits(rows, tables, ends, counts)
+
+    def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
+        rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
+        return self._forward(rows, tables, ends, counts).float()
+
+    def _choose(self, logits: Any, sampling: Any) -> Any:
+        likeliest = logits.argmax(dim=1)
+        if sampling is None:
+            return likeliest
+        temperature, top_p, draw = sampling.double()[:, :, None]
+        ordered, order = logits.sort(dim=1, descending=True, stable=True)
+        shares = ((ordered - ordered[:, :1]).double() / temperature.clamp(min=1e-6)).exp()
+        sums = shares.cumsum(dim=1)
+        kept = (sums - shares < top_p * sums[:, -1:]).sum(dim=1, keepdim=True).clamp(min=1)
+        place = torch.searchsorted(sums, draw * sums.gather(1, kept - 1), right=True).minimum(kept - 1)
+        return torch.where(temperature[:, 0] > 0, order.gather(1, place)[:, 0], likeliest)
+
+    def _mask(self, keys: int, own: Any) -> Any:
+        own = own.repeat_interleave(self.config.heads // self.config.groups, dim=1)[:, None, :, None]
+        return torch.arange(keys, device=own.device) <= own
+
+    def _empty_like(self, x: Any) -> Any:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    def _norm(self, name: str, x: Any) -> Any:
+        weight = self.weights[name]
+        return functional.rms_norm(x, weight.shape, weight, self.config.epsilon)
+
+    def _dense(self, name: str, x: Any) -> Any:
+        return functional.linear(x, self.weights[name])
+
+    def _silu(self, x: Any) -> Any:
+        return functional.silu(x)
+
+    def _attend(self, query: Any, keys: Any, values: Any, mask: Any) -> Any:
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)

@@ -1,0 +1,226 @@
+"""One interface to the forwards of a model: runs of several sequences in, their next tokens out.
+
+It fits a step of `ta.patterns.ContinuousBatcher`: whichever sequences run, they make one request of the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from llama import Config, Llama
+
+import trio_accel as ta
+
+__all__ = ["GREEDY", "Batch", "Model", "Run", "Sampling", "open_model"]
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How a token is chosen.
+
+    Attributes:
+        temperature: What logits are divided by; 0 for the likeliest token.
+        top_p: Only the likeliest tokens that make this share together are drawn from; more than 0, up to 1.
+        seed: A draw depends on it and on the position alone, so a sequence is the same in any batch.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def draw(self, position: int) -> float:
+        """A number from 0 to 1, by Philox (Salmon et al., "Parallel random numbers", SC 2011)."""
+        key = np.array([self.seed % (1 << 64), 0], np.uint64)
+        return float(
+            np.random.Generator(np.random.Philox(counter=position, key=key)).random(dtype=np.float32)
+        )
+
+
+GREEDY = Sampling()
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """What one sequence does in a step.
+
+    Attributes:
+        tokens: The tokens that go into the cache now: a part of its prompt, or the one that was made last.
+        start: Position of the first of them.
+        pages: The pages of the sequence in order; they have room for these tokens.
+        sampling: How the next token is chosen.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    sampling: Sampling = GREEDY
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence that are in the cache after the step."""
+        return self.start + len(self.tokens)
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """The arguments of a step, on the host; see `Llama.step`."""
+
+    rows: npt.NDArray[np.int64]
+    tables: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    sampling: npt.NDArray[np.float32] | None
+    counts: list[list[int]]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], config: Config, pages: int, size: int) -> Batch:
+        """Put the runs of a step together.
+
+        Args:
+            runs: What each sequence does.
+            config: What the model is like.
+            pages: Pages of the cache.
+            size: Tokens of a page.
+
+        Raises:
+            ValueError: A run has no token, more than its pages or the model have room for, or a token or a
+                page that there is not: the device would write to a place of another sequence.
+        """
+        for run in runs:
+            _check(run, config, pages, size)
+        tables = np.zeros((len(runs), max(-(-run.length // size) for run in runs)), np.int64)
+        parts: list[npt.NDArray[np.int64]] = []
+        for row, run in zip(tables, runs, strict=True):
+            used = run.pages[: -(-run.length // size)]
+            row[: len(used)] = used
+            at = np.arange(run.start, run.length)
+            parts.append(np.stack([np.asarray(run.tokens, np.int64), at, row[at // size] * size + at % size]))
+        counts = [[len(run.tokens), run.length] for run in runs]
+        sampling = None
+        if any(run.sampling.temperature > 0 for run in runs):
+            each = [(run.sampling, run.sampling.draw(run.length)) for run in runs]
+            chosen = [(how.temperature, how.top_p, draw) for how, draw in each]
+            sampling = np.ascontiguousarray(np.array(chosen, np.float32).T)
+        ends = np.cumsum([count for count, _ in counts]) - 1
+        return cls(np.concatenate(parts, axis=1), tables, ends, sampling, counts)
+
+
+def _check(run: Run, config: Config, pages: int, size: int) -> None:
+    tokens, most = run.tokens, min(config.context, len(run.pages) * size)
+    if not tokens or run.start < 0 or run.length > most:
+        raise ValueError(
+            f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} "
+            f"pages of {size}, and at most {config.context} tokens), got {len(tokens)}"
+        )
+    if not 0 <= min(tokens) <= max(tokens) < config.words:
+        raise ValueError(f"tokens must be 0 to {config.words - 1}, got {min(tokens)} to {max(tokens)}")
+    if not 0 <= min(run.pages) <= max(run.pages) < pages:
+        raise ValueError(f"pages must be 0 to {pages - 1}, got {min(run.pages)} to {max(run.pages)}")
+
+
+class Forward(Protocol):
+    """A forward of a model on a device."""
+
+    async def __call__(self, batch: Batch) -> ta.AccelRef:
+        """Put tokens into the cache, and choose the next ones: an array of shape (sequences,), int64."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Model:
+    """A model on a device, with its cache. `open_model` makes it.
+
+    Attributes:
+        config: What it is like.
+        caches: Its cache, one array for each layer, pages along the first axis: what `Pages` takes.
+        forward: What computes.
+        operation: The operation that a step is, as `ta.testing.inject_fault` takes it.
+    """
+
+    config: Config
+    caches: Sequence[ta.AccelRef]
+    forward: Forward
+    operation: Any
+
+    async def step(self, runs: Sequence[Run]) -> list[int]:
+        """Put tokens of several sequences into the cache, and choose the next token of each: one request.
+
+        A sequence whose prompt is not all in the cache yet gets a token, too, which nobody needs.
+
+        Args:
+            runs: What each sequence does; no two of them write to one page.
+
+        Raises:
+            ValueError: There is no run, or one that cannot be; see `Batch.of`.
+            ContextLostError: The context was lost more often than `DeviceOptions.retry` allows.
+        """
+        if not runs:
+            raise ValueError("a step must have a sequence")
+        pages, size = self.caches[0].shape[:2]
+        # Those with one token stand together, and are attended together.
+        order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
+        chosen = await self.forward(Batch.of([runs[number] for number in order], self.config, pages, size))
+        tokens = [0] * len(runs)
+        for number, token in zip(order, (await chosen.to_host()).tolist(), strict=False):
+            tokens[number] = token
+        return tokens
+
+
+def _program(name: str) -> type[Llama]:
+    if name == "numpy":
+        return Llama
+    from llama_torch import TorchLlama
+
+    return TorchLlama
+
+
+@asynccontextmanager
+async def open_model(
+    device: ta.Device,
+    config: Config,
+    weights: Mapping[str, npt.NDArray[np.float32]],
+    *,
+    pages: int,
+    size: int = 16,
+    dtype: str = "float32",
+    forward: str | None = None,
+) -> AsyncGenerator[Model]:
+    """Copy a model to a device, and open what computes it.
+
+    Args:
+        device: The device.
+        config: What the model is like.
+        weights: Its weights, by the names of `weights_of`.
+        pages: Pages of its cache.
+        size: Tokens of a page.
+        dtype: Of weights and cache: float32; with ``"torch"`` and ``"operations"`` also bfloat16 or float16.
+        forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
+            package; None for PyTorch where it is installed, else NumPy.
+    """
+    placed: dict[str, Any] = {
+        name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()
+    }
+    shape = config.cache_shape(pages, size)
+    caches: list[Any] = [await device.zeros(shape, dtype) for _ in range(config.layers)]
+    chosen = forward or ("torch" if find_spec("torch") else "numpy")
+    if chosen == "operations":
+        from operations import Operations
+
+        yield Model(config, caches, Operations(placed, caches, config), ta.graphs.Replay)
+        return
+    cls = _program(chosen)
+    async with ta.open_program(device, cls, placed, caches, config=attrs.asdict(config)) as program:
+
+        async def step(batch: Batch) -> ta.AccelRef:
+            chosen: ta.AccelRef = await program.ask(
+                cls.step, batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts
+            )
+            return chosen
+
+        yield Model(config, caches, step, program.operation(cls.step))

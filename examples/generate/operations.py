@@ -1,0 +1,146 @@
+"""The Llama of `llama.py` by operations of the package: one code for every backend, no other library.
+
+A step is recorded as a graph for each number of tokens, sequences and pages, rounded up. So it is one
+request. Each token is a query of its own, whether it is of a prompt or was made last: it sees the keys up to
+its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llama import Config, rotations
+from model import Batch
+
+import trio_accel as ta
+from trio_accel import arrays, jit, nn
+
+__all__ = ["Operations", "rounded"]
+
+# Neighbours turn. Values stay: their cosine counts as 1, their sine as 0.
+_turn = jit.elementwise(
+    "c = where(i(1) < turning, cosines[p, i(2)], 1.0); s = where(i(1) < turning, sines[p, i(2)], 0.0); "
+    "y = x * c + x[i(0), i(1), i(2) ^ 1] * s",
+    inputs=("x", "p", "cosines", "sines", "turning"),
+    name="turn",
+)
+_gate = jit.elementwise("g / (1 + exp(-g)) * u", name="gate")
+_Graph: TypeAlias = ta.graphs.Graph[tuple[ta.AccelRef, ta.AccelRef]]
+_MOST = 64
+"""Graphs that are kept."""
+
+
+def rounded(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: at most a third is there for nothing."""
+    power = 1 << max(count - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+class Operations:
+    """Computes next tokens; see `Llama`.
+
+    Args:
+        weights: Arrays of a device by the names of `weights_of`.
+        caches: For each layer an array of the shape `Config.cache_shape`.
+        config: What the model is like.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, ta.AccelRef], caches: Sequence[ta.AccelRef], config: Config
+    ) -> None:
+        self.config, self.weights, self.caches = config, dict(weights), list(caches)
+        self._turns: list[ta.AccelRef] = []
+        self._graphs: dict[tuple[int, int, int], _Graph] = {}
+
+    async def __call__(self, batch: Batch) -> ta.AccelRef:
+        """Put tokens into the cache, and choose the next ones: see `Forward`."""
+        given = self._filled(batch)
+        graph = await self._graph(*given)
+        logits, chosen = await graph(*given)
+        if batch.sampling is None:
+            return chosen
+        sampling = np.zeros((3, len(chosen)), np.float32)
+        sampling[:, : len(batch.ends)] = batch.sampling
+        return await _choose(logits, chosen, sampling)
+
+    def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
+        """Fill a batch up to a size that there is a graph for.
+
+        What is added repeats the last token, and the last sequence: it writes what is written anyway.
+        """
+        tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
+        pages = np.minimum(np.arange(rounded(pages)), pages - 1)
+        row = np.minimum(np.arange(rounded(tokens)), tokens - 1)
+        owner = np.searchsorted(batch.ends, row)
+        ends = batch.ends[np.minimum(np.arange(rounded(sequences)), sequences - 1)]
+        return [np.ascontiguousarray(batch.rows[:, row]), batch.tables[owner][:, pages], ends]
+
+    async def _graph(self, *given: npt.NDArray[np.int64]) -> _Graph:
+        rows, tables, ends = given
+        key = (rows.shape[1], tables.shape[1], len(ends))
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            device = self.caches[0].device
+            if not self._turns:
+                self._turns = [await device.put(array) for array in rotations(self.config)]
+            like = [await device.put(one) for one in given]
+            graph = await ta.graphs.capture(device, self.forward, *like, idempotent=True)
+            while len(self._graphs) >= _MOST:
+                self._graphs.pop(next(iter(self._graphs))).close()
+        self._graphs[key] = graph  # The one that was used last is the last.
+        return graph
+
+    async def forward(
+        self, rows: ta.AccelRef, tables: ta.AccelRef, ends: ta.AccelRef
+    ) -> tuple[ta.AccelRef, ta.AccelRef]:
+        """Compute a step, one operation after the other.
+
+        Args:
+            rows: See `Llama.step`.
+            tables: Array of shape (n, most), int64: the pages of each token's sequence.
+            ends: See `Llama.step`.
+
+        Returns:
+            Logits of shape (sequences, words), and the likeliest tokens, of shape (sequences,).
+        """
+        config, weights, count = self.config, self.weights, rows.shape[1]
+        tokens, positions, places = rows[0], rows[1], rows[2]
+        lengths = await (positions + 1)
+        turning, eps = config.heads + config.groups, config.epsilon
+        x = await nn.embedding(tokens, weights["words"])
+        for layer, cache in enumerate(self.caches):
+            normed = arrays.rms_norm(x, weights[f"{layer}.attention_norm"], eps=eps)
+            made = nn.linear(normed, weights[f"{layer}.query_key_value"]).reshape((count, -1, config.width))
+            turned = await _turn(made, positions[:, None, None], *self._turns, turning)
+            flat = cache.reshape((-1, *cache.shape[2:]))
+            await arrays.scatter_nd(flat, (places,), turned[:, config.heads :])
+            query, kept = turned[:, : config.heads, None], cache.transpose(0, 2, 1, 3)
+            keys, values = kept[:, : config.groups], kept[:, config.groups :]
+            mixed = nn.paged_attention(query, keys, values, tables, lengths).reshape((count, -1))
+            x = await ta.linalg.fused_matmul(mixed, weights[f"{layer}.attention_output"].mT, x)
+            normed = arrays.rms_norm(x, weights[f"{layer}.feed_norm"], eps=eps)
+            both = await nn.linear(normed, weights[f"{layer}.gate_up"])
+            inner = _gate(both[:, : config.inner], both[:, config.inner :])
+            x = await ta.linalg.fused_matmul(inner, weights[f"{layer}.down"].mT, x)
+        last = arrays.rms_norm(arrays.take(x, ends, axis=0), weights["norm"], eps=eps)
+        logits = await nn.linear(last, weights["words"])
+        return logits, await arrays.argmax(logits, axis=1)
+
+
+async def _choose(
+    logits: ta.AccelRef, likeliest: ta.AccelRef, sampling: npt.NDArray[np.float32]
+) -> ta.AccelRef:
+    """Draw where a temperature says so: what `Llama` does, with one row for each sequence."""
+    temperature, top_p, draw = sampling[:, :, None].astype(np.float64)
+    shares = await arrays.softmax(logits.cast("float64") / np.maximum(temperature, 1e-6), axis=1)
+    order = await arrays.argsort(shares, axis=1, descending=True)
+    ordered = await arrays.take_along_axis(shares, order, axis=1)
+    sums = await arrays.cumulative_sum(ordered, axis=1)
+    kept = await arrays.count_nonzero(sums - ordered < top_p, axis=1, keepdims=True)
+    total = await arrays.take_along_axis(sums, kept - 1, axis=1)
+    place = arrays.count_nonzero(sums <= total * draw, axis=1, keepdims=True)
+    drawn = arrays.take_along_axis(order, arrays.minimum(place, kept - 1), axis=1)
+    return await arrays.where(temperature[:, 0] > 0, drawn[:, 0], likeliest)

