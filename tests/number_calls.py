@@ -253,6 +253,12 @@ async def pooled(at: Place, size: Any) -> None:
     await ref.stop()
 
 
+async def wrote(at: Place, token: Any) -> None:
+    with patterns.Pages(at.plane).open() as table:
+        await table.reserve(1)
+        table.wrote([token])
+
+
 async def padded(at: Place, pad: Any) -> Any:
     async def function(x: Any, lengths: Any) -> Any:
         return x
@@ -478,6 +484,10 @@ CALLS: dict[str, Use] = {
         at, P.ReplicaPool, 1, [model, model], hedge=P.Hedge(**over({"after": 0.1}, given))
     ),
     "patterns.Pool": lambda at, given: pooled(at, **given),
+    "patterns.Pages": lambda at, given: P.Pages(at.plane, **given),
+    "Pages.open": lambda at, given: P.Pages(at.plane).open([given["tokens"]]),
+    "PageTable.reserve": lambda at, given: P.Pages(at.plane).open().reserve(**given),
+    "PageTable.wrote": lambda at, given: wrote(at, given["tokens"]),
     "patterns.ReplicaPool": lambda at, given: asked(at, P.ReplicaPool, 1, [model, model], **given),
     "patterns.open_results": lambda at, given: results(at, **given),
     "patterns.RetryBudget": retried,
@@ -618,7 +628,8 @@ _REASONS: dict[str, str] = {
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
         "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
         "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
-        "patterns.HotSwapStatistics patterns.MoeStatistics patterns.Passed "
+        "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
+        "patterns.Passed "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "

@@ -187,7 +187,7 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE, host=3)
     one, two = pages.open(), pages.open()
     await append(arrays, one, list(range(10)))
-    with pytest.raises(PagesFullError, match="6 pages on the device are wanted, and 5 are free") as caught:
+    with pytest.raises(PagesFullError, match="pages on the device: 6 wanted, and 5 free") as caught:
         await two.reserve(6 * SIZE)
     assert (caught.value.wanted, caught.value.free) == (6, 5)
     assert isinstance(caught.value, ta.NotExecutedError)
@@ -199,7 +199,7 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
     with pytest.raises(PagesFullError):
         await one.reserve(11)
     two.wrote(range(100, 104))
-    with pytest.raises(PagesFullError, match="1 pages in host memory are wanted, and 0 are free"):
+    with pytest.raises(PagesFullError, match="pages in host memory: 1 wanted, and 0 free"):
         await two.spill()
     assert (one.is_spilled, two.is_spilled, pages.statistics().spilled) == (True, False, 3)
     two.close()
@@ -523,6 +523,7 @@ MADE: list[tuple[Make, type[Exception], str]] = [
     (lambda x, _: CACHE(x[:0]), ValueError, "two or more axes"),
     (lambda x, _: CACHE(np.zeros((3, 3))), TypeError, "arrays of a device"),
     (lambda x, _: CACHE([x, None]), TypeError, "arrays of a device"),
+    (lambda x, _: CACHE(5), TypeError, "arrays of a device"),
     (lambda x, _: CACHE(x, 0), ValueError, "size must be at least 1"),
     (lambda x, _: CACHE(x, 1.5), TypeError, "size must be a whole number"),
     (lambda x, _: CACHE(x, host=-1), ValueError, "host must be at least 0"),

@@ -27,7 +27,7 @@ from ._checks import must_be_count
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 
 _Key: TypeAlias = tuple[int, tuple[int, ...]]
-_Arrays: TypeAlias = AccelRef | Iterable[AccelRef]
+_Arrays: TypeAlias = AccelRef | Sequence[AccelRef]
 _Host: TypeAlias = np.ndarray[Any, Any]
 _Sources: TypeAlias = Sequence[AccelRef | _Host]
 
@@ -41,7 +41,9 @@ class PagesFullError(NotExecutedError):
     """
 
     def __init__(self, where: str, *, free: int, wanted: int) -> None:
-        super().__init__(f"{wanted} pages {where} are wanted, and {free} are free; close or spill tables")
+        super().__init__(
+            f"pages {where}: {wanted} wanted, and {free} free; close a table, or try again later"
+        )
         self.free, self.wanted = free, wanted
 
 
@@ -405,7 +407,7 @@ class Pages:
 
     @named_arguments
     def __init__(self, arrays: _Arrays, size: int = 16, *, host: int = 0, share: bool = True) -> None:
-        refs = (arrays,) if isinstance(arrays, AccelRef) else tuple(arrays)
+        refs = tuple(arrays) if isinstance(arrays, Sequence) else (arrays,)
         if not all(isinstance(ref, AccelRef) for ref in refs):
             raise TypeError(f"Pages: arrays must be arrays of a device, got {refs!r}")
         is_one = len({(ref.device, ref.shape[:1]) for ref in refs}) == 1
