@@ -16,7 +16,7 @@ import numpy.typing as npt
 import trio_accel as ta
 from trio_accel.programs import Array
 
-__all__ = ["Config", "Llama", "random_weights", "rotations", "weights_of"]
+__all__ = ["Config", "Llama", "random_weights", "rotations", "rounded", "weights_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +87,12 @@ def rotations(config: Config) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.f
     angles = np.repeat((np.arange(config.context)[:, None] * rates).astype(np.float32), 2, axis=1)
     signs = np.where(np.arange(config.width) % 2, 1, -1).astype(np.float32)
     return np.cos(angles), np.sin(angles) * signs
+
+
+def rounded(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: at most a third is there for nothing."""
+    power = 1 << max(count - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 _Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the last, pages, mask

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from llama import Llama
+from llama import Llama, rounded
 
 import trio_accel as ta
 from trio_accel.programs import Array
@@ -17,6 +17,36 @@ torch: Any = import_module("torch")  # without types, as PyTorch is no dependenc
 functional: Any = import_module("torch.nn.functional")
 
 
+class _Step:
+    """A step of fixed size as a CUDA graph, over tensors that its arguments are copied to."""
+
+    def __init__(self, model: TorchLlama, sequences: int, pages: int, device: Any) -> None:
+        self._rows = torch.zeros((3, sequences), dtype=torch.int64, device=device)
+        self._tables = torch.zeros((sequences, pages), dtype=torch.int64, device=device)
+        self._model, self._graph = model, None
+        self._ends = torch.arange(sequences, device=device)
+        self._counts = [[1, pages * model.caches[0].shape[1]]] * sequences
+
+    def __call__(self, rows: Any, tables: Any) -> Any:
+        """Run it; the result is overwritten by the next run."""
+        count, pages = tables.shape
+        self._rows[:, :count], self._rows[:, count:] = rows, rows[:, -1:]
+        self._tables[:, :pages], self._tables[:, pages:] = tables[-1:], 0
+        self._tables[:count, :pages] = tables
+        if self._graph is not None:
+            self._graph.replay()
+            return self._logits
+        # The first run loads kernels, which cannot be captured; the second one is captured, and not run.
+        logits = self._run()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._logits = self._run()
+        return logits
+
+    def _run(self) -> Any:
+        return self._model._forward(self._rows, self._tables, self._ends, self._counts).float()  # noqa: SLF001
+
+
 class TorchLlama(Llama):
     """As `Llama`, in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
 
@@ -25,6 +55,7 @@ class TorchLlama(Llama):
     ) -> None:
         tensors = {name: torch.from_dlpack(array) for name, array in weights.items()}
         super().__init__(tensors, [torch.from_dlpack(cache) for cache in caches], config=config)
+        self._steps: dict[tuple[int, int], _Step] = {}
         on = tensors["words"].device
         self._cosines, self._sines, self._neighbours = (
             torch.from_numpy(array).to(on) for array in (self._cosines, self._sines, self._neighbours)
@@ -54,9 +85,35 @@ class TorchLlama(Llama):
         with torch.inference_mode():
             return self._logits(rows, tables, ends, counts)
 
+    def warm_up(self) -> None:
+        """Load the kernels of steps of several sizes, before one is asked for; the caches are not written to."""
+        caches, self.caches = self.caches, [torch.zeros_like(cache[:1]) for cache in self.caches]
+        words, size = self.weights["words"], self.caches[0].shape[1]
+        for sequences, tokens in ((1, size), (1, 1), (8, 1), (64, 1), (256, 1)):
+            own = torch.arange(tokens, device=words.device).repeat(sequences)
+            rows = torch.stack([own, own, own])
+            tables = torch.zeros((sequences, 1), dtype=torch.int64, device=words.device)
+            ends = torch.arange(sequences, device=words.device) * tokens + tokens - 1
+            self.logits(rows, tables, ends, [[tokens, tokens]] * sequences)
+        self.caches = caches
+
     def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
         rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
+        if rows.is_cuda and all(count == 1 for count, _ in counts):
+            return self._replayed(rows, tables)
         return self._forward(rows, tables, ends, counts).float()
+
+    def _replayed(self, rows: Any, tables: Any) -> Any:
+        """A step in which each sequence has one token, as a CUDA graph: a launch in place of a thousand.
+
+        Sizes are rounded up, so that a few graphs do for all. What is added repeats the last sequence, and
+        writes what is written anyway.
+        """
+        sequences, pages = tables.shape
+        key = rounded(sequences), rounded(pages)
+        if key not in self._steps:
+            self._steps[key] = _Step(self, *key, rows.device)
+        return self._steps[key](rows, tables)[:sequences]
 
     def _choose(self, logits: Any, sampling: Any) -> Any:
         likeliest = logits.argmax(dim=1)

@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from llama import Config, rotations
+from llama import Config, rotations, rounded
 from model import Batch
 
 import trio_accel as ta
 from trio_accel import arrays, jit, nn
 
-__all__ = ["Operations", "rounded"]
+__all__ = ["Operations"]
 
 # Neighbours turn. Values stay: their cosine counts as 1, their sine as 0.
 _turn = jit.elementwise(
@@ -31,12 +31,6 @@ _gate = jit.elementwise("g / (1 + exp(-g)) * u", name="gate")
 _Graph: TypeAlias = ta.graphs.Graph[tuple[ta.AccelRef, ta.AccelRef]]
 _MOST = 64
 """Graphs that are kept."""
-
-
-def rounded(count: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: at most a third is there for nothing."""
-    power = 1 << max(count - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 class Operations:

@@ -1,0 +1,354 @@
+"""Text of a model of SmolLM2's shape with random weights: ``python -m benchmarks.gpu.generation [PART ...]``.
+
+The model is that of ``examples/generate``, as a PyTorch program in a worker. Parts:
+
+* ``decode``: tokens a second of 1, 8, 32 and 64 sequences, each read by `open_parts`; beside a plain PyTorch
+  loop of the same forward, with static batches whose state stays on the device, in turns. bfloat16.
+* ``transformers``: the same requests as a whole by the continuous batching of `transformers`.
+* ``first``: steps until the first token of a short prompt, beside 32 sequences and a prompt of 4000 tokens.
+* ``faults``: 200 readers, while every 2 s the worker is killed or another operation writes to a bad address.
+  Each text is compared with that of an undisturbed run. float64, as rounding depends on the batch.
+
+``--backend cpu`` and ``--small`` try it without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+import trio_accel as ta
+from trio_accel.patterns import GetStatistics, open_parts
+from trio_accel.testing import inject_fault
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "generate"))
+
+llama, model_of, generation_of, text = map(import_module, ("llama", "model", "generation", "text"))
+
+__all__ = ["main"]
+
+SIZE, PROMPT, MADE = 16, 32, 128
+SMALL = dict(layers=2, heads=4, groups=2, width=16, inner=96, words=512, context=8192, base=1e4, epsilon=1e-5)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _prompts(config: Any, count: int, length: int = PROMPT) -> list[list[int]]:
+    random = np.random.default_rng(7)
+    return random.integers(3, config.words, (count, length)).tolist()  # type: ignore[no-any-return]
+
+
+def _prompt(tokens: Sequence[int], most: int) -> Any:
+    return generation_of.Prompt(tokens=list(tokens), most=most, sampling=model_of.GREEDY)
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What is measured on what."""
+
+    backend: str
+    config: Any
+    weights: Any
+    forward: str | None
+
+    @asynccontextmanager
+    async def open(
+        self, *, dtype: str, pages: int, sequences: int, options: ta.DeviceOptions
+    ) -> AsyncGenerator[Any, None]:
+        """Open a model in a worker, with its batcher; no token ends a text."""
+        kind = "float32" if self.backend == "cpu" and dtype == "bfloat16" else dtype
+        async with ta.open_system("generation") as system:
+            async with system.open_device(self.backend, options=options) as device:
+                opening = model_of.open_model(
+                    device,
+                    self.config,
+                    self.weights,
+                    pages=pages,
+                    size=SIZE,
+                    dtype=kind,
+                    forward=self.forward,
+                )
+                async with opening as model:
+                    endless = attrs.make_class("Endless", ["ends"])(frozenset())
+                    loaded = attrs.make_class("Loaded", ["config", "text", "name"])(
+                        self.config, endless, "random"
+                    )
+                    opened = generation_of.open_generation(
+                        system, model, loaded, sequences=sequences, positions=max(512, sequences)
+                    )
+                    async with opened as generation:
+                        yield generation
+
+
+async def _read(generation: Any, tokens: Sequence[int], most: int, found: list[tuple[float, int]]) -> None:
+    async with open_parts(generation.batcher, _prompt(tokens, most)) as stream:
+        async for token in stream:
+            found.append((time.perf_counter(), token))
+
+
+async def _read_all(
+    generation: Any, prompts: Sequence[Sequence[int]], most: int
+) -> list[list[tuple[float, int]]]:
+    found: list[list[tuple[float, int]]] = [[] for _ in prompts]
+    async with trio.open_nursery() as nursery:
+        for tokens, one in zip(prompts, found, strict=True):
+            nursery.start_soon(_read, generation, tokens, most, one)
+    return found
+
+
+class Plain:
+    """What a user writes by hand: the same forward in this process, one batch whose state stays on the device."""
+
+    def __init__(self, setting: Setting, dtype: str) -> None:
+        torch = self.torch = import_module("torch")
+        self.on = "cuda" if setting.backend.startswith("cuda") else "cpu"
+        kind = getattr(torch, "float32" if self.on == "cpu" else dtype)
+        self.config, self.kind = setting.config, kind
+        weights = {name: torch.from_numpy(one).to(self.on, kind) for name, one in setting.weights.items()}
+        self.make = lambda caches: import_module("llama_torch").TorchLlama(
+            weights, caches, config=attrs.asdict(setting.config)
+        )
+
+    def decode(self, prompts: Sequence[Sequence[int]], most: int) -> tuple[float, list[list[int]]]:
+        """Return the seconds of all tokens behind the first, and the tokens."""
+        torch, count = self.torch, len(prompts)
+        each = -(-(len(prompts[0]) + most) // SIZE)
+        shape = self.config.cache_shape(count * each, SIZE)
+        llama_here = self.make(
+            [torch.zeros(shape, dtype=self.kind, device=self.on) for _ in range(self.config.layers)]
+        )
+        tables = torch.arange(count * each, device=self.on).reshape(count, each)
+        runs = [
+            model_of.Run(tokens=list(tokens), start=0, pages=range(number * each, (number + 1) * each))
+            for number, tokens in enumerate(prompts)
+        ]
+        batch = model_of.Batch.of(runs, self.config, count * each, SIZE)
+        given = [torch.from_numpy(one).to(self.on) for one in (batch.rows, batch.tables, batch.ends)]
+        tokens = llama_here.step(*given, None, batch.counts)
+        made, length, lines = [tokens.tolist()], len(prompts[0]), torch.arange(count, device=self.on)
+        began = time.perf_counter()
+        for position in range(length, length + most - 1):
+            at = torch.full((count,), position, device=self.on)
+            rows = torch.stack([tokens, at, tables[:, position // SIZE] * SIZE + position % SIZE])
+            tokens = llama_here.step(rows, tables, lines, None, [[1, position + 1]] * count)
+            made.append(tokens.tolist())
+        return time.perf_counter() - began, [list(one) for one in zip(*made, strict=True)]
+
+
+async def decode(setting: Setting) -> None:
+    """Print tokens a second of static batches."""
+    plain = Plain(setting, "bfloat16")
+    options = ta.DeviceOptions(isolation="process", preload=("torch",))
+    _say("decode: tokens a second, ours from a worker, plain PyTorch, and the share of it; median of 3 turns")
+    async with setting.open(dtype="bfloat16", pages=1024, sequences=64, options=options) as generation:
+        for count in (1, 8, 32, 64):
+            prompts, rates = _prompts(setting.config, count), list[tuple[float, float]]()
+            for turn in range(4):
+                found = await _read_all(generation, prompts, MADE)
+                began = max(one[0][0] for one in found)
+                behind = [moment for one in found for moment, _ in one if moment > began]
+                ours = len(behind) / (max(behind) - began)
+                seconds, tokens = plain.decode(prompts, MADE)
+                same = statistics.mean(
+                    a == b
+                    for one, other in zip(found, tokens, strict=True)
+                    for (_, a), b in zip(one, other, strict=True)
+                )
+                if turn:
+                    rates.append((ours, count * (MADE - 1) / seconds))
+            mine, theirs = (statistics.median(one) for one in zip(*rates, strict=True))
+            _say(
+                f"  {count:3} sequences {mine:8.0f} {theirs:8.0f} {mine / theirs:6.2f}   (equal tokens: {same:.2f})"
+            )
+
+
+async def transformers(setting: Setting) -> None:
+    """Print the tokens a second of whole requests, beside the batching of transformers."""
+    options = ta.DeviceOptions(isolation="process", preload=("torch",))
+    _say("transformers: whole requests of 32 + 128 tokens, tokens a second, ours and theirs")
+    torch, theirs = import_module("torch"), import_module("transformers")
+    config = setting.config
+    shape = theirs.LlamaConfig(
+        vocab_size=config.words,
+        hidden_size=config.heads * config.width,
+        intermediate_size=config.inner,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.groups,
+        head_dim=config.width,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+    )
+    on = "cuda" if setting.backend.startswith("cuda") else "cpu"
+    network = theirs.LlamaForCausalLM(shape).to(on, torch.bfloat16).eval()
+    how = theirs.GenerationConfig(max_new_tokens=MADE, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    async with setting.open(dtype="bfloat16", pages=1024, sequences=64, options=options) as generation:
+        for count in (8, 64, 256):
+            prompts = _prompts(config, count)
+            for turn in range(2):
+                began = time.perf_counter()
+                await _read_all(generation, prompts, MADE)
+                ours = count * MADE / (time.perf_counter() - began)
+                began = time.perf_counter()
+                with torch.inference_mode():
+                    made = network.generate_batch(inputs=prompts, generation_config=how)
+                tokens = sum(len(one.generated_tokens) for one in made.values())
+                other = tokens / (time.perf_counter() - began)
+            _say(
+                f"  {count:3} requests {ours:8.0f} {other:8.0f} {ours / other:6.2f}   ({tokens} tokens of theirs)"
+            )
+
+
+async def first(setting: Setting) -> None:
+    """Print how many steps a short prompt waits for its first token."""
+    options = ta.DeviceOptions(isolation="process", preload=("torch",))
+    async with setting.open(dtype="bfloat16", pages=2048, sequences=64, options=options) as generation:
+        prompts = _prompts(setting.config, 33)
+        found: list[list[tuple[float, int]]] = [[] for _ in prompts]
+        async with trio.open_nursery() as nursery:
+            for tokens, one in zip(prompts[:32], found, strict=False):
+                nursery.start_soon(_read, generation, tokens, 400, one)
+            while not all(found[:32]):
+                await trio.sleep(0.005)
+            long: list[tuple[float, int]] = []
+            nursery.start_soon(_read, generation, _prompts(setting.config, 1, 4000)[0], 4, long)
+            await trio.sleep(0.01)
+            before, began = (await generation.batcher.ask(GetStatistics())).steps, time.perf_counter()
+            async with open_parts(generation.batcher, _prompt(prompts[32], 8)) as stream:
+                await anext(stream)
+                took, now = time.perf_counter() - began, (await generation.batcher.ask(GetStatistics())).steps
+                still = not long
+            nursery.cancel_scope.cancel()
+        _say(
+            f"first: the first token of a short prompt came in {took * 1e3:.0f} ms, {now - before} steps were begun"
+            f" meanwhile; the prompt of 4000 tokens was {'still' if still else 'not'} going through"
+        )
+
+
+async def faults(setting: Setting, *, seconds: float, spares: int, readers: int) -> None:
+    """Print what faults have cost the readers."""
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=3,
+        spares=spares,
+        preload=("torch",),
+        backoff=ta.Backoff(base=0.0),
+        intensity=ta.Intensity(10_000, 60.0),
+    )
+    made = 300
+    prompts = _prompts(setting.config, readers)
+    pages = readers * -(-(PROMPT + made) // SIZE)
+    async with setting.open(dtype="float64", pages=pages, sequences=readers, options=options) as generation:
+        device = generation.model.caches[0].device
+        began = time.perf_counter()
+        expected = [[token for _, token in one] for one in await _read_all(generation, prompts, made)]
+        alone = time.perf_counter() - began
+        right, wrong, broken, gaps, hits = 0, list[str](), list[str](), list[float](), [0, 0]
+        deadline = trio.current_time() + seconds
+
+        async def read(number: int) -> None:
+            nonlocal right
+            while trio.current_time() < deadline:
+                found: list[tuple[float, int]] = []
+                try:
+                    await _read(generation, prompts[number], made, found)
+                except Exception as error:  # a broken stream is a finding
+                    broken.append(repr(error)[:200])
+                moments = [moment for moment, _ in found]
+                gaps.extend(b - a for a, b in zip(moments, moments[1:], strict=False))
+                tokens = [token for _, token in found]
+                if tokens == expected[number]:
+                    right += 1
+                else:
+                    at = next(
+                        (i for i, (a, b) in enumerate(zip(tokens, expected[number], strict=False)) if a != b),
+                        len(tokens),
+                    )
+                    wrong.append(f"prompt {number} from token {at}")
+
+        async def hurt(scope: trio.CancelScope) -> None:
+            x = await device.put(np.ones(8))
+            with scope:
+                while True:
+                    await trio.sleep(2.0)
+                    kind = sum(hits) % 2
+                    hits[kind] += 1
+                    if kind and setting.backend.startswith("cuda"):
+                        inject_fault(device, "arrays.add", poison=True)
+                        with suppress(ta.AccelError):
+                            await (x + x)
+                    else:
+                        inject_fault(device, generation.model.operation, kill=True)
+
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(hurt, scope)
+            async with trio.open_nursery() as inner:
+                for number in range(readers):
+                    inner.start_soon(read, number)
+            scope.cancel()
+        seen = await generation.batcher.ask(GetStatistics())
+        used = generation.pages.used
+        slow = sorted(gaps)[-1:] or [0.0]
+        _say(
+            f"faults, {spares} spare: {readers} readers for {seconds:.0f} s, {hits[0]} kills and {hits[1]} bad addresses, "
+            f"{device.generation} contexts: {right} texts of {made} tokens right, {len(wrong)} wrong, "
+            f"{len(broken)} broken; longest gap {slow[0]:.2f} s, median {statistics.median(gaps) * 1e3:.0f} ms; "
+            f"one round alone {alone:.1f} s; steps {seen.steps}, repeated {seen.repeated}; pages used after it {used}"
+        )
+        for line in (*wrong[:3], *broken[:3]):
+            _say(f"    {line}")
+        _say(f"    recovery: {device.recovery}")
+
+
+async def _main(given: argparse.Namespace) -> None:
+    config = llama.Config(**SMALL) if given.small else text.SMOLLM2
+    weights = llama.random_weights(config)
+    setting = Setting(backend=given.backend, config=config, weights=weights, forward=given.forward)
+    for part in given.parts or ["decode", "transformers", "first", "faults"]:
+        began = time.perf_counter()
+        try:
+            if part == "faults":
+                for spares in (0, 1):
+                    await faults(setting, seconds=given.seconds, spares=spares, readers=given.readers)
+            else:
+                await {"decode": decode, "transformers": transformers, "first": first}[part](setting)
+        except Exception as error:  # the other parts are measured all the same
+            _say(f"{part} failed: {error!r}")
+            if given.traceback:
+                raise
+        _say(f"  ({part}: {time.perf_counter() - began:.0f} s)")
+
+
+def main() -> None:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=["decode", "transformers", "first", "faults", []])
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--forward", choices=["torch", "numpy", "operations"])
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long faults last")
+    parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--traceback", action="store_true")
+    trio.run(_main, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
