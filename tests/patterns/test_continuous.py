@@ -24,6 +24,7 @@ from trio_accel.patterns import (
     HotSwap,
     Last,
     ModelOutputError,
+    ModelRetiredError,
     PartStream,
     ReplicaPool,
     RunningSequence,
@@ -747,6 +748,25 @@ async def test_a_kill_during_a_swap(system: ta.System, autojump_clock: MockClock
     assert min(lost.values()) >= 10
 
 
+async def test_an_old_model_that_takes_too_long(system: ta.System, autojump_clock: MockClock) -> None:
+    """Its streams end with an error behind their parts, and give back what they hold."""
+    old = Writer()
+    deployment = Deployment[Any, Any](opening_of(system, old, "old"))
+    swap = await system.spawn(HotSwap[Any, Any], deployment, drain_for=3.0)
+    parts: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def read_long() -> None:
+            with pytest.raises(ModelRetiredError):
+                await read(swap, ("long", 100), parts)
+
+        nursery.start_soon(read_long)
+        await trio.sleep(2.5)
+        await swap.ask(Swap(opening_of(system, Writer(), "new"), "2"))
+    assert tuple(parts) == parts_of("long", 5)
+    assert old.left == ["long"]
+
+
 async def test_cancelled_at_each_step(system: ta.System) -> None:
     writer = Writer()
     writer.seconds = 0
@@ -807,7 +827,11 @@ async def test_its_figures(system: ta.System, autojump_clock: MockClock) -> None
     assert found["requests", "answered"].value == 3
     assert found["sequence_cost",].value == 0
     # a alone; then two at a time until a and b have left.
-    sizes, firsts, waits = found["batch_size",], found["first_part_seconds",], found["queue_wait_seconds",]
+    sizes, firsts, waits = (
+        found["batch_size",],
+        found["time_to_first_part_seconds",],
+        found["queue_wait_seconds",],
+    )
     assert sizes.value == sum(map(len, writer.batches))
     assert sum(sizes.counts) == len(writer.batches)
     assert sum(firsts.counts) == sum(waits.counts) == 3

@@ -497,7 +497,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         yield self._sizes.reading(*BATCH_SIZE)
         yield self._waits.reading(*QUEUE_WAIT)
         text = "Seconds from the request for a sequence to its first part."
-        yield self._firsts.reading("first_part_seconds", text)
+        yield self._firsts.reading("time_to_first_part_seconds", text)
 
     @property
     def _waiting(self) -> int:
