@@ -212,6 +212,37 @@ async def test_a_reader_that_never_reads(system: ta.System, autojump_clock: Mock
     assert writer.left == ["a", "b", "idle"]
 
 
+async def test_who_leaves_makes_room_while_no_step_runs(system: ta.System, autojump_clock: MockClock) -> None:
+    """One that had a place and does not read; then one that had its turn, and did not fit."""
+    writer = Writer()
+    batcher = await spawn(system, writer, buffer=1, cost=cost_of, max_cost=10)
+    results: dict[str, object] = {}
+    async with trio.open_nursery() as nursery:
+        async with open_parts(batcher, ("idle", 5)):
+            await trio.sleep(2)
+            scope = trio.CancelScope()
+
+            async def ask_big() -> None:
+                with scope:
+                    await batcher.ask(Call(("big", 6)))
+
+            nursery.start_soon(ask_big)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(ask, batcher, ("small", 5), results)
+            await wait_all_tasks_blocked()
+            assert (await count(batcher)).waiting == 2
+            scope.cancel()
+            await trio.sleep(10)
+            assert results == {"small": parts_of("small", 5)}
+            nursery.start_soon(ask, batcher, ("late", 6), results)
+            await trio.sleep(10)
+            assert "late" not in results
+        left_at = trio.current_time()
+    assert trio.current_time() - left_at == pytest.approx(6)
+    assert results["late"] == parts_of("late", 6)
+    assert writer.left == ["small", "idle", "late"]
+
+
 async def test_a_reader_that_leaves_is_in_no_further_step(
     system: ta.System, autojump_clock: MockClock
 ) -> None:

@@ -195,6 +195,11 @@ async def test_a_prompt_that_repeats_nothing_proposes_nothing(system: ta.System)
     assert int(rows[3].argmax()) == 4
     assert rows[4] is not None
     assert int(rows[4].argmax()) == 4
+    # The last time counts, and more tokens count more than one.
+    [late, longer] = await lookup([Score((1, 2, 1, 3, 1)), Score((5, 1, 2, 6, 1, 3, 5, 1))])
+    assert late is not None
+    assert longer is not None
+    assert (int(late.argmax()), int(longer.argmax())) == (3, 2)
     # The verifier would refuse it.
     assert await lookup([Score((4, 99, 4))]) == [None]
     with pytest.raises(ValueError, match="PromptLookup: vocabulary must be at least 1"):
