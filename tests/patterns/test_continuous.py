@@ -24,6 +24,7 @@ from trio_accel.patterns import (
     HotSwap,
     Last,
     ModelOutputError,
+    ModelRetiredError,
     PartStream,
     ReplicaPool,
     RunningSequence,
@@ -95,7 +96,10 @@ async def spawn(system: ta.System, step: object, **options: Any) -> Batcher:
     if isinstance(step, Writer):
         options = {"leave": step.leave, **options}
     options = {"name": "batcher", **options}
-    return await system.spawn(ContinuousBatcher[Item, str], step, **options)  # type: ignore[arg-type]
+    batcher = await system.spawn(ContinuousBatcher[Item, str], step, **options)  # type: ignore[arg-type]
+    # From here on it waits, so that requests which come in one turn of the loop begin in one step.
+    await wait_all_tasks_blocked()
+    return batcher
 
 
 async def ask(batcher: Batcher, item: Item, results: dict[str, object]) -> None:
@@ -114,6 +118,12 @@ async def ask_all(batcher: Batcher, items: list[Item]) -> dict[str, object]:
             # In this order: Trio shuffles tasks.
             await wait_all_tasks_blocked()
     return results
+
+
+def crash(batcher: Batcher) -> None:
+    incarnation = cell_behind(batcher).incarnation
+    assert incarnation is not None
+    incarnation.crash(OSError("a bug"))
 
 
 async def read(batcher: Any, item: Item, parts: list[str], pause: float = 0.0) -> None:
@@ -200,6 +210,37 @@ async def test_a_reader_that_never_reads(system: ta.System, autojump_clock: Mock
         assert seen.in_flight == 1
         assert "idle" not in writer.left
     assert writer.left == ["a", "b", "idle"]
+
+
+async def test_who_leaves_makes_room_while_no_step_runs(system: ta.System, autojump_clock: MockClock) -> None:
+    """One that had a place and does not read; then one that had its turn, and did not fit."""
+    writer = Writer()
+    batcher = await spawn(system, writer, buffer=1, cost=cost_of, max_cost=10)
+    results: dict[str, object] = {}
+    async with trio.open_nursery() as nursery:
+        async with open_parts(batcher, ("idle", 5)):
+            await trio.sleep(2)
+            scope = trio.CancelScope()
+
+            async def ask_big() -> None:
+                with scope:
+                    await batcher.ask(Call(("big", 6)))
+
+            nursery.start_soon(ask_big)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(ask, batcher, ("small", 5), results)
+            await wait_all_tasks_blocked()
+            assert (await count(batcher)).waiting == 2
+            scope.cancel()
+            await trio.sleep(10)
+            assert results == {"small": parts_of("small", 5)}
+            nursery.start_soon(ask, batcher, ("late", 6), results)
+            await trio.sleep(10)
+            assert "late" not in results
+        left_at = trio.current_time()
+    assert trio.current_time() - left_at == pytest.approx(6)
+    assert results["late"] == parts_of("late", 6)
+    assert writer.left == ["small", "idle", "late"]
 
 
 async def test_a_reader_that_leaves_is_in_no_further_step(
@@ -400,6 +441,8 @@ async def test_a_sequence_that_is_to_blame_for_a_loss_fails_alone(
     results = await ask_all(batcher, [("a", 3), ("b", 3), ("bad", 3), ("c", 3)])
     assert isinstance(results.pop("bad"), ta.ContextPoisonedError)
     assert results == {name: parts_of(name, 3) for name in "abc"}
+    # It is not repeated as it is, but divided.
+    assert (await count(batcher)).repeated == 0
 
 
 @pytest.mark.parametrize(
@@ -564,16 +607,25 @@ async def test_a_leave_that_fails_is_logged_and_disturbs_nobody(
     assert system.tree().find("test/batcher").restarts == 0
 
 
-async def test_a_drain_goes_through_all(system: ta.System, autojump_clock: MockClock) -> None:
-    writer = Writer()
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_drain_goes_through_all(system: ta.System, autojump_clock: MockClock, is_lost: bool) -> None:
+    """Also while each other step is lost."""
+
+    def lost(batch: list[Sequence]) -> Exception | None:
+        is_now = is_lost and len(writer.batches) % 2
+        return ta.ContextLostError("killed", device="cpu:0") if is_now else None
+
+    writer = Writer(lost)
+    writer.seconds = 0.2
     batcher = await spawn(system, writer, max_sequences=1)
     results: dict[str, object] = {}
     parts: list[str] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read, batcher, ("stream", 2), parts)
         nursery.start_soon(ask, batcher, ("a", 2), results)
-        await trio.sleep(0.5)
+        await trio.sleep(0.1)
         await batcher.stop(drain=True)
+    assert len(writer.batches) == (8 if is_lost else 4)
     assert (results, tuple(parts)) == ({"a": parts_of("a", 2)}, parts_of("stream", 2))
     assert sorted(writer.left) == ["a", "stream"]
 
@@ -600,9 +652,7 @@ async def test_an_end_in_the_middle(system: ta.System, autojump_clock: MockClock
         if how == "stop":
             await batcher.stop()
         else:
-            incarnation = cell_behind(batcher).incarnation
-            assert incarnation is not None
-            incarnation.crash(OSError("a bug"))
+            crash(batcher)
     assert parts == ["stream-0", "stream-1"]
     waiting = ta.ActorStoppedError if how == "stop" else ta.ActorRestartingError
     assert {name: type(error) for name, error in results.items()} == {
@@ -639,6 +689,28 @@ async def test_a_stream_is_of_one_sequence(system: ta.System, autojump_clock: Mo
     assert await batcher.ask(Call(Streamed(("c", 1), stream))) == ("c-0",)
     with pytest.raises(RuntimeError, match="streamed from one place, once"):
         await batcher.ask(Call(Streamed(("c", 1), stream)))
+
+
+async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    """As a pattern in front does when the batcher restarts."""
+    batcher = await spawn(system, Writer(), max_sequences=1)
+    stream: PartStream[str] = PartStream()
+    results: dict[str, object] = {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, batcher, ("a", 9), results)
+        await wait_all_tasks_blocked()
+
+        async def streamed() -> None:
+            with pytest.raises(ta.ActorRestartingError):
+                await batcher.ask(Call(Streamed(("b", 2), stream)))
+            await batcher.ask(Call(Streamed(("b", 2), stream)))
+
+        nursery.start_soon(streamed)
+        await wait_all_tasks_blocked()
+        crash(batcher)
+    assert tuple(stream.unread) == parts_of("b", 2)
 
 
 def opening_of(system: ta.System, writer: Writer, name: str) -> Any:
@@ -707,6 +779,25 @@ async def test_a_kill_during_a_swap(system: ta.System, autojump_clock: MockClock
     assert min(lost.values()) >= 10
 
 
+async def test_an_old_model_that_takes_too_long(system: ta.System, autojump_clock: MockClock) -> None:
+    """Its streams end with an error behind their parts, and give back what they hold."""
+    old = Writer()
+    deployment = Deployment[Any, Any](opening_of(system, old, "old"))
+    swap = await system.spawn(HotSwap[Any, Any], deployment, drain_for=3.0)
+    parts: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def read_long() -> None:
+            with pytest.raises(ModelRetiredError):
+                await read(swap, ("long", 100), parts)
+
+        nursery.start_soon(read_long)
+        await trio.sleep(2.5)
+        await swap.ask(Swap(opening_of(system, Writer(), "new"), "2"))
+    assert tuple(parts) == parts_of("long", 5)
+    assert old.left == ["long"]
+
+
 async def test_cancelled_at_each_step(system: ta.System) -> None:
     writer = Writer()
     writer.seconds = 0
@@ -767,7 +858,11 @@ async def test_its_figures(system: ta.System, autojump_clock: MockClock) -> None
     assert found["requests", "answered"].value == 3
     assert found["sequence_cost",].value == 0
     # a alone; then two at a time until a and b have left.
-    sizes, firsts, waits = found["batch_size",], found["first_part_seconds",], found["queue_wait_seconds",]
+    sizes, firsts, waits = (
+        found["batch_size",],
+        found["time_to_first_part_seconds",],
+        found["queue_wait_seconds",],
+    )
     assert sizes.value == sum(map(len, writer.batches))
     assert sum(sizes.counts) == len(writer.batches)
     assert sum(firsts.counts) == sum(waits.counts) == 3

@@ -243,7 +243,7 @@ def test_a_large_sequence_is_not_starved_by_small_ones() -> None:
 
 
 async def first_steps(
-    system: ta.System, asked: list[tuple[str, int]], weights: dict[str, float]
+    system: ta.System, weights: dict[str, float], *rounds: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
     """The order in which pairs of a tenant and a priority have their turns, one at a time."""
     order: list[tuple[str, int]] = []
@@ -261,16 +261,17 @@ async def first_steps(
         weights=weights,
         max_sequences=1,
     )
-    async with trio.open_nursery() as nursery:
-        for item in asked:
-            nursery.start_soon(batcher.ask, Call(item))
-            await trio.testing.wait_all_tasks_blocked()
+    for asked in rounds:
+        async with trio.open_nursery() as nursery:
+            for item in asked:
+                nursery.start_soon(batcher.ask, Call(item))
+                await trio.testing.wait_all_tasks_blocked()
     return order
 
 
 async def test_tenants_share_by_their_weights(system: ta.System, autojump_clock: MockClock) -> None:
     asked = [("a", 0)] * 30 + [("b", 0)] * 30
-    order = await first_steps(system, asked, {"a": 1.0, "b": 3.0})
+    order = await first_steps(system, {"a": 1.0, "b": 3.0}, asked)
     tenants = [tenant for tenant, _ in order]
     # The first of all found an empty batcher. From then on, three to one while both wait.
     assert [tenants[1:41].count(tenant) for tenant in "ab"] == pytest.approx([10, 30], abs=1)
@@ -281,7 +282,14 @@ async def test_a_level_of_priority_has_four_times_the_share(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     asked = [("a", 0)] * 30 + [("a", 1)] * 40
-    levels = [level for _, level in await first_steps(system, asked, {})]
+    levels = [level for _, level in await first_steps(system, {}, asked)]
     assert [levels[1:51].count(level) for level in (0, 1)] == pytest.approx([10, 40], abs=1)
     # Neither level waits for ever: in each five, both have a turn.
     assert all({0, 1} <= {*levels[begin : begin + 6]} for begin in range(40))
+
+
+async def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    first, then = [("a", 0)] * 5, [("c", 0), ("a", 0), ("b", 0)]
+    assert await first_steps(system, {}, first, then) == [*first, *then]

@@ -195,6 +195,11 @@ async def test_a_prompt_that_repeats_nothing_proposes_nothing(system: ta.System)
     assert int(rows[3].argmax()) == 4
     assert rows[4] is not None
     assert int(rows[4].argmax()) == 4
+    # The last time counts, and more tokens count more than one.
+    [late, longer] = await lookup([Score((1, 2, 1, 3, 1)), Score((5, 1, 2, 6, 1, 3, 5, 1))])
+    assert late is not None
+    assert longer is not None
+    assert (int(late.argmax()), int(longer.argmax())) == (3, 2)
     # The verifier would refuse it.
     assert await lookup([Score((4, 99, 4))]) == [None]
     with pytest.raises(ValueError, match="PromptLookup: vocabulary must be at least 1"):
@@ -286,7 +291,7 @@ async def test_a_draft_that_fails(system: ta.System, may_fail: bool) -> None:
 
 
 async def test_a_draft_of_another_vocabulary(system: ta.System) -> None:
-    step = SpeculativeStep(Many(random_chain(2, 6)), Many(random_chain(1, 7)))
+    step = SpeculativeStep(Many(random_chain(2, 7)), Many(random_chain(1, 6)))
     batcher = await batcher_of(system, step)
     with pytest.raises(ModelOutputError, match="one vocabulary"):
         await batcher.ask(Call(Generate((0,), max_tokens=4)))

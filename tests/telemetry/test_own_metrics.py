@@ -25,7 +25,19 @@ from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_com
 import trio_accel as ta
 from trio_accel.cli._top_draw import Status, draw_screen
 from trio_accel.cli._top_view import View
-from trio_accel.patterns import Batcher, Call, Deployment, FairCall, FairScheduler, HotSwap, Servant, Swap
+from trio_accel.patterns import (
+    Batcher,
+    Call,
+    ContinuousBatcher,
+    Deployment,
+    FairCall,
+    FairScheduler,
+    HotSwap,
+    Last,
+    RunningSequence,
+    Servant,
+    Swap,
+)
 from trio_accel.telemetry import (
     Recorder,
     SystemSnapshot,
@@ -256,6 +268,44 @@ async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autoj
     assert found["trio_accel_queue_wait_seconds_sum", (path,)] == pytest.approx(3 * 0.5 + 1.5, abs=0.02)
     assert found["trio_accel_requests_total", (("outcome", "answered"), path)] == 5
     assert found["trio_accel_refused_requests_total", (path, ("tenant", ""))] == 1
+
+
+async def test_a_continuous_batcher_shows_its_sequences_in_metrics_and_in_top(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    async def step(batch: list[RunningSequence[int, int]]) -> list[Last[int]]:
+        await trio.sleep(1.0)
+        return [Last([1, 2, 3]) for _ in batch]
+
+    def cost_of(item: int) -> float:
+        return float(item)
+
+    batcher = await system.spawn(
+        ContinuousBatcher[int, int], step, cost=cost_of, max_cost=5, name="sequences"
+    )
+    await wait_all_tasks_blocked()
+    console = Console(width=100, file=StringIO())
+    with record(system) as recorder:
+        async with trio.open_nursery() as nursery:
+            for item in (2, 3, 4):
+                nursery.start_soon(batcher.ask, Call(item))
+                await wait_all_tasks_blocked()
+            await trio.sleep(1.5)
+            found = samples(recorder)
+            view = View()
+            view.press("c")
+            status = Status(name="x", pid=1)
+            console.print(draw_screen(recorder.snapshot(), view, status, width=100, height=40))
+    path = ("path", "test/sequences")
+    # The first was alone in its step; the second is in one, and the third does not fit beside it.
+    assert found["trio_accel_sequences", (path, ("state", "running"))] == 1
+    assert found["trio_accel_sequences", (path, ("state", "waiting"))] == 1
+    assert found["trio_accel_sequence_cost", (path,)] == 3
+    assert found["trio_accel_parts_total", (path,)] == 3
+    assert found["trio_accel_time_to_first_part_seconds_sum", (path,)] == pytest.approx(1.0)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("sequences state=running", "sequences state=waiting", "parts", "time_to_first_part_seconds"):
+        assert name in shown
 
 
 async def test_a_fair_scheduler_shows_refusals_by_tenant(

@@ -14,12 +14,21 @@ from trio_accel.patterns import (
     Call,
     Cascade,
     CascadeAnswer,
+    ContinuousBatcher,
+    Generate,
     HotSwap,
+    Last,
     Model,
+    PartStream,
     ReplicaPool,
     Router,
+    RunningSequence,
+    Score,
     Servant,
+    SpeculativeStep,
+    Streamed,
     as_callable,
+    open_parts,
 )
 
 ItemT = TypeVar("ItemT")
@@ -69,6 +78,31 @@ async def relayed(batcher: ta.Ref[Batcher[str, int]], model: Model[str, int]) ->
     assert_type(await relay(batcher, "x"), int)
     assert_type(await as_callable(model)("x"), int)
     await relay(batcher, 3)  # type: ignore[misc]
+
+
+async def letters(batch: list[RunningSequence[str, int]]) -> list[Last[int]]:
+    return [Last([len(sequence.item)]) for sequence in batch]
+
+
+async def rows(scores: list[Score]) -> list[list[list[float]]]:
+    return [[[1.0]] * score.count for score in scores]
+
+
+async def in_steps(system: ta.System) -> None:
+    batcher = await system.spawn(ContinuousBatcher[str, int], letters, length=len)
+    assert_type(await batcher.ask(Call("x")), tuple[int, ...])
+    await batcher.ask(Call(3))  # type: ignore[arg-type]
+    async with open_parts(batcher, "x") as stream:
+        assert_type(stream, PartStream[int])
+        assert_type(await anext(stream), int)
+        assert_type(stream.parts, tuple[int, ...])
+    text = await system.spawn(ContinuousBatcher[Generate, int], SpeculativeStep(rows))
+    assert_type(await text.ask(Call(Generate((1,)))), tuple[int, ...])
+
+
+async def in_steps_behind(swap: ta.Ref[HotSwap[str | Streamed[str, int], tuple[int, ...]]]) -> None:
+    async with open_parts(swap, "x") as stream:
+        assert_type([part async for part in stream], list[int])
 
 
 class Plain(ta.Actor):

@@ -370,10 +370,11 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
     else, a model's actor that crashed or restarts, a queue that is full. Then the same step is called again
     after a short pause, at most `retry` times in a row. After that, its sequences get the error.
 
-    ``stop(drain=True)`` goes through all sequences. If the incarnation ends otherwise, those in the batch
-    fail with `ActorFailedError`, and those that wait with `ActorStoppedError` or `ActorRestartingError`: they
-    were never begun. To replace the model, put a `HotSwap` in front whose `opening` spawns a batcher. New
-    sequences go to the new one, and old ones end where they are.
+    ``stop(drain=True)`` goes through all sequences; give the actor a `Policy` whose `grace` is as long as
+    they may take. If the incarnation ends otherwise, those in the batch fail with `ActorFailedError`, and
+    those that wait with `ActorStoppedError` or `ActorRestartingError`: they were never begun. To replace the
+    model, put a `HotSwap` in front whose `opening` spawns a batcher. New sequences go to the new one, and old
+    ones end where they are.
 
     The step sees neither the deadlines nor the context variables of the askers: it works for several.
 
@@ -496,7 +497,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         yield self._sizes.reading(*BATCH_SIZE)
         yield self._waits.reading(*QUEUE_WAIT)
         text = "Seconds from the request for a sequence to its first part."
-        yield self._firsts.reading("first_part_seconds", text)
+        yield self._firsts.reading("time_to_first_part_seconds", text)
 
     @property
     def _waiting(self) -> int:

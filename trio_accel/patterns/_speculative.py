@@ -331,9 +331,10 @@ class PromptLookup:
         for length in range(min(self._longest, len(tokens) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
             found = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
-            if found.size and tokens[found[-1] + length] < self._vocabulary:
-                # The last time counts: it is the most like what is written now.
-                return int(tokens[found[-1] + length])
+            # The last time counts: it is the most like what is written now.
+            following = tokens[found[-1:] + length]
+            if following.size and following[0] < self._vocabulary:
+                return int(following[0])
         return None
 
 
