@@ -188,7 +188,8 @@ class Answer:
     def end(self) -> list[dict[str, Any]]:
         """The events behind the text."""
         last = self._choice({"delta": {}} if self._asked.is_chat else {"text": ""}, self._reason)
-        return [last, {**self._head, "choices": [], "usage": self._usage()}][: 1 + self._asked.usage]
+        usage: dict[str, Any] = {**self._head, "choices": [], "usage": self._usage()}
+        return [last, usage] if self._asked.usage else [last]
 
     def _choice(self, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {**self._head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}]}
@@ -270,34 +271,36 @@ async def read(body: dict[str, Any], generation: Generation, tenant: str, is_cha
     if body.get("model") != generation.loaded.name:
         what = f"the model {body.get('model')!r:.80} does not exist, only {generation.loaded.name!r}"
         raise ApiError(what, param="model", status=404, code="model_not_found")
-    prompt = None if is_chat else body.get("prompt")
-    if isinstance(prompt, list) and prompt and all(type(one) is int for one in prompt):
+    prompt = listed(body.get("prompt"))
+    if not is_chat and prompt and all(type(one) is int for one in prompt):
         tokens: list[int] = prompt
         if not 0 <= min(tokens) <= max(tokens) < config.words:
             raise ApiError(f"tokens must be 0 to {config.words - 1}", param="prompt")
     elif is_chat:
         tokens = await trio.to_thread.run_sync(text.chat, messages_of(body))
     else:
-        prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
-        tokens = await trio.to_thread.run_sync(text.encode, text_of(prompt, "prompt"))
+        text_alone = text_of(prompt[0] if len(prompt) == 1 else body.get("prompt"), "prompt")
+        tokens = await trio.to_thread.run_sync(text.encode, text_alone)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     room = generation.most - len(tokens)
     default = max(min(256 if is_chat else 16, room), 1)
     most = number(body, name, 1, 1 << 31, default, whole=True)
     if not tokens or most > room:
-        what = f"a prompt of {len(tokens)} tokens and {most} more: there must be 1, and at most {generation.most}"
+        what = f"a prompt must have a token, and with what is made at most {generation.most}, "
+        what += f"got {len(tokens)} and {most}"
         raise ApiError(what, param="messages" if is_chat else "prompt", code="context_length_exceeded")
     sampling = Sampling(
         temperature=number(body, "temperature", 0, 2, 1),
         top_p=number(body, "top_p", 0, 1, 1),
         seed=number(body, "seed", -(1 << 63), (1 << 63) - 1, secrets.randbits(63), whole=True),
     )
-    stop = body.get("stop", [])
-    stop = [text_of(one, "stop") for one in (stop if isinstance(stop, list) else [stop])]
+    stop = [text_of(one, "stop") for one in listed(body.get("stop", []), whole=body.get("stop"))]
     if len(stop) > 4:
         raise ApiError("there can be at most 4 stop strings", param="stop")
-    options = body.get("stream_options", {})
-    usage = isinstance(options, dict) and options.get("include_usage") is True
+    options: Any = body.get("stream_options", {})
+    usage = options == {"include_usage": True}
+    if options not in ({}, {"include_usage": True}, {"include_usage": False}):
+        raise ApiError("stream_options can have include_usage alone", param="stream_options")
     made = Prompt(tokens=tokens, most=int(most), sampling=sampling, tenant=tenant)
     return Asked(prompt=made, stop=stop, stream=flag(body, "stream"), usage=usage, is_chat=is_chat)
 
@@ -317,20 +320,32 @@ def check_fields(body: dict[str, Any], is_chat: bool) -> None:
 
 def messages_of(body: dict[str, Any]) -> list[dict[str, str]]:
     """The messages of a chat."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = listed(body.get("messages"))
+    if not messages:
         raise ApiError("messages must be a list of at least one message", param="messages")
     found: list[dict[str, str]] = []
-    for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        role, content = (fields(message).get(name) for name in ("role", "content"))
+        if not isinstance(role, str) or role not in ROLES:
             raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-        content = message.get("content")
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        parts = [fields(part) for part in listed(content, whole={"type": "text", "text": content})]
+        if any(part.get("type") != "text" for part in parts):
             raise ApiError(f"{where}.content can have text alone", param=f"{where}.content")
         text = "".join(text_of(part.get("text"), f"{where}.content") for part in parts)
-        found.append({"role": ROLES[message["role"]], "content": text})
+        found.append({"role": ROLES[role], "content": text})
+    return found
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """An object as it is; anything else has no fields."""
+    found: dict[str, Any] = value if isinstance(value, dict) else {}
+    return found
+
+
+def listed(value: Any, whole: object = None) -> list[Any]:
+    """A list as it is, and anything else as a list of `whole`, if there is one."""
+    found: list[Any] = value if isinstance(value, list) else [] if whole is None else [whole]
     return found
 
 

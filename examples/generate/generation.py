@@ -1,4 +1,4 @@
-"""Sequences of a model in one batch: the step of a `ta.patterns.ContinuousBatcher`, over `ta.patterns.Pages`."""
+"""Sequences of a model in one batch: the step of a `ContinuousBatcher`, over `Pages`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,49 @@ class _Shown(ta.Actor):
 
 
 @attrs.frozen(eq=False)
+class _Steps:
+    """What the batcher asks of a model."""
+
+    loaded: Loaded
+    model: Model
+    pages: Pages
+
+    async def step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
+        """Have the model make one step of each sequence. A step that failed is made again: see `Run`."""
+        made = [await _run(one, self.pages) for one in batch]
+        runs = {number: run for number, run in enumerate(made) if run is not None}
+        tokens = dict(zip(runs, await self.model.step(list(runs.values())) if runs else [], strict=True))
+        for number, run in runs.items():
+            batch[number].state.wrote(run.tokens)
+        return [self.result(one, tokens.get(number, 0)) for number, one in enumerate(batch)]
+
+    def result(self, sequence: _Sequence, token: int) -> StepResult[int]:
+        """What a sequence gets: nothing inside of its prompt, and no token that ends it."""
+        if not sequence.gives_part:
+            return []
+        if token in self.loaded.text.ends:
+            return Last()
+        return Last([token]) if len(sequence.parts) + 1 == sequence.item.most else [token]
+
+    def length(self, prompt: Prompt) -> int:
+        """Positions of a prompt."""
+        return len(prompt.tokens)
+
+    def cost(self, prompt: Prompt) -> int:
+        """Pages that a sequence may need in the end, so that no step finds none."""
+        return -(-(len(prompt.tokens) + prompt.most) // self.model.caches[0].shape[1])
+
+    def tenant(self, prompt: Prompt) -> str:
+        """Whose share a prompt counts for."""
+        return prompt.tenant
+
+    def leave(self, sequence: _Sequence) -> None:
+        """Give pages back."""
+        if sequence.state is not None:
+            sequence.state.close()
+
+
+@attrs.frozen(eq=False)
 class Generation:
     """A model that goes on with many prompts at once.
 
@@ -90,44 +133,19 @@ async def open_generation(
         sequences: The most sequences in a step.
         positions: The most tokens in a step.
     """
-    size = model.caches[0].shape[1]
-    pages = Pages(model.caches, size=size)
-
-    def cost(prompt: Prompt) -> int:
-        return -(-(len(prompt.tokens) + prompt.most) // size)
-
-    def leave(sequence: _Sequence) -> None:
-        if sequence.state is not None:
-            sequence.state.close()
-
-    async def step(batch: list[_Sequence]) -> list[StepResult[int]]:
-        runs = {
-            number: run for number, one in enumerate(batch) if (run := await _run(one, pages)) is not None
-        }
-        tokens = dict(zip(runs, await model.step(list(runs.values())) if runs else [], strict=True))
-        for number, run in runs.items():
-            batch[number].state.wrote(run.tokens)
-        return [_result(one, tokens.get(number, 0)) for number, one in enumerate(batch)]
-
-    def _result(sequence: _Sequence, token: int) -> StepResult[int]:
-        if not sequence.gives_part:
-            return []
-        if token in loaded.text.ends:
-            return Last()
-        is_last = len(sequence.parts) + 1 == sequence.item.most
-        return Last([token]) if is_last else [token]
-
+    pages = Pages(model.caches, size=model.caches[0].shape[1])
+    steps = _Steps(loaded, model, pages)
     batcher = await system.spawn(
         _Batcher,
-        step,
-        length=lambda prompt: len(prompt.tokens),
-        cost=cost,
+        steps.step,
+        length=steps.length,
+        cost=steps.cost,
         max_cost=pages.count,
-        tenant=lambda prompt: prompt.tenant,
+        tenant=steps.tenant,
         weights=weights,
         max_sequences=sequences,
         max_positions=positions,
-        leave=leave,
+        leave=steps.leave,
         name="batcher",
     )
     await system.spawn(_Shown, pages, name="pages")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import attrs
 import trio
@@ -81,9 +82,13 @@ async def main(given: argparse.Namespace) -> int:
         loaded = await trio.to_thread.run_sync(load, given)
         system = await enter(ta.open_system("generate"))
         recorder = stack.enter_context(ta.telemetry.record(system))
-        device = await enter(system.open_device(given.backend, options=device_options(given)))
-        how = {"dtype": given.dtype, "forward": "operations" if given.operations else None}
-        model = await enter(open_model(device, loaded.config, loaded.weights, pages=given.pages, **how))
+        try:
+            device = await enter(system.open_device(given.backend, options=device_options(given)))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        opening = partial(open_model, pages=given.pages, dtype=given.dtype)
+        forward = "operations" if given.operations else None
+        model = await enter(opening(device, loaded.config, loaded.weights, forward=forward))
         generation = await enter(
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
         )
@@ -126,19 +131,16 @@ def load(given: argparse.Namespace) -> Loaded:
 
 def run(given: argparse.Namespace) -> int | str:
     """Serve. What a user can do something about is told in a sentence."""
-    told: list[str] = []
     try:
         return trio.run(main, given)
-    except* (InputError, OSError, ta.AccelError, ta.NotSupportedError) as group:
-        told += [str(error) for error in leaves_of(group)]
-    return "; ".join(told)
+    except* (InputError, OSError, ta.AccelError) as group:
+        told = str(leaf_of(group))
+    return told
 
 
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """The errors of a group, and of groups in it."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for one in error.exceptions for leaf in leaves_of(one)]
-    return [error]
+def leaf_of(error: BaseException) -> BaseException:
+    """The first error of a group."""
+    return leaf_of(cast("Any", error).exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 if __name__ == "__main__":
