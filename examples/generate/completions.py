@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -337,16 +337,16 @@ def messages_of(body: dict[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def fields(value: Any) -> dict[str, Any]:
+def fields(value: object) -> dict[str, Any]:
     """An object as it is; anything else has no fields."""
-    found: dict[str, Any] = value if isinstance(value, dict) else {}
-    return found
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def listed(value: Any, whole: object = None) -> list[Any]:
+def listed(value: object, whole: object = None) -> list[Any]:
     """A list as it is, and anything else as a list of `whole`, if there is one."""
-    found: list[Any] = value if isinstance(value, list) else [] if whole is None else [whole]
-    return found
+    if isinstance(value, list):
+        return list(cast("Iterable[Any]", value))
+    return [] if whole is None else [whole]
 
 
 def text_of(value: object, name: str) -> str:
