@@ -232,7 +232,7 @@ def load_file(path: Path | None = None) -> Loaded:
 def _need(*packages: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise InputError(f"this program needs {', '.join(missing)}: pip install 'trio-accel[generate]'")
+        raise InputError(f"this program needs {', '.join(missing)}: pip install '.[generate]' in a checkout")
 
 
 def _installed() -> Path:

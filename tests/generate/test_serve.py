@@ -22,7 +22,7 @@ import pytest
 from chosen import ROOT, SEARCHED
 
 for name in ("tokenizers", "jinja2", "starlette", "h11", "prometheus_client"):
-    pytest.importorskip(name, reason="pip install 'trio-accel[dashboard,generate,metrics]'")
+    pytest.importorskip(name, reason="pip install '.[dashboard,generate,metrics]'")
 openai: Any = pytest.importorskip("openai", reason="pip install openai")
 
 pytestmark = [
