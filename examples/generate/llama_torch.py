@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any
 
 from llama import Llama
+from model import Batch, Run
 
 import trio_accel as ta
 from trio_accel.programs import Array
@@ -29,6 +31,16 @@ class TorchLlama(Llama):
         self._cosines, self._sines, self._neighbours = (
             torch.from_numpy(array).to(on) for array in (self._cosines, self._sines, self._neighbours)
         )
+
+    def warm_up(self) -> None:
+        """Load kernels before a request waits; a worker that stands ready must not write to the cache."""
+        size, other = self.caches[0].shape[1], copy(self)
+        other.caches = [torch.zeros_like(cache[:1]).repeat(2, 1, 1, 1) for cache in self.caches]
+        runs = [Run(tokens=[0], start=0, pages=[0]), Run(tokens=[0] * size, start=0, pages=[1])]
+        batch = Batch.of(runs, self.config, 2, size)
+        on = self._neighbours.device
+        rows, tables, ends = (torch.from_numpy(one).to(on) for one in (batch.rows, batch.tables, batch.ends))
+        other.logits(rows, tables, ends, batch.counts)
 
     @ta.programs.method(
         updates=["self.caches"],

@@ -202,7 +202,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     with pytest.raises(
-        InputError, match=r"this program needs tokenizers, jinja2, gguf: pip install '\.\[generate\]' in a checkout"
+        InputError,
+        match=r"this program needs tokenizers, jinja2, gguf: pip install '\.\[generate\]' in a checkout",
     ):
         load_file()
     with pytest.raises(InputError, match=r"this program needs tokenizers, jinja2: pip install"):
