@@ -33,6 +33,7 @@ EXTRAS = {
     "dashboard",
     "dev",
     "docs",
+    "generate",
     "lint",
     "metrics",
     "nvml",

@@ -115,14 +115,10 @@ class Llama:
         self._cosines, self._sines = rotations(self.config)
         self._neighbours: Any = np.arange(self.config.width) ^ 1
 
-    @ta.programs.method(
-        updates=["self.caches"],
-        idempotent=True,
-        out=lambda rows, tables, ends, sampling, counts: ((ends.shape[0],), "int64"),
-    )
+    @ta.programs.method(updates=["self.caches"], idempotent=True)
     def step(
         self, rows: Array, tables: Array, ends: Array, sampling: Array | None, counts: Sequence[Sequence[int]]
-    ) -> Array:
+    ) -> list[int]:
         """Put tokens of several sequences into the cache, and choose the next token of each.
 
         It writes the same numbers to the same places when it runs again, so a lost step is repeated.
@@ -138,9 +134,10 @@ class Llama:
             counts: For each sequence how many tokens it has in `rows`, and how many in all, with these.
 
         Returns:
-            The next tokens, int64, of shape (sequences,).
+            The next token of each sequence.
         """
-        return self._choose(self._forward(rows, tables, ends, counts), sampling)
+        tokens: list[int] = self._choose(self._forward(rows, tables, ends, counts), sampling).tolist()
+        return tokens
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:

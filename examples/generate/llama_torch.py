@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any
 
 from llama import Llama, rounded
+from model import Batch, Run
 
 import trio_accel as ta
 from trio_accel.programs import Array
@@ -61,11 +63,19 @@ class TorchLlama(Llama):
             torch.from_numpy(array).to(on) for array in (self._cosines, self._sines, self._neighbours)
         )
 
-    @ta.programs.method(
-        updates=["self.caches"],
-        idempotent=True,
-        out=lambda rows, tables, ends, sampling, counts: ((ends.shape[0],), "int64"),
-    )
+    def warm_up(self) -> None:
+        """Load kernels before a request waits; a worker that stands ready must not write to the cache."""
+        size, other, on = self.caches[0].shape[1], copy(self), self._neighbours.device
+        other.caches = [torch.zeros_like(cache[:1]) for cache in self.caches]
+        with torch.inference_mode():
+            # A prompt, and steps of few and of many sequences, whose products are other kernels.
+            for sequences, tokens in ((1, size), (1, 1), (64, 1)):
+                runs = [Run(tokens=[0] * tokens, start=0, pages=[0])] * sequences
+                batch = Batch.of(runs, self.config, 1, size)
+                given = (torch.from_numpy(one).to(on) for one in (batch.rows, batch.tables, batch.ends))
+                other._forward(*given, batch.counts).argmax(dim=1).tolist()  # noqa: SLF001
+
+    @ta.programs.method(updates=["self.caches"], idempotent=True)
     def step(
         self,
         rows: Array,
@@ -73,29 +83,18 @@ class TorchLlama(Llama):
         ends: Array,
         sampling: Array | None,
         counts: Sequence[Sequence[int]],
-    ) -> Array:
+    ) -> list[int]:
         """See `Llama.step`."""
         with torch.inference_mode():
             given = None if sampling is None else torch.from_dlpack(sampling)
-            return self._choose(self._logits(rows, tables, ends, counts), given)
+            tokens: list[int] = self._choose(self._logits(rows, tables, ends, counts), given).tolist()
+            return tokens
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
         """See `Llama.logits`."""
         with torch.inference_mode():
             return self._logits(rows, tables, ends, counts)
-
-    def warm_up(self) -> None:
-        """Load the kernels of steps of several sizes, before one is asked for; the caches are not written to."""
-        caches, self.caches = self.caches, [torch.zeros_like(cache[:1]) for cache in self.caches]
-        words, size = self.weights["words"], self.caches[0].shape[1]
-        for sequences, tokens in ((1, size), (1, 1), (8, 1), (64, 1), (256, 1)):
-            own = torch.arange(tokens, device=words.device).repeat(sequences)
-            rows = torch.stack([own, own, own])
-            tables = torch.zeros((sequences, 1), dtype=torch.int64, device=words.device)
-            ends = torch.arange(sequences, device=words.device) * tokens + tokens - 1
-            self.logits(rows, tables, ends, [[tokens, tokens]] * sequences)
-        self.caches = caches
 
     def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
         rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))

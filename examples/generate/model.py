@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
@@ -93,42 +94,48 @@ class Batch:
                 page that there is not: the device would write to a place of another sequence.
         """
         for run in runs:
-            _check(run, config, pages, size)
+            _check(run, config, size)
+        lengths = np.array([len(run.tokens) for run in runs])
+        ends = np.cumsum(lengths) - 1
+        owners = np.repeat(np.arange(len(runs)), lengths)
+        first = np.array([run.start for run in runs]) - ends + lengths - 1
+        positions = np.arange(len(owners)) + first[owners]
+        tokens = np.fromiter(chain.from_iterable(run.tokens for run in runs), np.int64, len(owners))
         tables = np.zeros((len(runs), max(-(-run.length // size) for run in runs)), np.int64)
-        parts: list[npt.NDArray[np.int64]] = []
         for row, run in zip(tables, runs, strict=True):
             used = run.pages[: -(-run.length // size)]
             row[: len(used)] = used
-            at = np.arange(run.start, run.length)
-            parts.append(np.stack([np.asarray(run.tokens, np.int64), at, row[at // size] * size + at % size]))
+        _check_numbers("tokens", tokens, config.words)
+        _check_numbers("pages", tables, pages)
+        places = tables[owners, positions // size] * size + positions % size
         counts = [[len(run.tokens), run.length] for run in runs]
         sampling = None
         if any(run.sampling.temperature > 0 for run in runs):
             each = [(run.sampling, run.sampling.draw(run.length)) for run in runs]
             chosen = [(how.temperature, how.top_p, draw) for how, draw in each]
             sampling = np.ascontiguousarray(np.array(chosen, np.float32).T)
-        ends = np.cumsum([count for count, _ in counts]) - 1
-        return cls(np.concatenate(parts, axis=1), tables, ends, sampling, counts)
+        return cls(np.stack([tokens, positions, places]), tables, ends, sampling, counts)
 
 
-def _check(run: Run, config: Config, pages: int, size: int) -> None:
-    tokens, most = run.tokens, min(config.context, len(run.pages) * size)
-    if not tokens or run.start < 0 or run.length > most:
+def _check(run: Run, config: Config, size: int) -> None:
+    most = min(config.context, len(run.pages) * size)
+    if not run.tokens or run.start < 0 or run.length > most:
         raise ValueError(
             f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} "
-            f"pages of {size}, and at most {config.context} tokens), got {len(tokens)}"
+            f"pages of {size}, and at most {config.context} tokens), got {len(run.tokens)}"
         )
-    if not 0 <= min(tokens) <= max(tokens) < config.words:
-        raise ValueError(f"tokens must be 0 to {config.words - 1}, got {min(tokens)} to {max(tokens)}")
-    if not 0 <= min(run.pages) <= max(run.pages) < pages:
-        raise ValueError(f"pages must be 0 to {pages - 1}, got {min(run.pages)} to {max(run.pages)}")
+
+
+def _check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None:
+    if numbers.min() < 0 or numbers.max() >= count:
+        raise ValueError(f"{what} must be 0 to {count - 1}, got {numbers.min()} to {numbers.max()}")
 
 
 class Forward(Protocol):
     """A forward of a model on a device."""
 
-    async def __call__(self, batch: Batch) -> ta.AccelRef:
-        """Put tokens into the cache, and choose the next ones: an array of shape (sequences,), int64."""
+    async def __call__(self, batch: Batch) -> list[int]:
+        """Put tokens into the cache, and choose the next one of each sequence."""
         ...
 
 
@@ -167,7 +174,7 @@ class Model:
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
         chosen = await self.forward(Batch.of([runs[number] for number in order], self.config, pages, size))
         tokens = [0] * len(runs)
-        for number, token in zip(order, (await chosen.to_host()).tolist(), strict=False):
+        for number, token in zip(order, chosen, strict=True):
             tokens[number] = token
         return tokens
 

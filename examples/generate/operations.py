@@ -49,16 +49,17 @@ class Operations:
         self._turns: list[ta.AccelRef] = []
         self._graphs: dict[tuple[int, int, int], _Graph] = {}
 
-    async def __call__(self, batch: Batch) -> ta.AccelRef:
+    async def __call__(self, batch: Batch) -> list[int]:
         """Put tokens into the cache, and choose the next ones: see `Forward`."""
         given = self._filled(batch)
         graph = await self._graph(*given)
         logits, chosen = await graph(*given)
-        if batch.sampling is None:
-            return chosen
-        sampling = np.zeros((3, len(chosen)), np.float32)
-        sampling[:, : len(batch.ends)] = batch.sampling
-        return await _choose(logits, chosen, sampling)
+        if batch.sampling is not None:
+            sampling = np.zeros((3, len(chosen)), np.float32)
+            sampling[:, : len(batch.ends)] = batch.sampling
+            chosen = await _choose(logits, chosen, sampling)
+        tokens: list[int] = (await chosen.to_host())[: len(batch.ends)].tolist()
+        return tokens
 
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
         """Fill a batch up to a size that there is a graph for.

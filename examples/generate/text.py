@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llama import Config, random_weights, weights_of
 
-__all__ = ["InputError", "Loaded", "Shown", "Text", "load_file", "load_random"]
+__all__ = ["SMOLLM2", "InputError", "Loaded", "Shown", "Text", "load_file", "load_random"]
 
 _PACKAGES = ("tokenizers", "jinja2")
 _CONTROL = 3
@@ -226,13 +226,13 @@ def load_file(path: Path | None = None) -> Loaded:
             raise InputError(f"{source}: {name!r} must have the shape {shape}, got {weights[name].shape}")
     if "output.weight" in found:
         raise InputError(f"{source}: its last matrix must be its embeddings, got one of its own")
-    return Loaded(fields.get("general.name", source.stem), config, weights, text)
+    return Loaded(source.name.partition(".")[0], config, weights, text)
 
 
 def _need(*packages: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise InputError(f"this program needs {', '.join(missing)}: pip install 'trio-accel[generate]'")
+        raise InputError(f"this program needs {', '.join(missing)}: pip install '.[generate]' in a checkout")
 
 
 def _installed() -> Path:

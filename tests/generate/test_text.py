@@ -17,8 +17,8 @@ from text import InputError, Shown, Text, load_file, load_random
 
 pytestmark = pytest.mark.examples
 
-pytest.importorskip("tokenizers", reason="pip install 'trio-accel[generate]'")
-pytest.importorskip("jinja2", reason="pip install 'trio-accel[generate]'")
+pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
+pytest.importorskip("jinja2", reason="pip install '.[generate]'")
 
 BYTES = load_random(TINY).text
 
@@ -102,7 +102,7 @@ def test_a_chat_has_the_control_tokens_of_its_template_alone() -> None:
 
 def write_gguf(path: Path, *without: str, **changed: Any) -> Path:
     """A tiny Llama with a byte-level tokenizer, of float32."""
-    gguf = pytest.importorskip("gguf", reason="pip install 'trio-accel[generate]'")
+    gguf = pytest.importorskip("gguf", reason="pip install '.[generate]'")
     weights = random_weights(TINY, 5)
     alphabet = sorted(map(chr, {*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)}))
     words = ["<|im_start|>", "<|im_end|>", *alphabet, "ab", *[f"[{one}]" for one in range(TINY.words - 259)]]
@@ -202,7 +202,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     with pytest.raises(
-        InputError, match=r"this program needs tokenizers, jinja2, gguf: pip install 'trio-accel"
+        InputError,
+        match=r"this program needs tokenizers, jinja2, gguf: pip install '\.\[generate\]' in a checkout",
     ):
         load_file()
     with pytest.raises(InputError, match=r"this program needs tokenizers, jinja2: pip install"):

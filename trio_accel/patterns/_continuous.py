@@ -76,6 +76,8 @@ PartT_co = TypeVar("PartT_co", covariant=True)
 _LEVEL = 4.0
 _MOST_PRIORITY, _MOST = 8, 10**9
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+# So many steps may follow one another without a checkpoint between them.
+_STEPS = 8
 
 
 @attrs.define(eq=False)
@@ -558,8 +560,10 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
 
     async def _run(self) -> None:
         while True:
-            # The step may have no checkpoint of its own. And who has just got the last part may ask again.
-            await trio.lowlevel.checkpoint()
+            # D183: readers run while the next step does. But who has just got the last part may ask again,
+            # and the step may have no checkpoint of its own.
+            if self._counts["steps"] % _STEPS == 0 or any(one.reply.is_done for one in self._batch):
+                await trio.lowlevel.checkpoint()
             self._admit()
             self._batch = self._next_batch()
             if not self._batch:

@@ -1,0 +1,369 @@
+"""`examples/generate/serve.py`: asked by the interface's public client, under faults, and with bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from chosen import ROOT, SEARCHED
+
+for name in ("tokenizers", "jinja2", "starlette", "h11", "prometheus_client"):
+    pytest.importorskip(name, reason="pip install '.[dashboard,generate,metrics]'")
+openai: Any = pytest.importorskip("openai", reason="pip install openai")
+
+pytestmark = [
+    pytest.mark.examples,
+    pytest.mark.skipif(sys.platform != "linux", reason="worker processes are for Linux"),
+    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("generate"),
+]
+
+ROUND = re.compile(
+    r"30 streams, 960 tokens, ([0-9]+) unlike the undisturbed run, ([0-9]+) contexts lost, "
+    r"longest gap [0-9.]+ s"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@attrs.frozen
+class Serving:
+    process: subprocess.Popen[str]
+    port: int
+    clients: list[Any] = attrs.field(factory=list[Any])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "none", timeout: float = 60.0) -> Any:
+        options = {"max_retries": 0, "timeout": timeout}
+        self.clients.append(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options))
+        return self.clients[-1]
+
+    def close_clients(self) -> None:
+        while self.clients:
+            self.clients.pop().close()
+
+    def get(self, path: str) -> str:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        return answer.decode().partition("\r\n\r\n")[2]
+
+    def pages(self) -> int:
+        return int(json.loads(self.get("/health"))["pages"])
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(40)
+
+
+@contextmanager
+def serving(*options: str, **environment: str) -> Generator[Serving, None, None]:
+    command = (sys.executable, str(ROOT / "examples" / "generate" / "serve.py"), "--port", "0", *options)
+    more = {"PYTHONPATH": SEARCHED, "OPENBLAS_NUM_THREADS": "1", **environment}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more}) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)
+            assert found is not None, (line, process.wait(10))
+            running = Serving(process, int(found[1]))
+            yield running
+            running.close_clients()
+        finally:
+            process.kill()
+
+
+RANDOM = ("--random-weights", "--layers", "1", "--pages", "300")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Serving]:
+    with serving(*RANDOM) as running:
+        yield running
+        assert running.pages() == 0
+        assert running.end() == 0
+
+
+@pytest.fixture
+def service(running: Serving) -> Iterator[Serving]:
+    yield running
+    running.close_clients()
+
+
+def chat(client: Any, messages: Any = HELLO, **options: Any) -> Any:
+    given = {"model": "random", "max_tokens": 8, "temperature": 0, **options}
+    return client.chat.completions.create(messages=messages, **given)
+
+
+def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_chat_is_the_same_whole_and_in_parts(service: Serving) -> None:
+    client = service.client()
+    assert [model.id for model in client.models.list().data] == ["random"]
+    for options in ({}, {"temperature": 1.1, "top_p": 0.8, "seed": 5}, {"temperature": 0.7, "seed": -1}):
+        whole = chat(client, **options)
+        assert whole.object == "chat.completion"
+        [choice] = whole.choices
+        assert (choice.finish_reason, choice.message.role) == ("length", "assistant")
+        assert choice.message.content
+        parts = list(chat(client, stream=True, stream_options={"include_usage": True}, **options))
+        assert parts[0].choices[0].delta.role == "assistant"
+        shown = "".join(part.choices[0].delta.content or "" for part in parts[:-1])
+        assert shown == choice.message.content
+        assert [part.choices[0].finish_reason for part in parts[:-1]] == [None] * (len(parts) - 2) + [
+            "length"
+        ]
+        assert parts[-1].choices == []
+        assert parts[-1].usage == whole.usage
+        assert whole.usage.completion_tokens == 8
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + 8
+        assert {part.id for part in parts} != {whole.id}
+    assert len(list(chat(client, stream=True))[-1].choices) == 1
+
+
+def test_a_text_goes_on(service: Serving) -> None:
+    client = service.client()
+
+    def complete(prompt: Any, **options: Any) -> Any:
+        return client.completions.create(model="random", prompt=prompt, temperature=0, **options)
+
+    whole = complete("ab", max_tokens=6)
+    assert (whole.object, whole.choices[0].finish_reason) == ("text_completion", "length")
+    stream = list(complete("ab", max_tokens=6, stream=True))
+    assert "".join(part.choices[0].text for part in stream) == whole.choices[0].text
+    # Bytes of a text are its tokens.
+    tokens = whole.usage.prompt_tokens
+    assert tokens == 2
+    assert complete(["ab"], max_tokens=6).choices[0].text == whole.choices[0].text
+    assert complete("ab").usage.completion_tokens == 16
+    numbers = complete([100, 101, 49151], max_tokens=2)
+    assert numbers.usage.prompt_tokens == 3
+
+
+def test_a_stop_string_ends_an_answer(service: Serving) -> None:
+    client = service.client()
+    text = chat(client, max_tokens=20).choices[0].message.content
+    stop = text[12:17]
+    cut = text[: text.index(stop)]
+    for given in (stop, [stop], ["never", stop]):
+        whole = chat(client, max_tokens=20, stop=given)
+        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (cut, "stop")
+        parts = list(chat(client, max_tokens=20, stop=given, stream=True))
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == cut
+        assert parts[-1].choices[0].finish_reason == "stop"
+        assert whole.usage.completion_tokens < 20
+    until(lambda: service.pages() == 0)
+
+
+def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) -> None:
+    client = service.client()
+    text = chat(client).choices[0].message.content
+    said = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    neutral: dict[str, Any] = {"n": 1, "logprobs": False, "presence_penalty": 0, "user": "me", "tools": []}
+    assert chat(client, said, **neutral).choices[0].message.content == text
+    given = {"model": "random", "messages": HELLO, "max_completion_tokens": 8, "temperature": 0}
+    assert client.chat.completions.create(**given).choices[0].message.content == text
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"n": 2}, "n", "n is not supported here"),
+        ({"logprobs": True}, "logprobs", "logprobs is not supported here"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools is not supported here"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"extra_body": {"guided_regex": "a"}}, "guided_regex", "guided_regex is not supported here"),
+        ({"extra_body": {"prompt": "a"}}, "prompt", "prompt is not supported here"),
+        ({"temperature": 2.5}, "temperature", "temperature must be a number from 0 to 2, got 2.5"),
+        ({"temperature": "hot"}, "temperature", "must be a number"),
+        ({"top_p": -0.1}, "top_p", "top_p must be a number from 0 to 1"),
+        ({"seed": 1.5}, "seed", "seed must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
+        ({"max_tokens": True}, "max_tokens", "max_tokens must be a whole number from 1"),
+        ({"max_tokens": 5000}, "messages", "at most 4800, got 24 and 5000"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4 stop strings"),
+        ({"stop": [1]}, "stop", "stop must be a text"),
+        ({"stream": "yes"}, "stream", "stream must be true or false"),
+        ({"stream_options": {"x": 1}}, "stream_options", "include_usage alone"),
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": "Hello"}, "messages", "messages must be a list"),
+        ({"messages": [5]}, "messages[0].role", "must be one of system, "),
+        ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1].role", "must be one of"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "text alone",
+        ),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "at most 4800"),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    service: Serving, options: dict[str, Any], param: str, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=re.escape(says)) as caught:
+        chat(service.client(), **options)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", ["", [], [-1], [49152], ["a", "b"], [[1, 2]], {"a": 1}, 5, "\ud800"])
+def test_prompts_that_are_none(service: Serving, prompt: Any) -> None:
+    body = json.dumps({"model": "random", "prompt": prompt})
+    status, answer = post(service, "/v1/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+def post(service: Serving, path: str, body: str | bytes) -> tuple[int, Any]:
+    content = body.encode() if isinstance(body, str) else body
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
+        sock.sendall(head.encode() + content)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
+def test_bodies_that_are_no_requests(service: Serving, body: bytes) -> None:
+    status, answer = post(service, "/v1/chat/completions", body)
+    assert status in {400, 404}
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_other_paths_methods_and_models(service: Serving) -> None:
+    client = service.client()
+    with pytest.raises(openai.NotFoundError, match="only 'random'") as caught:
+        chat(client, model="gpt-4")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="random", input="a")
+    assert json.loads(service.get("/v1/chat/completions"))["error"]["message"] == "Method Not Allowed"
+    status, answer = post(service, "/v1/completions", b"x" * ((1 << 20) + 1))
+    assert (status, answer["error"]["message"]) == (413, "the body has more than 1048576 bytes")
+
+
+def test_fifty_at_once_get_what_each_gets_alone(service: Serving) -> None:
+    client = service.client()
+
+    def ask(number: int) -> str:
+        said = [{"role": "user", "content": f"{number} " * (1 + number % 7)}]
+        options = {"max_tokens": 5 + number % 11, "seed": number, "temperature": 0.5 * (number % 2)}
+        if number % 3:
+            return str(chat(client, said, **options).choices[0].message.content)
+        parts = chat(client, said, stream=True, **options)
+        return "".join(part.choices[0].delta.content or "" for part in parts)
+
+    alone = [ask(number) for number in range(50)]
+    with ThreadPoolExecutor(50) as pool:
+        assert list(pool.map(ask, range(50))) == alone
+    assert "trio_accel_sequences" in service.get("/metrics")
+
+
+def test_a_client_that_leaves_gives_its_pages_back(service: Serving) -> None:
+    stream = chat(service.client(), max_tokens=4000, stream=True)
+    next(iter(stream))
+    assert service.pages() > 0
+    stream.close()
+    until(lambda: service.pages() == 0, 1.0)
+    # One that hangs up without a stream, too.
+    with pytest.raises(openai.APITimeoutError):
+        chat(service.client(timeout=0.3), max_tokens=4000)
+    until(lambda: service.pages() == 0, 1.0)
+
+
+def test_half_a_request_is_none(service: Serving) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
+        sock.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":')
+        sock.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert b" 200 " not in answer
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
+        sock.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":')
+        # The body has five seconds.
+        assert b" 408 " in sock.recv(65536)
+    assert chat(service.client()).usage.completion_tokens == 8
+    assert service.pages() == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl_sees_the_end(service: Serving) -> None:
+    body = json.dumps({"model": "random", "messages": HELLO, "max_tokens": 3, "stream": True, "seed": 1})
+    command = ("curl", "-sN", "-m", "20", "-d", body, f"{service.url}/v1/chat/completions")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    events = done.stdout.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+
+
+def test_it_is_ready(service: Serving) -> None:
+    assert json.loads(service.get("/ready")) == {"status": "ready", "generation": 1}
+
+
+def test_keys_and_a_drain() -> None:
+    with serving(*RANDOM, GENERATE_KEYS="gold=3, free") as service:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            chat(service.client("other"))
+        assert caught.value.code == "invalid_api_key"
+        assert chat(service.client("free")).usage.completion_tokens == 8
+        stream = chat(service.client("gold"), max_tokens=100, stream=True)
+        parts = [next(iter(stream))]
+        service.process.send_signal(signal.SIGTERM)
+        parts += list(stream)
+        assert parts[-1].choices[0].finish_reason == "length"
+        assert service.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("forward", [(), ("--operations",)])
+def test_a_kill_each_second_changes_no_token(forward: tuple[str, ...]) -> None:
+    with serving(*RANDOM, "--faults", "1", *forward) as service:
+        assert service.process.stdout is not None
+        texts = {chat(service.client(), max_tokens=30).choices[0].message.content}
+        lost = rounds = 0
+        while lost < 3 and rounds < 20:
+            while (found := ROUND.match(service.process.stdout.readline())) is None:
+                pass
+            assert found[1] == "0"
+            lost, rounds = lost + int(found[2]), rounds + 1
+            texts.add(chat(service.client(), max_tokens=30).choices[0].message.content)
+        assert lost >= 3
+        assert len(texts) == 1
+        assert service.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--gguf", "missing.gguf"), "cannot read missing.gguf as a GGUF file"),
+        (("--random-weights", "--layers", "1", "--backend", "bogus"), "bogus"),
+        (("--random-weights", "--layers", "1", "--keys", "missing.txt"), "missing.txt"),
+    ],
+)
+def test_what_a_user_can_do_something_about(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    command = (sys.executable, str(ROOT / "examples" / "generate" / "serve.py"), "--port", "0", *options)
+    environment = {**os.environ, "PYTHONPATH": SEARCHED}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
