@@ -78,7 +78,9 @@ async def main(given: argparse.Namespace) -> int:
         # First of all: a port that is taken is known before anything is loaded.
         (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=BACKLOG)
         await enter(listener)
-        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
+        watching = await enter(trio.open_nursery())
+        stack.callback(watching.cancel_scope.cancel)
+        watching.start_soon(watch, stop)
         loaded = await trio.to_thread.run_sync(load, given)
         system = await enter(ta.open_system("generate"))
         recorder = stack.enter_context(ta.telemetry.record(system))
@@ -100,11 +102,17 @@ async def main(given: argparse.Namespace) -> int:
                 if given.faults:
                     checking.start_soon(faults.run)
                 print(f"listening on http://127.0.0.1:{listener.socket.getsockname()[1]}", flush=True)
-                await anext(signals)
+                await stop.wait()
                 checking.cancel_scope.cancel()
             print("ending: answers that were begun come to their ends", flush=True)
-            stop.set()
     return 1 if faults.wrong else 0
+
+
+async def watch(stop: trio.Event) -> None:
+    """Say that the service is to end; a second signal says nothing new."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            stop.set()
 
 
 def device_options(given: argparse.Namespace) -> ta.DeviceOptions:
