@@ -20,7 +20,9 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,14 @@ class Plain:
             weights, caches, config=attrs.asdict(setting.config)
         )
 
-    def decode(self, prompts: Sequence[Sequence[int]], most: int) -> tuple[float, list[list[int]]]:
+    def eager(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
+        """The forward without CUDA graphs."""
+        with self.torch.inference_mode():
+            return llama_here._forward(rows, tables, ends, ()).float()  # noqa: SLF001
+
+    def decode(
+        self, prompts: Sequence[Sequence[int]], most: int, *, graphs: bool
+    ) -> tuple[float, list[list[int]]]:
         """Return the seconds of all tokens behind the first, and the tokens."""
         torch, count = self.torch, len(prompts)
         each = -(-(len(prompts[0]) + most) // SIZE)
@@ -138,13 +147,14 @@ class Plain:
         ]
         batch = model_of.Batch.of(runs, self.config, count * each, SIZE)
         given = [torch.from_numpy(one).to(self.on) for one in (batch.rows, batch.tables, batch.ends)]
-        tokens = llama_here.step(*given, None, batch.counts)
+        tokens = llama_here.logits(*given, batch.counts).argmax(dim=1)
         made, length, lines = [tokens.tolist()], len(prompts[0]), torch.arange(count, device=self.on)
+        step = (lambda *given: llama_here.logits(*given, ())) if graphs else partial(self.eager, llama_here)
         began = time.perf_counter()
         for position in range(length, length + most - 1):
             at = torch.full((count,), position, device=self.on)
             rows = torch.stack([tokens, at, tables[:, position // SIZE] * SIZE + position % SIZE])
-            tokens = llama_here.step(rows, tables, lines, None, [[1, position + 1]] * count)
+            tokens = step(rows, tables[:, : position // SIZE + 1], lines).argmax(dim=1)
             made.append(tokens.tolist())
         return time.perf_counter() - began, [list(one) for one in zip(*made, strict=True)]
 
@@ -153,26 +163,28 @@ async def decode(setting: Setting) -> None:
     """Print tokens a second of static batches."""
     plain = Plain(setting, "bfloat16")
     options = ta.DeviceOptions(isolation="process", preload=("torch",))
-    _say("decode: tokens a second, ours from a worker, plain PyTorch, and the share of it; median of 3 turns")
+    _say(
+        "decode: tokens a second, ours from a worker; plain PyTorch, and the share of it; the same with CUDA graphs"
+    )
     async with setting.open(dtype="bfloat16", pages=1024, sequences=64, options=options) as generation:
         for count in (1, 8, 32, 64):
-            prompts, rates = _prompts(setting.config, count), list[tuple[float, float]]()
+            prompts, rates = _prompts(setting.config, count), list[tuple[float, ...]]()
             for turn in range(4):
                 found = await _read_all(generation, prompts, MADE)
                 began = max(one[0][0] for one in found)
                 behind = [moment for one in found for moment, _ in one if moment > began]
-                ours = len(behind) / (max(behind) - began)
-                seconds, tokens = plain.decode(prompts, MADE)
-                same = statistics.mean(
-                    a == b
-                    for one, other in zip(found, tokens, strict=True)
-                    for (_, a), b in zip(one, other, strict=True)
-                )
+                row = [len(behind) / (max(behind) - began)]
+                for graphs in (False, True):
+                    seconds, tokens = plain.decode(prompts, MADE, graphs=graphs)
+                    row.append(count * (MADE - 1) / seconds)
+                    ours = [token for one in found for _, token in one]
+                    same = statistics.mean(a == b for a, b in zip(ours, chain(*tokens), strict=True))
                 if turn:
-                    rates.append((ours, count * (MADE - 1) / seconds))
-            mine, theirs = (statistics.median(one) for one in zip(*rates, strict=True))
+                    rates.append(tuple(row))
+            mine, eager, graph = (statistics.median(one) for one in zip(*rates, strict=True))
             _say(
-                f"  {count:3} sequences {mine:8.0f} {theirs:8.0f} {mine / theirs:6.2f}   (equal tokens: {same:.2f})"
+                f"  {count:3} sequences {mine:8.0f} {eager:8.0f} {mine / eager:6.2f} {graph:8.0f} {mine / graph:6.2f}"
+                f"   (equal tokens: {same:.2f})"
             )
 
 
@@ -205,8 +217,7 @@ async def transformers(setting: Setting) -> None:
                 await _read_all(generation, prompts, MADE)
                 ours = count * MADE / (time.perf_counter() - began)
                 began = time.perf_counter()
-                with torch.inference_mode():
-                    made = network.generate_batch(inputs=prompts, generation_config=how)
+                made = network.generate_batch(inputs=prompts, generation_config=how)
                 tokens = sum(len(one.generated_tokens) for one in made.values())
                 other = tokens / (time.perf_counter() - began)
             _say(
@@ -250,7 +261,7 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
         backoff=ta.Backoff(base=0.0),
         intensity=ta.Intensity(10_000, 60.0),
     )
-    made = 300
+    made = 200
     prompts = _prompts(setting.config, readers)
     pages = readers * -(-(PROMPT + made) // SIZE)
     async with setting.open(dtype="float64", pages=pages, sequences=readers, options=options) as generation:
@@ -259,6 +270,7 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
         expected = [[token for _, token in one] for one in await _read_all(generation, prompts, made)]
         alone = time.perf_counter() - began
         right, wrong, broken, gaps, hits = 0, list[str](), list[str](), list[float](), [0, 0]
+        moments_of_all, struck = list[float](), list[tuple[str, float]]()
         deadline = trio.current_time() + seconds
 
         async def read(number: int) -> None:
@@ -270,6 +282,7 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
                 except Exception as error:  # a broken stream is a finding
                     broken.append(repr(error)[:200])
                 moments = [moment for moment, _ in found]
+                moments_of_all.extend(moments)
                 gaps.extend(b - a for a, b in zip(moments, moments[1:], strict=False))
                 tokens = [token for _, token in found]
                 if tokens == expected[number]:
@@ -288,6 +301,7 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
                     await trio.sleep(2.0)
                     kind = sum(hits) % 2
                     hits[kind] += 1
+                    struck.append(("address" if kind else "kill", time.perf_counter()))
                     if kind and setting.backend.startswith("cuda"):
                         inject_fault(device, "arrays.add", poison=True)
                         with suppress(ta.AccelError):
@@ -313,6 +327,14 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
         )
         for line in (*wrong[:3], *broken[:3]):
             _say(f"    {line}")
+        every = np.sort(moments_of_all)
+        for kind in ("kill", "address"):
+            stood = []
+            for what, moment in struck:
+                near = every[(every > moment - 0.2) & (every < moment + 4.0)]
+                if what == kind and len(near) > 1:
+                    stood.append(float(np.diff(near).max()))
+            _say(f"    all stood still after each {kind}: {', '.join(f'{one:.2f}' for one in stood)} s")
         _say(f"    recovery: {device.recovery}")
 
 

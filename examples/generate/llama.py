@@ -131,7 +131,8 @@ class Llama:
             ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`.
             sampling: Array of shape (3, sequences), float32: temperature, top-p, and a draw from 0 to 1; or
                 None, if all take the likeliest token.
-            counts: For each sequence how many tokens it has in `rows`, and how many in all, with these.
+            counts: For each sequence how many tokens it has in `rows`, and how many in all, with these. It is
+                empty if each has one: such requests differ by arrays alone, and go to a worker as a template.
 
         Returns:
             The next token of each sequence.
@@ -168,6 +169,7 @@ class Llama:
         """Neighbours with one token each are attended together, any other sequence by itself."""
         found: list[_Group] = []
         size, row, first = self.caches[0].shape[1], 0, 0
+        counts = counts or [[1, tables.shape[1] * size]] * len(tables)
         while first < len(counts):
             last = first + 1
             while counts[first][0] == 1 and last < len(counts) and counts[last][0] == 1:

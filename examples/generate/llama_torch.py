@@ -27,7 +27,6 @@ class _Step:
         self._tables = torch.zeros((sequences, pages), dtype=torch.int64, device=device)
         self._model, self._graph = model, None
         self._ends = torch.arange(sequences, device=device)
-        self._counts = [[1, pages * model.caches[0].shape[1]]] * sequences
 
     def __call__(self, rows: Any, tables: Any) -> Any:
         """Run it; the result is overwritten by the next run."""
@@ -46,7 +45,7 @@ class _Step:
         return logits
 
     def _run(self) -> Any:
-        return self._model._forward(self._rows, self._tables, self._ends, self._counts).float()  # noqa: SLF001
+        return self._model._forward(self._rows, self._tables, self._ends, ()).float()  # noqa: SLF001
 
 
 class TorchLlama(Llama):
@@ -98,7 +97,7 @@ class TorchLlama(Llama):
 
     def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
         rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
-        if rows.is_cuda and all(count == 1 for count, _ in counts):
+        if rows.is_cuda and not counts:
             return self._replayed(rows, tables)
         return self._forward(rows, tables, ends, counts).float()
 

@@ -108,7 +108,8 @@ class Batch:
         _check_numbers("tokens", tokens, config.words)
         _check_numbers("pages", tables, pages)
         places = tables[owners, positions // size] * size + positions % size
-        counts = [[len(run.tokens), run.length] for run in runs]
+        is_mixed = len(owners) > len(runs)
+        counts = [[len(run.tokens), run.length] for run in runs] if is_mixed else []
         sampling = None
         if any(run.sampling.temperature > 0 for run in runs):
             each = [(run.sampling, run.sampling.draw(run.length)) for run in runs]
