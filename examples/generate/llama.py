@@ -166,13 +166,13 @@ class Llama:
         return self._dense("words", self._norm("norm", x[ends]))  # The embeddings are the last matrix, too.
 
     def _groups(self, tables: Any, positions: Any, counts: Sequence[Sequence[int]]) -> list[_Group]:
-        """Neighbours with one token each are attended together, any other sequence by itself."""
+        """Neighbours with equally many tokens are attended together: there are few such groups."""
         found: list[_Group] = []
         size, row, first = self.caches[0].shape[1], 0, 0
         counts = counts or [[1, tables.shape[1] * size]] * len(tables)
         while first < len(counts):
             last = first + 1
-            while counts[first][0] == 1 and last < len(counts) and counts[last][0] == 1:
+            while last < len(counts) and counts[last][0] == counts[first][0]:
                 last += 1
             stop = row + sum(count for count, _ in counts[first:last])
             pages = tables[first:last, : -(-max(length for _, length in counts[first:last]) // size)]

@@ -171,7 +171,7 @@ class Model:
         if not runs:
             raise ValueError("a step must have a sequence")
         pages, size = self.caches[0].shape[:2]
-        # Those with one token stand together, and are attended together.
+        # Those with equally many tokens stand together, and are attended together.
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
         chosen = await self.forward(Batch.of([runs[number] for number in order], self.config, pages, size))
         tokens = [0] * len(runs)
