@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ llama, model_of, generation_of, text = map(import_module, ("llama", "model", "ge
 __all__ = ["main"]
 
 SIZE, PROMPT, MADE = 16, 32, 128
-SMALL = dict(layers=2, heads=4, groups=2, width=16, inner=96, words=512, context=8192, base=1e4, epsilon=1e-5)
+SMALL = llama.Config(
+    layers=2, heads=4, groups=2, width=16, inner=96, words=512, context=8192, base=1e4, epsilon=1e-5
+)
 
 
 def _say(line: str) -> None:
@@ -56,6 +58,12 @@ def _prompts(config: Any, count: int, length: int = PROMPT) -> list[list[int]]:
 
 def _prompt(tokens: Sequence[int], most: int) -> Any:
     return generation_of.Prompt(tokens=list(tokens), most=most, sampling=model_of.GREEDY)
+
+
+class Endless:
+    """A text that no token ends."""
+
+    ends: frozenset[int] = frozenset()
 
 
 @attrs.frozen(kw_only=True)
@@ -73,33 +81,26 @@ class Setting:
     ) -> AsyncGenerator[Any, None]:
         """Open a model in a worker, with its batcher; no token ends a text."""
         kind = "float32" if self.backend == "cpu" and dtype == "bfloat16" else dtype
-        async with ta.open_system("generation") as system:
-            async with system.open_device(self.backend, options=options) as device:
-                opening = model_of.open_model(
-                    device,
-                    self.config,
-                    self.weights,
-                    pages=pages,
-                    size=SIZE,
-                    dtype=kind,
-                    forward=self.forward,
-                )
-                async with opening as model:
-                    endless = attrs.make_class("Endless", ["ends"])(frozenset())
-                    loaded = attrs.make_class("Loaded", ["config", "text", "name"])(
-                        self.config, endless, "random"
-                    )
-                    opened = generation_of.open_generation(
-                        system, model, loaded, sequences=sequences, positions=max(512, sequences)
-                    )
-                    async with opened as generation:
-                        yield generation
+        async with (
+            ta.open_system("generation") as system,
+            system.open_device(self.backend, options=options) as device,
+            model_of.open_model(
+                device, self.config, self.weights, pages=pages, size=SIZE, dtype=kind, forward=self.forward
+            ) as model,
+        ):
+            loaded = text.Loaded(name="random", config=self.config, weights=self.weights, text=Endless())
+            most = max(512, sequences)
+            opening = generation_of.open_generation(
+                system, model, loaded, sequences=sequences, positions=most
+            )
+            async with opening as generation:
+                yield generation
 
 
 async def _read(generation: Any, tokens: Sequence[int], most: int, found: list[tuple[float, int]]) -> None:
     async with open_parts(generation.batcher, _prompt(tokens, most)) as stream:
         async for token in stream:
-            found.append((time.perf_counter(), token))
+            found.append((time.perf_counter(), token))  # noqa: PERF401  # what came before an error counts
 
 
 async def _read_all(
@@ -113,7 +114,7 @@ async def _read_all(
 
 
 class Plain:
-    """What a user writes by hand: the same forward in this process, one batch whose state stays on the device."""
+    """What a user writes by hand: the same forward here, and one batch whose state stays on the device."""
 
     def __init__(self, setting: Setting, dtype: str) -> None:
         torch = self.torch = import_module("torch")
@@ -121,7 +122,7 @@ class Plain:
         kind = getattr(torch, "float32" if self.on == "cpu" else dtype)
         self.config, self.kind = setting.config, kind
         weights = {name: torch.from_numpy(one).to(self.on, kind) for name, one in setting.weights.items()}
-        self.make = lambda caches: import_module("llama_torch").TorchLlama(
+        self.make: Any = lambda caches: import_module("llama_torch").TorchLlama(
             weights, caches, config=attrs.asdict(setting.config)
         )
 
@@ -149,7 +150,8 @@ class Plain:
         given = [torch.from_numpy(one).to(self.on) for one in (batch.rows, batch.tables, batch.ends)]
         tokens = llama_here.logits(*given, batch.counts).argmax(dim=1)
         made, length, lines = [tokens.tolist()], len(prompts[0]), torch.arange(count, device=self.on)
-        step = (lambda *given: llama_here.logits(*given, ())) if graphs else partial(self.eager, llama_here)
+        captured: Any = lambda *given: llama_here.logits(*given, ())
+        step: Any = captured if graphs else partial(self.eager, llama_here)
         began = time.perf_counter()
         for position in range(length, length + most - 1):
             at = torch.full((count,), position, device=self.on)
@@ -163,12 +165,10 @@ async def decode(setting: Setting) -> None:
     """Print tokens a second of static batches."""
     plain = Plain(setting, "bfloat16")
     options = ta.DeviceOptions(isolation="process", preload=("torch",))
-    _say(
-        "decode: tokens a second, ours from a worker; plain PyTorch, and the share of it; the same with CUDA graphs"
-    )
+    _say("decode: tokens a second, ours from a worker; plain PyTorch, and ours / it; the same by CUDA graphs")
     async with setting.open(dtype="bfloat16", pages=1024, sequences=64, options=options) as generation:
         for count in (1, 8, 32, 64):
-            prompts, rates = _prompts(setting.config, count), list[tuple[float, ...]]()
+            prompts, rates, same = _prompts(setting.config, count), list[tuple[float, ...]](), 0.0
             for turn in range(4):
                 found = await _read_all(generation, prompts, MADE)
                 began = max(one[0][0] for one in found)
@@ -183,8 +183,8 @@ async def decode(setting: Setting) -> None:
                     rates.append(tuple(row))
             mine, eager, graph = (statistics.median(one) for one in zip(*rates, strict=True))
             _say(
-                f"  {count:3} sequences {mine:8.0f} {eager:8.0f} {mine / eager:6.2f} {graph:8.0f} {mine / graph:6.2f}"
-                f"   (equal tokens: {same:.2f})"
+                f"  {count:3} sequences {mine:8.0f} {eager:8.0f} {mine / eager:6.2f} {graph:8.0f} "
+                f"{mine / graph:6.2f}   (equal tokens: {same:.2f})"
             )
 
 
@@ -211,8 +211,8 @@ async def transformers(setting: Setting) -> None:
     how = theirs.GenerationConfig(max_new_tokens=MADE, do_sample=False, eos_token_id=-1, pad_token_id=0)
     async with setting.open(dtype="bfloat16", pages=1024, sequences=64, options=options) as generation:
         for count in (8, 64, 256):
-            prompts = _prompts(config, count)
-            for turn in range(2):
+            prompts, ours, other, tokens = _prompts(config, count), 0.0, 0.0, 0
+            for _ in range(2):  # the first is a warm-up
                 began = time.perf_counter()
                 await _read_all(generation, prompts, MADE)
                 ours = count * MADE / (time.perf_counter() - began)
@@ -220,9 +220,7 @@ async def transformers(setting: Setting) -> None:
                 made = network.generate_batch(inputs=prompts, generation_config=how)
                 tokens = sum(len(one.generated_tokens) for one in made.values())
                 other = tokens / (time.perf_counter() - began)
-            _say(
-                f"  {count:3} requests {ours:8.0f} {other:8.0f} {ours / other:6.2f}   ({tokens} tokens of theirs)"
-            )
+            _say(f"  {count:3} requests {ours:8.0f} {other:8.0f} {ours / other:6.2f}   ({tokens} of theirs)")
 
 
 async def first(setting: Setting) -> None:
@@ -234,7 +232,7 @@ async def first(setting: Setting) -> None:
         async with trio.open_nursery() as nursery:
             for tokens, one in zip(prompts[:32], found, strict=False):
                 nursery.start_soon(_read, generation, tokens, 400, one)
-            while not all(found[:32]):
+            while not all(found[:32]):  # noqa: ASYNC110  # readers write there
                 await trio.sleep(0.005)
             long: list[tuple[float, int]] = []
             nursery.start_soon(_read, generation, _prompts(setting.config, 1, 4000)[0], 4, long)
@@ -246,12 +244,66 @@ async def first(setting: Setting) -> None:
                 still = not long
             nursery.cancel_scope.cancel()
         _say(
-            f"first: the first token of a short prompt came in {took * 1e3:.0f} ms, {now - before} steps were begun"
-            f" meanwhile; the prompt of 4000 tokens was {'still' if still else 'not'} going through"
+            f"first: the first token of a short prompt came in {took * 1e3:.0f} ms, {now - before} steps "
+            f"were begun meanwhile; the prompt of 4000 tokens was {'still' if still else 'not'} going through"
         )
 
 
-async def faults(setting: Setting, *, seconds: float, spares: int, readers: int) -> None:
+@attrs.define
+class Faults:
+    """What became of readers under faults."""
+
+    generation: Any
+    prompts: list[list[int]]
+    expected: list[list[int]]
+    right: int = 0
+    wrong: list[str] = attrs.field(factory=list[str])
+    broken: list[str] = attrs.field(factory=list[str])
+    gaps: list[float] = attrs.field(factory=list[float])
+    moments: list[float] = attrs.field(factory=list[float])
+    struck: list[tuple[str, float]] = attrs.field(factory=list[tuple[str, float]])
+
+    async def read(self, number: int, deadline: float) -> None:
+        """Read texts until a deadline."""
+        while trio.current_time() < deadline:
+            found: list[tuple[float, int]] = []
+            try:
+                await _read(self.generation, self.prompts[number], len(self.expected[number]), found)
+            except Exception as error:  # noqa: BLE001  # a broken stream is a finding
+                self.broken.append(repr(error)[:200])
+            moments = [moment for moment, _ in found]
+            self.moments.extend(moments)
+            self.gaps.extend(b - a for a, b in pairwise(moments))
+            if [token for _, token in found] == self.expected[number]:
+                self.right += 1
+            else:
+                self.wrong.append(f"prompt {number}, {len(found)} tokens")
+
+    async def hurt(self, device: ta.Device, *, poisons: bool) -> None:
+        """Kill the worker and write to a bad address in turns, every two seconds."""
+        x = await device.put(np.ones(8))
+        while True:
+            await trio.sleep(2.0)
+            kind = "address" if len(self.struck) % 2 and poisons else "kill"
+            self.struck.append((kind, time.perf_counter()))
+            if kind == "kill":
+                inject_fault(device, self.generation.model.operation, kill=True)
+                continue
+            inject_fault(device, "arrays.add", poison=True)
+            with suppress(ta.AccelError):
+                await (x + x)
+
+    def stood_still(self, kind: str) -> list[float]:
+        """For each fault of a kind, the longest time in which no reader got anything."""
+        every, found = np.sort(self.moments), list[float]()
+        for what, moment in self.struck:
+            near = every[(every > moment - 0.1) & (every < moment + 1.9)]
+            if what == kind and len(near) > 1:
+                found.append(float(np.diff(near).max()))
+        return found
+
+
+async def faults(setting: Setting, *, seconds: float, spares: int, readers: int, made: int = 200) -> None:
     """Print what faults have cost the readers."""
     options = ta.DeviceOptions(
         isolation="process",
@@ -261,85 +313,39 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int)
         backoff=ta.Backoff(base=0.0),
         intensity=ta.Intensity(10_000, 60.0),
     )
-    made = 200
     prompts = _prompts(setting.config, readers)
     pages = readers * -(-(PROMPT + made) // SIZE)
-    async with setting.open(dtype="float64", pages=pages, sequences=readers, options=options) as generation:
+    opening = setting.open(dtype="float64", pages=pages, sequences=readers, options=options)
+    async with opening as generation:
         device = generation.model.caches[0].device
         began = time.perf_counter()
-        expected = [[token for _, token in one] for one in await _read_all(generation, prompts, made)]
-        alone = time.perf_counter() - began
-        right, wrong, broken, gaps, hits = 0, list[str](), list[str](), list[float](), [0, 0]
-        moments_of_all, struck = list[float](), list[tuple[str, float]]()
-        deadline = trio.current_time() + seconds
-
-        async def read(number: int) -> None:
-            nonlocal right
-            while trio.current_time() < deadline:
-                found: list[tuple[float, int]] = []
-                try:
-                    await _read(generation, prompts[number], made, found)
-                except Exception as error:  # a broken stream is a finding
-                    broken.append(repr(error)[:200])
-                moments = [moment for moment, _ in found]
-                moments_of_all.extend(moments)
-                gaps.extend(b - a for a, b in zip(moments, moments[1:], strict=False))
-                tokens = [token for _, token in found]
-                if tokens == expected[number]:
-                    right += 1
-                else:
-                    at = next(
-                        (i for i, (a, b) in enumerate(zip(tokens, expected[number], strict=False)) if a != b),
-                        len(tokens),
-                    )
-                    wrong.append(f"prompt {number} from token {at}")
-
-        async def hurt(scope: trio.CancelScope) -> None:
-            x = await device.put(np.ones(8))
-            with scope:
-                while True:
-                    await trio.sleep(2.0)
-                    kind = sum(hits) % 2
-                    hits[kind] += 1
-                    struck.append(("address" if kind else "kill", time.perf_counter()))
-                    if kind and setting.backend.startswith("cuda"):
-                        inject_fault(device, "arrays.add", poison=True)
-                        with suppress(ta.AccelError):
-                            await (x + x)
-                    else:
-                        inject_fault(device, generation.model.operation, kill=True)
-
+        alone = await _read_all(generation, prompts, made)
+        took = time.perf_counter() - began
+        found = Faults(generation, prompts, [[token for _, token in one] for one in alone])
         async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
-            nursery.start_soon(hurt, scope)
+            nursery.start_soon(partial(found.hurt, device, poisons=setting.backend.startswith("cuda")))
             async with trio.open_nursery() as inner:
                 for number in range(readers):
-                    inner.start_soon(read, number)
-            scope.cancel()
+                    inner.start_soon(found.read, number, trio.current_time() + seconds)
+            nursery.cancel_scope.cancel()
         seen = await generation.batcher.ask(GetStatistics())
-        used = generation.pages.used
-        slow = sorted(gaps)[-1:] or [0.0]
         _say(
-            f"faults, {spares} spare: {readers} readers for {seconds:.0f} s, {hits[0]} kills and {hits[1]} bad addresses, "
-            f"{device.generation} contexts: {right} texts of {made} tokens right, {len(wrong)} wrong, "
-            f"{len(broken)} broken; longest gap {slow[0]:.2f} s, median {statistics.median(gaps) * 1e3:.0f} ms; "
-            f"one round alone {alone:.1f} s; steps {seen.steps}, repeated {seen.repeated}; pages used after it {used}"
+            f"faults, {spares} spare: {readers} readers for {seconds:.0f} s, {len(found.struck)} faults, "
+            f"{device.generation} contexts: {found.right} texts of {made} tokens right, "
+            f"{len(found.wrong)} wrong, {len(found.broken)} broken; longest gap {max(found.gaps):.2f} s, median "
+            f"{statistics.median(found.gaps) * 1e3:.0f} ms; one round alone {took:.1f} s; {seen.steps} steps, "
+            f"{seen.repeated} repeated; pages used afterwards: {generation.pages.used}"
         )
-        for line in (*wrong[:3], *broken[:3]):
+        for line in (*found.wrong[:3], *found.broken[:3]):
             _say(f"    {line}")
-        every = np.sort(moments_of_all)
         for kind in ("kill", "address"):
-            stood = []
-            for what, moment in struck:
-                near = every[(every > moment - 0.2) & (every < moment + 4.0)]
-                if what == kind and len(near) > 1:
-                    stood.append(float(np.diff(near).max()))
-            _say(f"    all stood still after each {kind}: {', '.join(f'{one:.2f}' for one in stood)} s")
+            stood = ", ".join(f"{one:.2f}" for one in found.stood_still(kind))
+            _say(f"    all stood still after each {kind}: {stood} s")
         _say(f"    recovery: {device.recovery}")
 
 
 async def _main(given: argparse.Namespace) -> None:
-    config = llama.Config(**SMALL) if given.small else text.SMOLLM2
+    config = SMALL if given.small else text.SMOLLM2
     weights = llama.random_weights(config)
     setting = Setting(backend=given.backend, config=config, weights=weights, forward=given.forward)
     for part in given.parts or ["decode", "transformers", "first", "faults"]:

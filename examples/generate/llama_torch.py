@@ -25,7 +25,8 @@ class _Step:
     def __init__(self, model: TorchLlama, sequences: int, pages: int, device: Any) -> None:
         self._rows = torch.zeros((3, sequences), dtype=torch.int64, device=device)
         self._tables = torch.zeros((sequences, pages), dtype=torch.int64, device=device)
-        self._model, self._graph = model, None
+        self._model = model
+        self._graph: Any = None
         self._ends = torch.arange(sequences, device=device)
 
     def __call__(self, rows: Any, tables: Any) -> Any:
@@ -72,7 +73,9 @@ class TorchLlama(Llama):
                 runs = [Run(tokens=[0] * tokens, start=0, pages=[0])] * sequences
                 batch = Batch.of(runs, self.config, 1, size)
                 given = (torch.from_numpy(one).to(on) for one in (batch.rows, batch.tables, batch.ends))
-                other._forward(*given, batch.counts).argmax(dim=1).tolist()  # noqa: SLF001
+                rows, tables, ends = given
+                logits = other._forward(rows, tables, ends, batch.counts)  # noqa: SLF001
+                logits.argmax(dim=1).tolist()
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def step(

@@ -225,8 +225,8 @@ async def open_model(
     cls = _program(chosen)
     async with ta.open_program(device, cls, placed, caches, config=attrs.asdict(config)) as program:
 
-        async def step(batch: Batch) -> ta.AccelRef:
-            chosen: ta.AccelRef = await program.ask(
+        async def step(batch: Batch) -> list[int]:
+            chosen: list[int] = await program.ask(
                 cls.step, batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts
             )
             return chosen
