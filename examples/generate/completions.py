@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 USED = frozenset({"model", "stream", "stream_options", "stop", "temperature", "top_p", "seed", "max_tokens"})
+TEXTS = IGNORED | {"model", "prompt", "stop"}
 
 
 class ApiError(Exception):
@@ -82,7 +84,10 @@ def application(
 
     async def complete(is_chat: bool, request: Request) -> Response:
         key = key_of(request, keys)
-        answer = Answer(generation, asked := await read(await body_of(request), generation, key, is_chat))
+        # A browser's `EventSource` can only GET.
+        has_body = request.method == "POST"
+        body = await body_of(request) if has_body else {"model": generation.loaded.name, **query_of(request)}
+        answer = Answer(generation, asked := await read(body, generation, key, is_chat))
         return Events(answer) if asked.stream else JSONResponse(await answer.whole())
 
     async def models(request: Request) -> Response:
@@ -110,7 +115,7 @@ def application(
     return Starlette(
         routes=[
             Route("/v1/chat/completions", partial(complete, True), methods=["POST"]),
-            Route("/v1/completions", partial(complete, False), methods=["POST"]),
+            Route("/v1/completions", partial(complete, False), methods=["GET", "POST"]),
             Route("/v1/models", models),
             Route("/health", health),
             Route("/ready", ready),
@@ -262,6 +267,15 @@ async def body_of(request: Request) -> dict[str, Any]:
         raise ApiError("the body is no JSON object")
     # What is null is not there.
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
+
+
+def query_of(request: Request) -> dict[str, Any]:
+    """The parameters behind a path: texts as they are, and any other value as JSON has it."""
+    found: dict[str, Any] = dict(request.query_params)
+    for name in found.keys() - TEXTS:
+        with suppress(ValueError, RecursionError):  # The check of the field tells of what is no JSON.
+            found[name] = json.loads(found[name])
+    return {name: value for name, value in found.items() if value is not None}
 
 
 async def read(body: dict[str, Any], generation: Generation, tenant: str, is_chat: bool) -> Asked:

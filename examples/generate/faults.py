@@ -11,7 +11,7 @@ import trio_accel as ta
 
 __all__ = ["Faults"]
 
-STREAMS, MOST = 30, 32
+STREAMS, MOST = 30, 12
 
 
 @attrs.define(eq=False)

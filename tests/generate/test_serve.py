@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import attrs
 import pytest
@@ -33,9 +34,17 @@ pytestmark = [
 ]
 
 ROUND = re.compile(
-    r"30 streams, 960 tokens, ([0-9]+) unlike the undisturbed run, ([0-9]+) contexts lost, "
+    r"30 streams, 360 tokens, ([0-9]+) unlike the undisturbed run, ([0-9]+) contexts lost, "
     r"longest gap [0-9.]+ s"
 )
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# A stream that ends is an error to an `EventSource`: it would ask again, if it were not closed.
+READ = """url => new Promise((resolve, reject) => {
+    const source = new EventSource(url), found = [];
+    setTimeout(() => reject(new Error("no end: " + found)), 20000);
+    source.onmessage = event => found.push(event.data);
+    source.onerror = () => { source.close(); resolve([...found, "ended"]); };
+})"""
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -58,9 +67,13 @@ class Serving:
         while self.clients:
             self.clients.pop().close()
 
+    def send(self, data: bytes) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        sock.sendall(data)
+        return sock
+
     def get(self, path: str) -> str:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as sock:
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        with self.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()) as sock:
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         return answer.decode().partition("\r\n\r\n")[2]
 
@@ -89,6 +102,7 @@ def serving(*options: str, **environment: str) -> Generator[Serving, None, None]
             process.kill()
 
 
+HALF = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":'
 RANDOM = ("--random-weights", "--layers", "1", "--pages", "300")
 
 
@@ -98,6 +112,13 @@ def running() -> Iterator[Serving]:
         yield running
         assert running.pages() == 0
         assert running.end() == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def late(running: Serving) -> Iterator[socket.socket]:
+    """A client whose body never ends. It waits beside all tests: its time runs out meanwhile."""
+    with running.send(HALF) as sock:
+        yield sock
 
 
 @pytest.fixture
@@ -239,8 +260,7 @@ def test_prompts_that_are_none(service: Serving, prompt: Any) -> None:
 def post(service: Serving, path: str, body: str | bytes) -> tuple[int, Any]:
     content = body.encode() if isinstance(body, str) else body
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
-        sock.sendall(head.encode() + content)
+    with service.send(head.encode() + content) as sock:
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
 
@@ -269,7 +289,7 @@ def test_fifty_at_once_get_what_each_gets_alone(service: Serving) -> None:
 
     def ask(number: int) -> str:
         said = [{"role": "user", "content": f"{number} " * (1 + number % 7)}]
-        options = {"max_tokens": 5 + number % 11, "seed": number, "temperature": 0.5 * (number % 2)}
+        options = {"max_tokens": 1 + number % 5, "seed": number, "temperature": 0.5 * (number % 2)}
         if number % 3:
             return str(chat(client, said, **options).choices[0].message.content)
         parts = chat(client, said, stream=True, **options)
@@ -287,25 +307,26 @@ def test_a_client_that_leaves_gives_its_pages_back(service: Serving) -> None:
     assert service.pages() > 0
     stream.close()
     until(lambda: service.pages() == 0, 1.0)
+    with service.send(
+        b"GET /v1/completions?prompt=a&max_tokens=4000&stream=true HTTP/1.1\r\nHost: x\r\n\r\n"
+    ) as sock:
+        assert b" 200 " in sock.recv(65536)
+    until(lambda: service.pages() == 0, 1.0)
     # One that hangs up without a stream, too.
     with pytest.raises(openai.APITimeoutError):
         chat(service.client(timeout=0.3), max_tokens=4000)
     until(lambda: service.pages() == 0, 1.0)
 
 
-def test_half_a_request_is_none(service: Serving) -> None:
-    half = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":'
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
-        sock.sendall(half)
+def test_half_a_request_is_none(service: Serving, late: socket.socket) -> None:
+    with service.send(HALF) as sock:
         sock.shutdown(socket.SHUT_WR)
         answer = b""
         with suppress(ConnectionResetError):
             answer = sock.recv(65536)
     assert b" 200 " not in answer
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
-        sock.sendall(half)
-        # The body has five seconds.
-        assert b" 408 " in sock.recv(65536)
+    # The body has five seconds.
+    assert b" 408 " in late.recv(65536)
     assert chat(service.client()).usage.completion_tokens == 8
     assert service.pages() == 0
 
@@ -320,39 +341,103 @@ def test_curl_sees_the_end(service: Serving) -> None:
     assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
+def test_parameters_of_a_query_are_those_of_a_body(service: Serving) -> None:
+    fields = {"prompt": "5 + é", "max_tokens": 6, "temperature": 1.5, "top_p": 0.9, "seed": -7, "user": "1"}
+    _, posted = post(service, "/v1/completions", json.dumps({"model": "random", **fields}))
+    got = json.loads(service.get(f"/v1/completions?{urlencode(fields)}"))
+    assert got["choices"] == posted["choices"]
+    events = service.get(f"/v1/completions?{urlencode({**fields, 'stream': 'true'})}")
+    assert "data: [DONE]" in events
+    assert service.get(f"/v1/completions?{urlencode({**fields, 'model': 'x'})}").count("model_not_found") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "says"),
+    [
+        ("", "prompt", "prompt must be a text, got None"),
+        ("prompt=", "prompt", "a prompt must have a token"),
+        ("prompt=a&key=gold", "key", "key is not supported here"),
+        ("prompt=a&n=2", "n", "n is not supported here"),
+        ("prompt=a&stream=yes", "stream", "stream must be true or false, got 'yes'"),
+        ("prompt=a&max_tokens=1e3", "max_tokens", "must be a whole number"),
+        ("prompt=a&temperature=hot", "temperature", "must be a number from 0 to 2, got 'hot'"),
+        ("prompt=a&seed=" + "[" * 9000, "seed", "must be a whole number"),
+    ],
+)
+def test_queries_that_cannot_be_served(service: Serving, query: str, param: str, says: str) -> None:
+    error = json.loads(service.get(f"/v1/completions?{query}"))["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert says in error["message"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_event_source_of_a_browser_sees_the_end(service: Serving) -> None:
+    api: Any = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    query = urlencode({"prompt": "ab", "max_tokens": 6, "temperature": 0})
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            page.goto(f"{service.url}/health")
+            found = page.evaluate(READ, f"/v1/completions?{query}&stream=true")
+        finally:
+            browser.close()
+    assert found[-2:] == ["[DONE]", "ended"]
+    shown = "".join(json.loads(one)["choices"][0]["text"] for one in found[:-2])
+    assert shown == json.loads(service.get(f"/v1/completions?{query}"))["choices"][0]["text"]
+
+
 def test_it_is_ready(service: Serving) -> None:
     assert json.loads(service.get("/ready")) == {"status": "ready", "generation": 1}
 
 
-def test_keys_and_a_drain() -> None:
-    with serving(*RANDOM, GENERATE_KEYS="gold=3, free") as service:
+@pytest.mark.parametrize("forward", [(), pytest.param(("--operations",), marks=pytest.mark.slow)])
+def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
+    with serving(*RANDOM, "--faults", "1", *forward, GENERATE_KEYS="gold=3, free") as service:
+        assert service.process.stdout is not None
         with pytest.raises(openai.AuthenticationError) as caught:
             chat(service.client("other"))
         assert caught.value.code == "invalid_api_key"
-        assert chat(service.client("free")).usage.completion_tokens == 8
-        stream = chat(service.client("gold"), max_tokens=100, stream=True)
-        parts = [next(iter(stream))]
-        service.process.send_signal(signal.SIGTERM)
-        parts += list(stream)
-        assert parts[-1].choices[0].finish_reason == "length"
-        assert service.process.wait(20) == 0
-
-
-@pytest.mark.parametrize("forward", [(), ("--operations",)])
-def test_a_kill_each_second_changes_no_token(forward: tuple[str, ...]) -> None:
-    with serving(*RANDOM, "--faults", "1", *forward) as service:
-        assert service.process.stdout is not None
-        texts = {chat(service.client(), max_tokens=30).choices[0].message.content}
+        texts = {chat(service.client("free"), max_tokens=12).choices[0].message.content}
         lost = rounds = 0
         while lost < 3 and rounds < 20:
             while (found := ROUND.match(service.process.stdout.readline())) is None:
                 pass
             assert found[1] == "0"
             lost, rounds = lost + int(found[2]), rounds + 1
-            texts.add(chat(service.client(), max_tokens=30).choices[0].message.content)
         assert lost >= 3
-        assert len(texts) == 1
-        assert service.end() == 0
+        # Workers are killed before the signal and, when the service has said that it ends, behind it.
+        client = service.client("gold")
+        streams = [iter(chat(client, max_tokens=40, stream=True)) for _ in range(3)]
+        begun = [next(stream).choices[0].delta.content for stream in streams]
+        kill_workers(service)
+        service.process.send_signal(signal.SIGTERM)
+        while not service.process.stdout.readline().startswith("ending"):
+            pass
+        kill_workers(service)
+        for text, stream in zip(begun, streams, strict=True):
+            parts = list(stream)
+            assert parts[-1].choices[0].finish_reason == "length"
+            texts.add(text + "".join(part.choices[0].delta.content or "" for part in parts))
+        longest = max(texts, key=len)
+        assert len(texts) == 2
+        assert all(longest.startswith(text) for text in texts)
+        assert service.process.wait(20) == 0
+
+
+def kill_workers(service: Serving) -> None:
+    """Kill the worker and the one that stands ready: what a process of the service has forked."""
+    [launcher] = children(service.process.pid)
+    workers = children(launcher)
+    assert workers
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(one) for task in tasks for one in (task / "children").read_text().split()]
 
 
 @pytest.mark.parametrize(
