@@ -126,6 +126,10 @@ class Plain:
             weights, caches, config=attrs.asdict(setting.config)
         )
 
+    def captured(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
+        """The forward as a CUDA graph."""
+        return llama_here.logits(rows, tables, ends, ())
+
     def eager(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
         """The forward without CUDA graphs."""
         with self.torch.inference_mode():
@@ -150,8 +154,7 @@ class Plain:
         given = [torch.from_numpy(one).to(self.on) for one in (batch.rows, batch.tables, batch.ends)]
         tokens = llama_here.logits(*given, batch.counts).argmax(dim=1)
         made, length, lines = [tokens.tolist()], len(prompts[0]), torch.arange(count, device=self.on)
-        captured: Any = lambda *given: llama_here.logits(*given, ())
-        step: Any = captured if graphs else partial(self.eager, llama_here)
+        step: Any = partial(self.captured if graphs else self.eager, llama_here)
         began = time.perf_counter()
         for position in range(length, length + most - 1):
             at = torch.full((count,), position, device=self.on)
@@ -332,9 +335,9 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int,
         _say(
             f"faults, {spares} spare: {readers} readers for {seconds:.0f} s, {len(found.struck)} faults, "
             f"{device.generation} contexts: {found.right} texts of {made} tokens right, "
-            f"{len(found.wrong)} wrong, {len(found.broken)} broken; longest gap {max(found.gaps):.2f} s, median "
-            f"{statistics.median(found.gaps) * 1e3:.0f} ms; one round alone {took:.1f} s; {seen.steps} steps, "
-            f"{seen.repeated} repeated; pages used afterwards: {generation.pages.used}"
+            f"{len(found.wrong)} wrong, {len(found.broken)} broken; longest gap {max(found.gaps):.2f} s, "
+            f"median {statistics.median(found.gaps) * 1e3:.0f} ms; one round alone {took:.1f} s; "
+            f"{seen.steps} steps, {seen.repeated} repeated; pages used afterwards: {generation.pages.used}"
         )
         for line in (*found.wrong[:3], *found.broken[:3]):
             _say(f"    {line}")

@@ -27,6 +27,7 @@ class _Step:
         self._tables = torch.zeros((sequences, pages), dtype=torch.int64, device=device)
         self._model = model
         self._graph: Any = None
+        self._logits: Any = None
         self._ends = torch.arange(sequences, device=device)
 
     def __call__(self, rows: Any, tables: Any) -> Any:
