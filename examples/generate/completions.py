@@ -84,9 +84,7 @@ def application(
 
     async def complete(is_chat: bool, request: Request) -> Response:
         key = key_of(request, keys)
-        # A browser's `EventSource` can only GET.
-        has_body = request.method == "POST"
-        body = await body_of(request) if has_body else {"model": generation.loaded.name, **query_of(request)}
+        body = await body_of(request) if request.method == "POST" else query_of(request, generation)
         answer = Answer(generation, asked := await read(body, generation, key, is_chat))
         return Events(answer) if asked.stream else JSONResponse(await answer.whole())
 
@@ -269,13 +267,13 @@ async def body_of(request: Request) -> dict[str, Any]:
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
 
 
-def query_of(request: Request) -> dict[str, Any]:
-    """The parameters behind a path: texts as they are, and any other value as JSON has it."""
-    found: dict[str, Any] = dict(request.query_params)
+def query_of(request: Request, generation: Generation) -> dict[str, Any]:
+    """The parameters behind a path, as `EventSource` asks: texts as they are, and any other value as JSON."""
+    found: dict[str, Any] = {"model": generation.loaded.name, **request.query_params}
     for name in found.keys() - TEXTS:
         with suppress(ValueError, RecursionError):  # The check of the field tells of what is no JSON.
             found[name] = json.loads(found[name])
-    return {name: value for name, value in found.items() if value is not None}
+    return found
 
 
 async def read(body: dict[str, Any], generation: Generation, tenant: str, is_chat: bool) -> Asked:
