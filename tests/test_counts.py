@@ -30,7 +30,7 @@ FILES = {
 }
 LINES_PER_FUNCTION = 51.2
 LINES_OF_THE_MEDIAN = 62.3
-LINES = 66_650
+LINES = 67_870  # Generation brought 1220; 70 000 is the ceiling.
 PRIVATE_NAMES = 154
 
 
