@@ -84,6 +84,8 @@ def application(
 
     async def complete(is_chat: bool, request: Request) -> Response:
         key = key_of(request, keys)
+        if request.method == "HEAD":  # which comes with GET: nobody would get the text
+            raise HTTPException(405)
         body = await body_of(request) if request.method == "POST" else query_of(request, generation)
         answer = Answer(generation, asked := await read(body, generation, key, is_chat))
         return Events(answer) if asked.stream else JSONResponse(await answer.whole())

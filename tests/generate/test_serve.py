@@ -280,6 +280,8 @@ def test_other_paths_methods_and_models(service: Serving) -> None:
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="random", input="a")
     assert json.loads(service.get("/v1/chat/completions"))["error"]["message"] == "Method Not Allowed"
+    with service.send(b"HEAD /v1/completions?prompt=a HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
+        assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
     status, answer = post(service, "/v1/completions", b"x" * ((1 << 20) + 1))
     assert (status, answer["error"]["message"]) == (413, "the body has more than 1048576 bytes")
 

@@ -75,9 +75,8 @@ PartT_co = TypeVar("PartT_co", covariant=True)
 # A level of priority has so many times the share of the one below: the one below still has its share.
 _LEVEL = 4.0
 _MOST_PRIORITY, _MOST = 8, 10**9
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-# So many steps may follow one another without a checkpoint between them.
-_STEPS = 8
+# Seconds, and how many steps may follow one another without a checkpoint between them.
+_FIRST_PAUSE, _LONGEST_PAUSE, _MOST_STEPS = 0.01, 1.0, 8
 
 
 @attrs.define(eq=False)
@@ -562,7 +561,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         while True:
             # D183: readers run while the next step does. But who has just got the last part may ask again,
             # and the step may have no checkpoint of its own.
-            if self._counts["steps"] % _STEPS == 0 or any(one.reply.is_done for one in self._batch):
+            if self._counts["steps"] % _MOST_STEPS == 0 or any(one.reply.is_done for one in self._batch):
                 await trio.lowlevel.checkpoint()
             self._admit()
             self._batch = self._next_batch()

@@ -86,11 +86,10 @@ class _Pool:
     def __init__(self, arrays: Sequence[AccelRef], size: int, host: int, *, shares: bool) -> None:
         self.arrays, self.size, self.host, self.shares = arrays, size, host, shares
         self.count, self.used = arrays[0].shape[0], 0
-        self.users = [0] * self.count
         self.tallies = Counter(spilled=0, shared_tokens=0, copied=0, evicted=0)
         self.known: OrderedDict[int, None] = OrderedDict()
         self.doubtful: list[int] = []
-        self._unknown = list(reversed(range(self.count)))
+        self.users, self._unknown = [0] * self.count, list(reversed(range(self.count)))
         # A serial tells a content from all that its page ever had: it stands for all tokens up to there.
         self._index: dict[_Key, int] = {}
         self._keys: dict[int, _Key] = {}
