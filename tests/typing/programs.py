@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 
 import trio_accel as ta
-from trio_accel.programs import Array, FunctionProgram, Program
+from trio_accel.programs import Array, FunctionProgram, ItemStream, Program
 
 
 class Encoder:
@@ -33,6 +34,11 @@ class Encoder:
 
     @ta.programs.method(out=lambda ids, mask: ((ids.shape[0], 384), "float32"), updates=["mask"])
     def embed(self, ids: Array, mask: Array, *, out: Array = None) -> None: ...
+
+    def tokens(self, prompt: list[int], *, most: int = 8) -> Iterator[int]: ...
+
+    @ta.programs.method(resumes=True, ahead=2)
+    def states(self, length: int, resume: Sequence[object] = ()) -> Iterator[NDArray[np.float64]]: ...
 
 
 class Other:
@@ -81,3 +87,17 @@ async def programs(device: ta.Device, ids: ta.AccelRef, mask: ta.AccelRef) -> No
 
 async def annotated(program: FunctionProgram[[Array], float], ids: ta.AccelRef) -> None:
     assert_type(await program.ask(ids), float)
+
+
+async def items(encoder: Program[Encoder], x: ta.AccelRef) -> None:
+    async with encoder.stream(Encoder.tokens, [1, 2], most=4) as tokens:
+        assert_type(tokens, ItemStream[int])
+        reader: AsyncIterator[int] = tokens
+        async for token in reader:
+            assert_type(token, int)
+    async with encoder.stream(Encoder.states, 3) as states:
+        assert_type(await anext(states), ta.AccelRef)
+    async with encoder.stream("tokens", [1]) as unknown:
+        assert_type(await anext(unknown), Any)
+    encoder.stream(Encoder.tokens, [1], most="x")  # type: ignore[arg-type]
+    encoder.stream(Encoder.loss, x)  # type: ignore[call-overload]  # it yields nothing
