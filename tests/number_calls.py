@@ -322,6 +322,19 @@ async def batched(at: Place, given: Given) -> Any:
     return await asked(at, P.Batcher, 1, of_many, **given)
 
 
+async def stepped(at: Place, given: Given) -> Any:
+    async def ending(batch: list[Any]) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return [P.Last([1]) for _ in batch]
+
+    name, value = next(iter(given.items()))
+    if name in {"length", "cost", "priority"}:
+        given = {name: lambda _: value}
+    if name in {"cost", "max_cost"}:
+        given = {"cost": lambda _: 1.0, "max_cost": 5.0, **given}
+    return await asked(at, P.ContinuousBatcher, 1, ending, **given)
+
+
 async def asked_fair(at: Place, given: Given) -> Any:
     ref = await at.system.spawn(P.FairScheduler, model)
     try:
@@ -443,6 +456,7 @@ CALLS: dict[str, Use] = {
     ),
     "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
     "patterns.Batcher": batched,
+    "patterns.ContinuousBatcher": stepped,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
     "patterns.CircuitBreaker": circuit,
     "patterns.RateLimit": limited_rate,
@@ -496,6 +510,9 @@ CALLS: dict[str, Use] = {
     "patterns.Generate": lambda at, given: generated(
         at, {name: (value,) if name in ("prompt", "stop") else value for name, value in given.items()}
     ),
+    "patterns.PromptLookup": lambda _, given: P.PromptLookup(**over({"vocabulary": 3}, given)),
+    "patterns.SpeculativeStep": lambda _, given: P.SpeculativeStep(rows, **given),
+    "programs.method": lambda _, given: ta.programs.method(**given),
     "patterns.SpeculativeDecoder": lambda at, given: generated(at, {}, **given),
     "patterns.padded": lambda at, given: padded(at, **given),
     "random.Generator": lambda at, given: R.Generator(at.device, **given).uniform(3),
@@ -595,6 +612,10 @@ CALLS: dict[str, Use] = {
 
 # Numbers of what has no annotation with a number: messages, and arguments behind an alias.
 UNSAID: dict[str, tuple[str, ...]] = {
+    "patterns.ContinuousBatcher": (
+        *("length", "cost", "max_cost", "priority", "max_sequences", "max_positions", "buffer"),
+        *("capacity", "retry", "splits"),
+    ),
     "AccelRef.assign": ("value",),
     "random.Bits": ("seed", "row"),
     "random.Exponential": ("seed", "row", "scale"),
@@ -626,6 +647,7 @@ _REASONS: dict[str, str] = {
         "collectives.World devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
         "devices.LibraryStatistics devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
+        "patterns.ContinuousStatistics patterns.RunningSequence "
         "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
         "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "

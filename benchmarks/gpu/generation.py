@@ -122,9 +122,8 @@ class Plain:
         kind = getattr(torch, "float32" if self.on == "cpu" else dtype)
         self.config, self.kind = setting.config, kind
         weights = {name: torch.from_numpy(one).to(self.on, kind) for name, one in setting.weights.items()}
-        self.make: Any = lambda caches: import_module("llama_torch").TorchLlama(
-            weights, caches, config=attrs.asdict(setting.config)
-        )
+        cls = import_module("llama_torch").TorchLlama
+        self.make = partial(cls, weights, config=attrs.asdict(setting.config))
 
     def captured(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
         """The forward as a CUDA graph."""
@@ -133,7 +132,7 @@ class Plain:
     def eager(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
         """The forward without CUDA graphs."""
         with self.torch.inference_mode():
-            return llama_here._forward(rows, tables, ends, ()).float()  # noqa: SLF001
+            return llama_here.forward(rows, tables, ends, ()).float()
 
     def decode(
         self, prompts: Sequence[Sequence[int]], most: int, *, graphs: bool

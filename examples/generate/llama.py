@@ -137,15 +137,16 @@ class Llama:
         Returns:
             The next token of each sequence.
         """
-        tokens: list[int] = self._choose(self._forward(rows, tables, ends, counts), sampling).tolist()
+        tokens: list[int] = self._choose(self.forward(rows, tables, ends, counts), sampling).tolist()
         return tokens
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
         """As `step`, but return the logits: float32, of shape (sequences, words)."""
-        return self._forward(rows, tables, ends, counts)
+        return self.forward(rows, tables, ends, counts)
 
-    def _forward(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
+    def forward(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
+        """Put tokens into the cache, and return the logits, as arrays of the library that computes."""
         config, weights = self.config, self.weights
         tokens, positions, places = rows
         cosines, sines = self._cosines[positions][:, None], self._sines[positions][:, None]

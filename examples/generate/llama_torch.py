@@ -47,7 +47,7 @@ class _Step:
         return logits
 
     def _run(self) -> Any:
-        return self._model._forward(self._rows, self._tables, self._ends, ()).float()  # noqa: SLF001
+        return self._model.forward(self._rows, self._tables, self._ends, ()).float()
 
 
 class TorchLlama(Llama):
@@ -75,7 +75,7 @@ class TorchLlama(Llama):
                 batch = Batch.of(runs, self.config, 1, size)
                 given = (torch.from_numpy(one).to(on) for one in (batch.rows, batch.tables, batch.ends))
                 rows, tables, ends = given
-                logits = other._forward(rows, tables, ends, batch.counts)  # noqa: SLF001
+                logits = other.forward(rows, tables, ends, batch.counts)
                 logits.argmax(dim=1).tolist()
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
@@ -103,7 +103,7 @@ class TorchLlama(Llama):
         rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
         if rows.is_cuda and not counts:
             return self._replayed(rows, tables)
-        return self._forward(rows, tables, ends, counts).float()
+        return self.forward(rows, tables, ends, counts).float()
 
     def _replayed(self, rows: Any, tables: Any) -> Any:
         """A step in which each sequence has one token, as a CUDA graph: a launch in place of a thousand.

@@ -175,7 +175,7 @@ def recipe(*values: int) -> bytes:
 
 
 def chain(*values: int) -> GraphSpec:
-    return GraphSpec(recipe(*values), (), (), (WHERE,))
+    return GraphSpec(recipe(*values), False, (), (), (WHERE,))
 
 
 def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
