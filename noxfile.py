@@ -237,7 +237,8 @@ def docs(session: nox.Session) -> None:
 @in_env
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
-    _python(session, "-m", "pytest", *(session.posargs or THREE_AT_A_TIME), *_files(having=["examples"]))
+    given = session.posargs or (*THREE_AT_A_TIME, "-m", "not slow")
+    _python(session, "-m", "pytest", *given, *_files(having=["examples"]))
 
 
 @in_env_if_named
