@@ -173,3 +173,10 @@ class Plain:
     @method(resumes=True)
     def generate(self, resume: Sequence[int] = ()) -> int:
         return len(resume)
+
+
+def sum_slowly(x: Array, note: str) -> float:
+    """Say that it has begun, and take half a second."""
+    Path(note).touch()
+    threading.Event().wait(0.5)
+    return float(x.sum())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from streaming_programs import Declared, Plain, Streams, WithoutResume, squares
+from streaming_programs import Declared, Plain, Streams, WithoutResume, squares, sum_slowly
 
 import trio_accel as ta
 from trio_accel.programs import ItemStream, Program, method, on_progress
@@ -349,6 +350,40 @@ async def test_idempotent_updates_are_healed_by_going_on(survivor: Program[Strea
     with pytest.raises(ta.ContextLostError):
         await read(survivor, [], "add", 5.0)
     assert survivor.is_damaged
+
+
+async def test_what_was_overtaken_by_an_idempotent_update_does_not_run_again(
+    system: ta.System, tmp_path: Path
+) -> None:
+    options = attrs.evolve(RECOVERS, retry=2)
+    async with system.open_device("cpu", options=options) as device:
+        rows = await device.zeros((4, 2))
+        program = await ta.open_program(device, Streams, rows)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(overtaken, rows, str(tmp_path / "note"))
+                await until(lambda: trio.Path(tmp_path / "note").exists())
+                launched = (await device.statistics()).launched
+                nursery.start_soon(program.ask, Streams.fill_some, np.full(4, 7.0))
+
+                async def has_begun() -> bool:
+                    return (await device.statistics()).launched == launched + 1
+
+                # It waits for what reads its rows, and may have written to them for all that anybody knows.
+                await until(has_begun)
+                pids = [one.pid for one in system.tree().find(device.path).walk() if one.pid]
+                os.kill(pids[0], signal.SIGKILL)
+        np.testing.assert_array_equal(await rows.to_host(), np.full((4, 2), 7.0))
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    while not await holds():  # noqa: ASYNC110  # another process does it
+        await trio.sleep(0.01)
+
+
+async def overtaken(rows: ta.AccelRef, note: str) -> None:
+    with pytest.raises(ta.ContextLostError):
+        await ta.run(sum_slowly, rows, note)
 
 
 async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Streams]) -> None:

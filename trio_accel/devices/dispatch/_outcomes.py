@@ -272,6 +272,7 @@ class OutcomePolicy:
         if link.is_stuck and begun:
             requests.remove(begun[0])
             self._end_stuck(begun.pop(0))
+        _find_overtaken(begun)
         for request in requests:
             if isinstance(request, LeaseRequest) and request.stage == "left":
                 # These leases end before any request is asked whether it goes to the next worker: the end of
@@ -407,6 +408,16 @@ def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
     # D58: the worker writes a request's number to its library's word before the launch, and a library
     # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
     return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
+
+
+def _find_overtaken(begun: Sequence[OperationRequest]) -> None:
+    """Mark what must not run again: it reads what a later request may have written, and left undamaged."""
+    # D185: an idempotent request that fails damages nothing, so nothing else would refuse the later contents.
+    written: set[int] = set()
+    for request in reversed(begun):
+        request.is_overtaken = not written.isdisjoint(request.needed)
+        if request.launch.may_repeat:
+            written |= request.writes
 
 
 def _strike(launch: Launch) -> None:

@@ -389,9 +389,10 @@ class OperationRequest(RemoteRequest):
         suspicion: The last fault of the device that it may have caused.
         hosts: Its host arrays.
         shortages: How often garbage was collected as there was not enough memory for it.
+        is_overtaken: Whether another run may see what a later request has written, which damages nothing.
     """
 
-    __slots__ = ("hosts", "launch", "shortages", "suspicion")
+    __slots__ = ("hosts", "is_overtaken", "launch", "shortages", "suspicion")
 
     def __init__(self, number: int, launch: Launch, hosts: HostArrays) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
@@ -399,6 +400,7 @@ class OperationRequest(RemoteRequest):
         self.suspicion: Suspicion | None = None
         self.hosts: HostArrays = hosts
         self.shortages: int = 0
+        self.is_overtaken: bool = False
 
     @property
     def invalidates(self) -> bool:
@@ -421,8 +423,10 @@ class OperationRequest(RemoteRequest):
         Args:
             needed: Blocks that requests before it need as they were, which run again, too.
         """
-        if self.launch.spec.runs_once or self.makes_all_it_writes:
-            return not self.launch.spec.runs_once
+        if self.launch.spec.runs_once or self.is_overtaken:
+            return False
+        if self.makes_all_it_writes:
+            return True
         return self.writes.isdisjoint(self.needed) and self.writes.isdisjoint(needed)
 
     @property
