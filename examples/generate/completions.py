@@ -48,7 +48,7 @@ TEXTS = IGNORED | {"model", "prompt", "stop"}
 
 
 class ApiError(Exception):
-    """What a client is told: in the interface's form."""
+    """An error that a client is told, in the interface's form."""
 
     def __init__(
         self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
@@ -133,7 +133,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def told_of(error: Exception) -> ApiError:
-    """What a client is told of an error."""
+    """Return the error that a client is told of another one."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -265,7 +265,7 @@ async def body_of(request: Request) -> dict[str, Any]:
         raise ApiError("the body is not JSON") from None
     if not isinstance(found, dict):
         raise ApiError("the body is no JSON object")
-    # What is null is not there.
+    # A field that is null counts as absent.
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
 
 

@@ -21,7 +21,7 @@ _Batcher: TypeAlias = ContinuousBatcher["Prompt", int]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prompt:
-    """What is to be gone on with.
+    """A text that the model is to continue.
 
     Attributes:
         tokens: The prompt, at least one token.
@@ -50,7 +50,7 @@ class _Shown(ta.Actor):
 
 @attrs.frozen(eq=False)
 class _Steps:
-    """What the batcher asks of a model."""
+    """The step that the batcher calls, over a model and its pages."""
 
     loaded: Loaded
     model: Model
@@ -66,7 +66,7 @@ class _Steps:
         return [self.result(one, tokens.get(number, 0)) for number, one in enumerate(batch)]
 
     def result(self, sequence: _Sequence, token: int) -> StepResult[int]:
-        """What a sequence gets: nothing inside of its prompt, and no token that ends it."""
+        """Return the tokens that a sequence gets: none inside of its prompt, and not the one that ends it."""
         if not sequence.gives_part:
             return []
         if token in self.loaded.text.ends:
@@ -153,7 +153,7 @@ async def open_generation(
 
 
 async def _run(sequence: _Sequence, pages: Pages) -> Run | None:
-    """What a sequence computes in this step; None where another one has computed it already."""
+    """Return the part that a sequence computes now; None where another one has computed it already."""
     prompt = sequence.item
     if sequence.state is None:
         sequence.state = pages.open(prompt.tokens)
@@ -163,6 +163,6 @@ async def _run(sequence: _Sequence, pages: Pages) -> Run | None:
         return None
     if table.room < end:
         await table.reserve(end)
-    # What is in the pages is left out: an equal beginning, such as the message of the system.
+    # An equal beginning, such as the message of the system, is in the pages already, and is left out.
     tokens = [*prompt.tokens, *sequence.parts][table.length : end]
     return Run(tokens=tokens, start=table.length, pages=table.pages, sampling=prompt.sampling)

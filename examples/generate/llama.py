@@ -21,7 +21,7 @@ __all__ = ["Config", "Llama", "random_weights", "rotations", "rounded", "weights
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """What a model is like.
+    """The shape of a model.
 
     Attributes:
         layers: Layers.

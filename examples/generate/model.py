@@ -49,7 +49,7 @@ GREEDY = Sampling()
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """What one sequence does in a step.
+    """The tokens of one sequence in a step.
 
     Attributes:
         tokens: The tokens that go into the cache now: a part of its prompt, or the one that was made last.
