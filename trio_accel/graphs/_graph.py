@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
@@ -32,10 +32,7 @@ class GraphsActor(LibraryActor):
 
 
 async def capture(
-    device: Device,
-    step: Callable[..., Awaitable[ReplyT]],
-    *arrays: AccelRef,
-    idempotent: bool = False,
+    device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef, idempotent: bool = False
 ) -> Graph[ReplyT]:
     """Record the operations that a step asks of a device, to launch them as one from then on.
 
@@ -205,9 +202,7 @@ class Graph(Generic[ReplyT]):
         if layout.scratch:
             # The same for all replays, which follow one another.
             written.append(self._array(planner, _SCRATCH, layout.scratch, is_kept=True).spec)
-        lowered = GraphSpec(
-            self._recipe, self._is_idempotent, *map(tuple, (specs["read"], specs["update"], written))
-        )
+        lowered = self._spec(specs, written)
         refs = {
             argument.block: (argument, operand)
             for argument, (operand, _) in zip(layout.inputs, given, strict=True)
@@ -233,9 +228,11 @@ class Graph(Generic[ReplyT]):
         written = specs["write"]
         if self._layout.scratch:
             written.append(planner.output((self._layout.scratch,), DType.uint8).spec)
-        return GraphSpec(
-            self._recipe, self._is_idempotent, *map(tuple, (specs["read"], specs["update"], written))
-        )
+        return self._spec(specs, written)
+
+    def _spec(self, specs: Mapping[str, Sequence[ArraySpec]], written: Sequence[ArraySpec]) -> GraphSpec:
+        arrays = tuple(specs["read"]), tuple(specs["update"]), tuple(written)
+        return GraphSpec(self._recipe, self._is_idempotent, *arrays)
 
     def _check_open(self, planner: Planner) -> None:
         if self._is_closed:

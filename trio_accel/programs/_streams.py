@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import attrs
 import numpy as np
 import trio
 
@@ -34,13 +35,13 @@ CLOSE: Final = -1
 _MOST_LOSSES = 8
 
 
+@attrs.define(eq=False, repr=False)
 class ItemStream(AsyncIterator[T_co]):
     """Items of a method that yields; one task reads them at a time. Made by `Program.stream`."""
 
-    def __init__(self, items: trio.MemoryReceiveChannel[T_co], failures: list[Exception]) -> None:
-        self._items = items
-        self._is_read = False
-        self._failures = failures
+    _items: trio.MemoryReceiveChannel[T_co]
+    _failures: list[Exception]
+    _is_read: bool = attrs.field(default=False, init=False)
 
     async def __anext__(self) -> T_co:
         """Return the next item; a cancellation loses none.
@@ -66,6 +67,7 @@ class ItemStream(AsyncIterator[T_co]):
         raise StopAsyncIteration
 
 
+@attrs.define(eq=False)
 class Items:
     """Has the items of a stream made (D185), by one generator after the other where its method resumes.
 
@@ -78,25 +80,16 @@ class Items:
         leave: Called with the number and the arguments of a generator that could not be closed in time.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        bound: inspect.BoundArguments,
-        device: Device,
-        next_number: Callable[[], int],
-        ask: Callable[[inspect.BoundArguments, tuple[int, int]], Awaitable[Any]],
-        leave: Callable[[int, inspect.BoundArguments], None],
-    ) -> None:
-        self._method = method
-        self._bound = bound
-        self._device = device
-        self._next_number = next_number
-        self._ask = ask
-        self._leave = leave
-        self._count = 0
-        self._items: list[object] = []
-        # Where there may be a generator: its number, and that of its next item.
-        self._place: tuple[int, int] | None = None
+    _method: Method
+    _bound: inspect.BoundArguments
+    _device: Device
+    _next_number: Callable[[], int]
+    _ask: Callable[[inspect.BoundArguments, tuple[int, int]], Awaitable[Any]]
+    _leave: Callable[[int, inspect.BoundArguments], None]
+    _count: int = attrs.field(default=0, init=False)
+    _items: list[object] = attrs.field(factory=list[object], init=False)
+    # Where there may be a generator: its number, and that of its next item.
+    _place: tuple[int, int] | None = attrs.field(default=None, init=False)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[ItemStream[Any], None]:

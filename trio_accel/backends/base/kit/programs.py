@@ -5,31 +5,21 @@ The part that all backends share. An adapter of a backend makes the arrays and s
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache, partial
-from types import TracebackType
-from typing import Any, Protocol, cast, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
 
 from ....actors import ActorError, describe
+from ..contract import ops
 from ..contract.errors import AccelError, LibraryError, Refused
-from ..contract.ops import (
-    ArraySpec,
-    Asker,
-    ProgramCall,
-    ProgramFetch,
-    ProgramNext,
-    ProgramResult,
-    ProgramReturn,
-)
 from ..contract.program_definition import (
     MOST_TEXT,
     ProgramDefinition,
@@ -40,6 +30,7 @@ from ..contract.program_definition import (
     values_of,
 )
 from .lent import Keepers, Lent
+from .program_code import Named, check_written, leaves_of, load_target, note_where, shortened, takes_an_out
 
 GONE = "gone"
 """Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
@@ -56,7 +47,7 @@ UPDATES = "_trio_accel_updates"
 """Attribute of a method: what it changes, parameters of its own and with ``"self."`` of the constructor."""
 
 
-_ASKER: ContextVar[Asker | None] = ContextVar("trio_accel.asker", default=None)
+_ASKER: ContextVar[ops.Asker | None] = ContextVar("trio_accel.asker", default=None)
 
 
 def is_cancelled() -> bool:
@@ -111,7 +102,7 @@ class ImportsCode(Protocol):
 class ProgramArrays(Protocol):
     """The arrays of a backend, as programs see them."""
 
-    def view(self, array: ArraySpec, *, write: bool) -> object:
+    def view(self, array: ops.ArraySpec, *, write: bool) -> object:
         """Make the object by which a program uses an array.
 
         Raises:
@@ -221,15 +212,15 @@ class ProgramHost:
             arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
         ]
         args, kwargs = build(definition.arguments, views)
-        with _Named(f"{where}()"):
+        with Named(f"{where}()"):
             program = target(*args, **kwargs)
         warm_up = getattr(program, "warm_up", None)
         if callable(warm_up):
-            with _Named(f"{where}.warm_up()"):
+            with Named(f"{where}.warm_up()"):
                 warm_up()
         self._program, own = program, set(map(id, views))
         for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
-            found = [leaf for leaf in _leaves(value) if id(leaf) in own]
+            found = [leaf for leaf in leaves_of(value) if id(leaf) in own]
             if found:
                 self._state[f"self.{name}"] = found
         self._protect([views[number] for number in updated], write=False)
@@ -237,13 +228,13 @@ class ProgramHost:
 
     def _protect(self, views: Sequence[object], *, write: bool) -> None:
         """Let the methods write to arrays of the constructor and to views of them, or not."""
-        leaves = _leaves(self._program, self._module)
+        leaves = leaves_of(self._program, self._module)
         states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
         arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
         kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
         self._arrays.protect([*views, *kept], write=write)
 
-    def call(self, spec: ProgramCall) -> None:
+    def call(self, spec: ops.ProgramCall) -> None:
         """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
 
         Of a method that yields, only the next item is made: `ProgramNext`.
@@ -255,10 +246,10 @@ class ProgramHost:
             RuntimeError: It keeps an array that it was lent for writing.
             TypeError: It returned something else than was declared, or what no device has.
         """
-        if isinstance(spec, ProgramReturn):
+        if isinstance(spec, ops.ProgramReturn):
             for number in spec.forget:
                 self._forget(number)
-        if isinstance(spec, ProgramNext):
+        if isinstance(spec, ops.ProgramNext):
             self._next(spec)
             return
         if not spec.arguments:
@@ -269,14 +260,14 @@ class ProgramHost:
                 self._look(spec, lent)
                 return
 
-    def _look(self, spec: ProgramCall, lent: Sequence[Lent]) -> None:
+    def _look(self, spec: ops.ProgramCall, lent: Sequence[Lent]) -> None:
         """Tell of arrays that a call has kept."""
         where, function, _ = self._method(spec.method)
 
         def named(kept: set[int]) -> str:
             args, kwargs = build(tree_of(spec.arguments), lent, values_of(spec.packed))
             given = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
-            names = [name for name, value in given if any(id(leaf) in kept for leaf in _leaves(value))]
+            names = [name for name, value in given if any(id(leaf) in kept for leaf in leaves_of(value))]
             return ", ".join(names or ["out"])
 
         reads = len(spec.read)
@@ -286,7 +277,7 @@ class ProgramHost:
         else:
             self._arrays.when_done(look)
 
-    def _call(self, spec: ProgramCall) -> Sequence[Lent]:
+    def _call(self, spec: ops.ProgramCall) -> Sequence[Lent]:
         """Call a method; return what it was lent, to which nothing refers here any more."""
         where, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
@@ -298,10 +289,10 @@ class ProgramHost:
                 kwargs["out"] = out
             with self._code(spec, where, function):
                 returned = function(*args, **kwargs)
-                if isinstance(spec, ProgramReturn):
+                if isinstance(spec, ops.ProgramReturn):
                     self._keep(where, spec, returned, outputs)
                 elif takes_out:
-                    _check_written(where, returned, out, outputs)
+                    check_written(where, returned, out, outputs)
                 else:
                     self._copy(where, spec, returned, outputs)
         finally:
@@ -310,7 +301,7 @@ class ProgramHost:
 
     @contextmanager
     def _code(
-        self, spec: ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
+        self, spec: ops.ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
     ) -> Generator[None, None, None]:
         """Run code of a method: it may write to what it declares, and to these arrays, and may refuse."""
         declared = getattr(function, UPDATES, ())
@@ -321,7 +312,7 @@ class ProgramHost:
         try:
             if changed:
                 self._protect(changed, write=True)
-            with _Named(where, undeclared):
+            with Named(where, undeclared):
                 try:
                     yield
                 except Exception as error:
@@ -331,14 +322,14 @@ class ProgramHost:
                         raise
             if refused is not None:
                 # The refusal is raised here, as an error of the engine's own class does not get past
-                # `_Named`.
+                # `Named`.
                 raise refused
         finally:
             _ASKER.reset(token)
             if changed:
                 self._protect(changed, write=False)
 
-    def _next(self, spec: ProgramNext) -> None:
+    def _next(self, spec: ops.ProgramNext) -> None:
         """Make the next item of a method that yields, or close it."""
         where, function, _ = self._method(spec.method)
         spec.words[0] = 0
@@ -393,15 +384,15 @@ class ProgramHost:
         """Tell whether a method declares that it never waits."""
         return bool(getattr(self._method(method)[1], ENQUEUES, False))
 
-    def tell(self, spec: ProgramResult) -> None:
+    def tell(self, spec: ops.ProgramResult) -> None:
         """Fill words with the text of a kept result."""
         text = self._kept_in(spec.slot).text
         spec.words.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
 
-    def _views(self, arrays: Sequence[ArraySpec]) -> list[object]:
+    def _views(self, arrays: Sequence[ops.ArraySpec]) -> list[object]:
         return [self._arrays.view(array, write=True) for array in arrays]
 
-    def fetch(self, spec: ProgramFetch) -> None:
+    def fetch(self, spec: ops.ProgramFetch) -> None:
         """Copy the arrays of a kept result, and forget it."""
         kept = self._kept_in(spec.slot)
         for source, out in zip(kept.arrays, self._views(spec.written), strict=True):
@@ -420,9 +411,11 @@ class ProgramHost:
         module, _, qualname = definition.target.partition(":")
         where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
         function = getattr(self._program, name) if name else self._program
-        return where, function, _takes_out(getattr(function, "__func__", function))
+        return where, function, takes_an_out(getattr(function, "__func__", function))
 
-    def _keep(self, where: str, spec: ProgramReturn, returned: object, expected: Sequence[object]) -> None:
+    def _keep(
+        self, where: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
+    ) -> None:
         """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
         tree, arrays, found = self._flattened(where, returned)
         is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
@@ -444,11 +437,11 @@ class ProgramHost:
         if arrays or not fits:
             self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
 
-    def _copy(self, where: str, spec: ProgramCall, returned: object, outputs: Sequence[object]) -> None:
+    def _copy(self, where: str, spec: ops.ProgramCall, returned: object, outputs: Sequence[object]) -> None:
         """Copy what a method has returned to what was declared."""
         tree, arrays, found = self._flattened(where, returned)
         if tree != tree_of(spec.results):
-            raise TypeError(f"{where}: its result is not nested as it was declared: {_shortened(returned)}")
+            raise TypeError(f"{where}: its result is not nested as it was declared: {shortened(returned)}")
         for (dtype, shape), output in zip(found, spec.written, strict=True):
             if (dtype, shape) != (output.dtype.value, output.shape):
                 raise TypeError(
@@ -483,7 +476,7 @@ class ProgramHost:
     ) -> Refused | None:
         """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
-            _note(error, where, undeclared)
+            note_where(error, where, undeclared)
             return error
         classes = getattr(function, REFUSES, ())
         if self.definition.refuses_all:
@@ -491,7 +484,7 @@ class ProgramHost:
         for number, cls in enumerate(classes):
             # That memory ran out is told by the backend, with how much there is.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-                _note(error, where, undeclared)
+                note_where(error, where, undeclared)
                 refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
                 refused.__cause__ = error
                 return refused
@@ -506,105 +499,3 @@ class ProgramHost:
                 code=GONE,
             )
         return kept
-
-
-def load_target(path: str, where: str) -> Any:
-    """Find the class or function of a program; blocks while its module is imported.
-
-    Args:
-        path: Import path, ``"package.module:Class"``.
-        where: The program's name in errors.
-
-    Raises:
-        ImportError: There is no such module here, or it does not have it.
-        Exception: The error of the module.
-    """
-    module, _, qualname = path.partition(":")
-    with _Named(f"{where}, at the import of {module}"):
-        try:
-            found: Any = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            text = f"{where}: module {module!r} cannot be imported here: {error}"
-            raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        text = f"{where}: module {module!r} has no {qualname}"
-        raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
-    return found
-
-
-def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
-    """Refuse a returned value of a method that was to write to `out`: it would be lost."""
-    own = {id(output) for output in outputs}
-    if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
-        raise TypeError(
-            f"{where}: it was to write its result to out, and returned {_shortened(returned)}; return out or "
-            "None, or take no argument out: then what is returned is copied"
-        )
-
-
-def _items(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(cast("dict[object, object]", value).values())
-    return list(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else [value]
-
-
-@cache
-def _takes_out(function: Callable[..., Any]) -> bool:
-    return "out" in inspect.signature(function).parameters
-
-
-def _shortened(value: object) -> str:
-    if isinstance(value, (dict, list, tuple)):
-        return f"a {type(value).__name__} of {len(value)}"  # pyright: ignore[reportUnknownArgumentType]
-    return f"an object of type {type(value).__name__}"
-
-
-def _leaves(value: object, module: str = "") -> Iterator[object]:
-    """Yield what nested collections hold, and the attributes of objects of classes of a module."""
-    left, seen = [value], set[int]()
-    while left:
-        one: Any = left.pop()
-        is_own = type(one).__module__ == module and hasattr(one, "__dict__")
-        if not (is_own or issubclass(type(one), (dict, list, tuple))):
-            yield one
-        elif id(one) not in seen:
-            seen.add(id(one))
-            inner = cast("Any", vars(one) if is_own else one)
-            inside = inner.values() if isinstance(inner, dict) else inner  # pyright: ignore[reportUnknownVariableType]
-            left += list(inside)  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
-    """Name where an error comes from; a class of the user's may take no notes."""
-    with suppress(Exception):
-        error.add_note(f"in {where}")
-        if "read-only" in str(error) and (advice := undeclared()):
-            error.add_note(advice)
-
-
-@attrs.frozen
-class _Named:
-    """Names the code of the user's that an error comes from.
-
-    `undeclared` says what to do about a write to a read-only array.
-
-    Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
-    """
-
-    where: str
-    undeclared: Callable[[], str] = str
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
-        # The backend tells how much memory there is.
-        if error is None or isinstance(error, MemoryError):
-            return
-        if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
-            text = f"{self.where} raised {type(error).__name__}: {error}"
-            raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
-        _note(error, self.where, self.undeclared)

@@ -10,14 +10,7 @@ from weakref import ref
 import numpy as np
 
 from ...base import DType
-from ...base.contract.ops import (
-    ArraySpec,
-    ProgramCall,
-    ProgramFetch,
-    ProgramNext,
-    ProgramResult,
-    ProgramReturn,
-)
+from ...base.contract import ops
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice
@@ -47,18 +40,18 @@ class ProgramLibrary(CpuLibrary):
         """Let go of the program."""
         self._host.close()
 
-    @kernel(ProgramCall, backend="cpu")
-    @kernel(ProgramReturn, backend="cpu")
-    @kernel(ProgramNext, backend="cpu")
-    def _call(self, spec: ProgramCall, call: KernelCall) -> None:
+    @kernel(ops.ProgramCall, backend="cpu")
+    @kernel(ops.ProgramReturn, backend="cpu")
+    @kernel(ops.ProgramNext, backend="cpu")
+    def _call(self, spec: ops.ProgramCall, call: KernelCall) -> None:
         self._host.call(spec)
 
-    @kernel(ProgramResult, backend="cpu")
-    def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
+    @kernel(ops.ProgramResult, backend="cpu")
+    def _tell(self, spec: ops.ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
 
-    @kernel(ProgramFetch, backend="cpu")
-    def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
+    @kernel(ops.ProgramFetch, backend="cpu")
+    def _fetch(self, spec: ops.ProgramFetch, call: KernelCall) -> None:
         self._host.fetch(spec)
 
 
@@ -68,7 +61,7 @@ class _Arrays:
     def __init__(self, device: ComputingDevice) -> None:
         self._device = device
 
-    def view(self, array: ArraySpec, *, write: bool) -> HostArray:
+    def view(self, array: ops.ArraySpec, *, write: bool) -> HostArray:
         return self._device.host_view(array, write=write)
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
