@@ -22,8 +22,8 @@ from ..devices.base._library_paths import why_not_found
 from ..devices.base._refusals import NotAwaited
 from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
-from ._open_program import Anew, Opened, OpenProgram
-from ._program import FunctionProgram, Program
+from ._opened import Anew, Opened
+from ._program import FunctionProgram, OpenProgram, Program
 
 __all__ = ["ProgramOpening", "open_program", "run"]
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
+import attrs
 import numpy.typing as npt
+import trio
 
-from ..devices import AccelRef, Operation
-from ._messages import MethodCall, message_class
+from ..actors import ActorFailedError, ActorStoppedError, bind_arguments
+from ..backends.base import LibraryError, QueueFullError, Refused
+from ..backends.base.contract.program_definition import build
+from ..backends.base.kit.programs import GONE
+from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
+from ._messages import (
+    Expectations,
+    Fetch,
+    MethodCall,
+    ProgramActor,
+    Result,
+    Returned,
+    StateArray,
+    TellResult,
+    message_class,
+)
 from ._method import Method, PlainT, describe_function, find_method
-from ._open_program import OpenProgram
-from ._streams import ItemStream
+from ._opened import Anew, Opened, lost, never, own_error
+from ._progress import Progress, chosen_callback
+from ._streams import END, Items, ItemStream, bind_items
 
 __all__ = ["FunctionProgram", "Program"]
 
@@ -20,6 +40,333 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
+
+# Calls whose results were kept, and went with an error of the program, are made so often again.
+_MOST_REPEATS = 2
+_MOST_FORGOTTEN = 64
+# The same number of requests may wait for a context.
+_MOST_PARKED = 1024
+
+
+class OpenProgram:
+    """An open program: base of `Program` and `FunctionProgram`.
+
+    It is an async context manager that closes it.
+
+    Attributes:
+        name: Its name in the tree and in statistics.
+        device: Where it runs.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self.name: str = opened.name
+        self.device: Device = opened.device
+        self._opened = opened
+        self._is_closed = False
+        # The generation in which a call was refused, as it has ended for good.
+        self._ended: int | None = None
+        self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
+        self._slots = itertools.count()
+        self._expectations = Expectations()
+        # Slots of results that are not wanted.
+        self._left: set[int] = set()
+        # Arguments of streams among them: a generator may look at its arrays while it is closed.
+        self._held: dict[int, inspect.BoundArguments] = {}
+        self._asking = 0
+        self._idle = trio.Event()
+        # D140: resets run one after the other; calls are parked until all are over.
+        self._turn = trio.Lock()
+        self._resets = 0
+        self._parked = trio.lowlevel.ParkingLot()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<{type(self).__name__} {self.name!r} on {self.device.path}, {state}>"
+
+    if not TYPE_CHECKING:  # a type checker reports the call
+
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            raise TypeError("a program is not called itself: write await program.ask(...)")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()  # noqa: ASYNC102  # what it does when it is cancelled is bounded
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a call has not ended."""
+        return self._asking > 0
+
+    @property
+    def recovery(self) -> RecoveryCost:
+        """The time from a loss until this program is there again, as measured by now, and why.
+
+        Once the program is closed, only the context is left of it.
+        """
+        library = ProgramActor.library_of(self._opened.library.partition("?")[2])
+        return opened(self.device).state.recoveries.cost([library])
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether an array that it was opened with is damaged, lost or released.
+
+        Calls are refused then, until `reset` gives it another one.
+        """
+        arrays = (*self._opened.frozen, *self._opened.state)
+        return not all(array.ref.block.is_usable_as(array.ref.spec) for array in arrays)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended for good, as it failed more often than its intensity allows.
+
+        This is known from the first call on that is refused for it. `reset` makes the program anew, and so
+        does the next context of the device.
+        """
+        return self._ended == self.device.generation
+
+    async def aclose(self) -> None:
+        """End the program, and let go of its arrays, once it has served all calls.
+
+        If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
+        no later context makes it again. The arrays that it was opened with are given back if there are no
+        other references to them. Closing it twice does nothing.
+        """
+        was_closed, self._is_closed = self._is_closed, True
+        if was_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        try:
+            async with self._turn:
+                await self._wait_idle()
+        finally:
+            opened = self._opened
+            await _end(opened)  # noqa: ASYNC102  # it shields itself
+            self._opened = attrs.evolve(opened, frozen=(), state=(), again=never)
+            self._methods.clear()
+            opened.thaw()
+            opened.on_close()
+
+    async def _wait_idle(self) -> None:
+        """Wait until no call is open; only the task that has the turn does."""
+        while self._asking:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    async def _reset(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Make it anew, with other arguments in place of some; see `Program.reset`."""
+        refuse_recording("reset", "reset the program before the capture, or after a replay")
+        self._resets += 1
+        try:
+            async with self._turn:
+                self._check_open()
+                anew = await self._opened.again(args, kwargs)
+                await self._wait_idle()
+                self._check_open()
+                # The check comes after the wait: a call may have damaged an array meanwhile.
+                anew.check(self.device)
+                await self._replace(anew)
+        finally:
+            self._resets -= 1
+            if not self._resets:
+                self._parked.unpark_all()
+
+    async def _replace(self, anew: Anew) -> None:
+        """Make an instance in place of the one of before, which stays if that fails."""
+        before = self._opened
+        # D140: the old instance ends first, as a GPU may have no room for two.
+        await _end(before)
+        opened = await anew.start()
+        if self._is_closed:
+            # The task that closed it was cancelled, and did not wait.
+            await _end(opened)
+            opened.thaw()
+            self._check_open()
+        self._opened, self._ended = opened, None
+        self._methods.clear()
+        self._left.clear()
+        self._held.clear()
+        before.thaw()
+
+    async def _wait_reset(self) -> None:
+        """Wait until the program was made anew.
+
+        Raises:
+            QueueFullError: So many wait already.
+        """
+        while self._resets:
+            if len(self._parked) >= _MOST_PARKED:
+                raise QueueFullError(
+                    f"{_MOST_PARKED} calls wait already for the reset of program {self.name!r}",
+                    device=self.device.name,
+                )
+            await self._parked.park()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ActorStoppedError(f"program {self.name!r} is closed", path=self.device.path)
+
+    async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """Ask for a call of a method."""
+        if (callback := chosen_callback()) is not None:
+            return await Progress(callback).of(partial(self._ask, given, args, kwargs))
+        if self._resets:
+            await self._wait_reset()
+        method, state = self._method(given)
+        if method.yields:
+            raise TypeError(
+                f"{method.where} yields, and an ask has one reply; open it as a program, and iterate: "
+                "async with program.stream(...) as items"
+            )
+        bound = bind_arguments(method.where, method.signature, args, kwargs)
+        out = bound.arguments.pop("out", None) if method.takes_out else None
+        if method.out is None:
+            return await self._counted(method, partial(self._ask_unknown, method, state, bound))
+        call = self._call(method, state, bound, out, None, ())
+        return await self._counted(method, partial(self.device.ask, call))
+
+    async def _counted(self, method: Method, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask; meanwhile the program is not made anew, and errors are those of the method."""
+        self._asking += 1
+        try:
+            return await ask()
+        except Refused as refused:
+            raise own_error(refused, method)  # noqa: B904  # its cause is set there
+        except ActorFailedError as error:
+            # Its supervisor is the context's child; what crashes is a child of that.
+            if error.path.rpartition("/")[0] == f"{self.device.path}/context":
+                self._ended = self.device.generation
+            raise
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._idle.set()
+
+    def _call(
+        self,
+        method: Method,
+        state: Sequence[StateArray],
+        bound: Any,
+        out: object,
+        slot: int | None,
+        forget: tuple[int, ...],
+        item: tuple[int, int] | None = None,
+    ) -> MethodCall:
+        opened = self._opened
+        message = message_class(MethodCall, method.where)
+        call: MethodCall = message(
+            opened.library,
+            method,
+            bound,
+            out,
+            opened.frozen,
+            state,
+            opened.state,
+            slot,
+            forget,
+            self._expectations,
+            item,
+        )
+        return call
+
+    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
+        """Ask for a call, and fetch its result, unless that came as expected."""
+        for number in itertools.count():
+            generation = self.device.generation
+            try:
+                return await self._ask_once(method, state, bound)
+            except Refused:
+                raise  # nothing was kept
+            except LibraryError as error:
+                if error.code != GONE:
+                    raise
+                # A neighbour's error costs this asker nothing; to lose a result with its context is to lose
+                # the call.
+                is_lost = self.device.generation != generation
+                if method.changes or number >= (self.device.options.retry if is_lost else _MOST_REPEATS):
+                    raise lost(method, error) from error
+        raise AssertionError  # pragma: no cover  # the loop has no end
+
+    async def _ask_once(
+        self, method: Method, state: Sequence[StateArray], bound: Any, item: tuple[int, int] | None = None
+    ) -> Any:
+        slot, forget = next(self._slots), tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
+        try:
+            returned = await self.device.ask(self._call(method, state, bound, None, slot, forget, item))
+            self._left.difference_update(forget)
+            for number in forget:
+                self._held.pop(number, None)
+            return END if returned.result == 0 else await self._fetch(method, slot, returned)
+        except Refused:
+            raise  # nothing was kept
+        except BaseException:
+            self._left.add(slot)
+            raise
+
+    def _stream(
+        self, given: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> AbstractAsyncContextManager[ItemStream[Any]]:
+        """Open a stream of a method that yields."""
+        method, _ = self._method(given)
+        bound = bind_items(method, args, kwargs)
+        items = Items(
+            method, bound, self.device, lambda: next(self._slots), partial(self._item, given), self._leave
+        )
+        return items.open()
+
+    async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
+        """Ask for an item of a method that yields; `END` where there is none."""
+        if (callback := chosen_callback()) is not None:
+            return await Progress(callback).of(partial(self._item, given, bound, item))
+        if self._resets:
+            await self._wait_reset()
+        method, state = self._method(given)
+        try:
+            return await self._counted(method, partial(self._ask_once, method, state, bound, item))
+        except LibraryError as error:
+            if error.code != GONE:
+                raise
+            raise lost(method, error) from error
+
+    def _leave(self, number: int, bound: inspect.BoundArguments) -> None:
+        """Have a generator closed by a later call, as that takes too long now."""
+        if not self._is_closed:
+            self._left.add(number)
+            self._held[number] = bound
+
+    async def _fetch(self, method: Method, slot: int, returned: Returned) -> Any:
+        library, found = self._opened.library, returned.result
+        if isinstance(found, int):
+            message = message_class(TellResult, f"{method.where}.result")
+            found = cast("Result", await self.device.ask(message(library, slot, found)))
+            self._left.add(slot)
+        if found.arrays is None:
+            return build(found.tree, returned.expected)
+        self._expectations.note(returned.keys, tuple((dtype, tuple(shape)) for dtype, shape in found.arrays))
+        arrays: list[object] = []
+        if found.arrays:
+            fetch = message_class(Fetch, f"{method.where}.fetch")
+            arrays = await self.device.ask(fetch(library, slot, found.arrays))
+            self._left.discard(slot)
+        return build(found.tree, arrays)
+
+    def _method(self, given: object) -> tuple[Method, Sequence[StateArray]]:
+        self._check_open()
+        known = self._methods.get(given)
+        if known is None:
+            method = self._find(given)
+            known = self._methods[given] = method, _one_of_each_block(self._opened.state, method)
+        return known
+
+    def _find(self, given: object) -> Method:
+        raise NotImplementedError
 
 
 class Program(OpenProgram, Generic[T]):
@@ -188,3 +535,17 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
 
     def _find(self, given: object) -> Method:
         return describe_function(self._opened.target)
+
+
+async def _end(opened: Opened) -> None:
+    """Have no context make it any more; takes a bounded time, also if a call does not end."""
+    with trio.move_on_after(opened.device.options.close_grace + 1.0, shield=True):
+        await opened.device.close_library(opened.library)
+
+
+def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
+    """Pick the arrays that a method changes, and one of each other block, by which order and memory go."""
+    changed = [array for array in state if array.parameter in method.state]
+    seen = {array.ref.block for array in changed}
+    others = {array.ref.block: array for array in state if array.ref.block not in seen}
+    return (*changed, *others.values())

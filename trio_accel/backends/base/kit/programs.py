@@ -5,13 +5,15 @@ The part that all backends share. An adapter of a backend makes the arrays and s
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -30,7 +32,7 @@ from ..contract.program_definition import (
     values_of,
 )
 from .lent import Keepers, Lent
-from .program_code import Named, check_written, leaves_of, load_target, note_where, shortened, takes_an_out
+from .program_values import check_written, leaves_of, shortened
 
 GONE = "gone"
 """Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
@@ -212,11 +214,11 @@ class ProgramHost:
             arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
         ]
         args, kwargs = build(definition.arguments, views)
-        with Named(f"{where}()"):
+        with _Named(f"{where}()"):
             program = target(*args, **kwargs)
         warm_up = getattr(program, "warm_up", None)
         if callable(warm_up):
-            with Named(f"{where}.warm_up()"):
+            with _Named(f"{where}.warm_up()"):
                 warm_up()
         self._program, own = program, set(map(id, views))
         for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
@@ -312,7 +314,7 @@ class ProgramHost:
         try:
             if changed:
                 self._protect(changed, write=True)
-            with Named(where, undeclared):
+            with _Named(where, undeclared):
                 try:
                     yield
                 except Exception as error:
@@ -411,7 +413,7 @@ class ProgramHost:
         module, _, qualname = definition.target.partition(":")
         where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
         function = getattr(self._program, name) if name else self._program
-        return where, function, takes_an_out(getattr(function, "__func__", function))
+        return where, function, _takes_an_out(getattr(function, "__func__", function))
 
     def _keep(
         self, where: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
@@ -476,7 +478,7 @@ class ProgramHost:
     ) -> Refused | None:
         """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
-            note_where(error, where, undeclared)
+            _note(error, where, undeclared)
             return error
         classes = getattr(function, REFUSES, ())
         if self.definition.refuses_all:
@@ -484,7 +486,7 @@ class ProgramHost:
         for number, cls in enumerate(classes):
             # That memory ran out is told by the backend, with how much there is.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-                note_where(error, where, undeclared)
+                _note(error, where, undeclared)
                 refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
                 refused.__cause__ = error
                 return refused
@@ -499,3 +501,69 @@ class ProgramHost:
                 code=GONE,
             )
         return kept
+
+
+@cache
+def _takes_an_out(function: Callable[..., Any]) -> bool:
+    """Tell whether a method takes the arrays that it is to write its result to."""
+    return "out" in inspect.signature(function).parameters
+
+
+def load_target(path: str, where: str) -> Any:
+    """Find the class or function of a program; blocks while its module is imported.
+
+    Args:
+        path: Import path, ``"package.module:Class"``.
+        where: The program's name in errors.
+
+    Raises:
+        ImportError: There is no such module here, or it does not have it.
+        Exception: The error of the module.
+    """
+    module, _, qualname = path.partition(":")
+    with _Named(f"{where}, at the import of {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            text = f"{where}: module {module!r} cannot be imported here: {error}"
+            raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        text = f"{where}: module {module!r} has no {qualname}"
+        raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
+    return found
+
+
+def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
+    """Name where an error comes from; a class of the user's may take no notes."""
+    with suppress(Exception):
+        error.add_note(f"in {where}")
+        if "read-only" in str(error) and (advice := undeclared()):
+            error.add_note(advice)
+
+
+@attrs.frozen
+class _Named:
+    """Names the code of the user's that an error comes from.
+
+    `undeclared` says what to do about a write to a read-only array.
+
+    Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
+    """
+
+    where: str
+    undeclared: Callable[[], str] = str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        # The backend tells how much memory there is.
+        if error is None or isinstance(error, MemoryError):
+            return
+        if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
+            text = f"{self.where} raised {type(error).__name__}: {error}"
+            raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
+        _note(error, self.where, self.undeclared)

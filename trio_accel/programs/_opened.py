@@ -1,0 +1,109 @@
+"""Programs that are open or ready to be made, and the errors of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import attrs
+
+from ..backends.base import ContextLostError, LibraryError, Refused
+from ..devices import Device
+from ._messages import (
+    StateArray,
+)
+from ._method import Method
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Opened:
+    """An opened program.
+
+    Attributes:
+        device: The device.
+        name: Its name in the tree.
+        target: The class or function.
+        library: Import path of its actor, with its definition.
+        frozen: Arrays that it was opened with, and none of its methods changes.
+        state: The others.
+        again: Has everything ready to make it once more, with other arguments of the constructor.
+        thaw: Lets others write to the arrays in `frozen`.
+        on_close: Called when it is closed.
+    """
+
+    device: Device
+    name: str
+    target: Callable[..., Any]
+    library: str
+    frozen: tuple[StateArray, ...]
+    state: Sequence[StateArray]
+    again: Callable[[Sequence[object], Mapping[str, object]], Awaitable[Anew]]
+    thaw: Callable[[], None]
+    on_close: Callable[[], None]
+
+
+@attrs.frozen(eq=False)
+class Anew:
+    """A program that is ready to be made.
+
+    Attributes:
+        arrays: All arrays of its constructor.
+        start: Makes it; what fails leaves nothing behind.
+    """
+
+    arrays: Sequence[StateArray]
+    start: Callable[[], Awaitable[Opened]]
+
+    def check(self, device: Device) -> None:
+        """Refuse arrays that must not be used.
+
+        Raises:
+            StaleRefError: One is damaged, lost or released.
+            ValueError: One is on another device.
+        """
+        for array in self.arrays:
+            if array.ref.device is not device:
+                place = f"is on {array.ref.device.path}, not on {device.path}"
+                raise ValueError(f"reset: {array.where}: the array {place}")
+            array.ref.block.check(f"reset: {array.where}", array.ref.spec)
+
+
+async def never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
+    raise AssertionError  # pragma: no cover  # a closed program is not made again
+
+
+def own_error(refused: Refused, method: Method) -> Exception:
+    """Return the error by which a method has refused a request, of the class that the method declares."""
+    cause, refused.__cause__ = refused.__cause__, None
+    if refused.code not in range(len(method.refuses)):
+        refused.__cause__ = cause
+        return refused
+    cls = method.refuses[cast("int", refused.code)]
+    error = cause
+    if not isinstance(error, cls):
+        # It comes from a worker, which sends a class of the program's own as text.
+        text = refused.message
+        with suppress(Exception):
+            error = cls(str(cause).removeprefix(f"{cls.__module__}.{cls.__qualname__}: "))
+            for note in getattr(cause, "__notes__", ()):
+                error.add_note(note)
+        if not isinstance(error, cls):
+            return Refused(text, device=refused.device, operation=refused.operation)
+    if isinstance(error, (StopIteration, StopAsyncIteration)):
+        # No coroutine can raise them.
+        refused.__cause__ = error
+        return refused
+    # `Batcher` knows a refusal by this.
+    error.__cause__ = refused
+    return error
+
+
+def lost(method: Method, error: LibraryError) -> ContextLostError:
+    advice = "make the arrays that it changes again, then ask again" if method.changes else "ask again"
+    return ContextLostError(
+        f"the result of {method.where} was lost: the program was made anew before it was fetched; {advice}",
+        device=error.device,
+        operation=error.operation,
+        generation=error.generation,
+    )
