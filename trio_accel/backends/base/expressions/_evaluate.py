@@ -306,7 +306,7 @@ class _Active:
             found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
         goes = ~ends
         self.at = self.at[goes]
-        # What is computed of the others costs no more than they need.
+        # From here on, the other elements alone cost time.
         self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
 
 
@@ -320,7 +320,7 @@ class _Evaluation:
     loaded: Mapping[int, npt.NDArray[Any]]
     out: npt.NDArray[Any] | None
     left: Mapping[int, Sequence[int]]
-    # How many loops are computed for the elements that are left.
+    # This counts the loops around whose elements end one by one.
     flat: int = 0
 
     def run(self, numbers: range, values: dict[int, Any], active: _Active | None = None) -> None:
@@ -412,7 +412,7 @@ def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
             last[used] = next((end for begin, end in loops if used < begin), number)
     found: dict[int, list[int]] = {}
     for used, number in last.items():
-        # Of a loop, its variables are needed once more in each iteration.
+        # A loop needs its variables once more in each iteration.
         if used not in expression.outputs and expression.steps[used].function not in ("loop", "carried"):
             found.setdefault(number, []).append(used)
     return found

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, cast
 
 from ..contract.foreign_names import instead_of
-from . import _expression as nodes
+from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._expression import COMBINED, CONSTANTS, FUNCTIONS, OPERATORS, Apply, Name, Node, Place, message_at
 
 __all__ = ["parse"]
@@ -29,7 +29,7 @@ _DEFAULT_OUTPUT = "out"
 # The function that gives an index; a name like any other where it is not called.
 _INDEX = "i"
 _COMPONENTS = "xyzw"
-# What a reduction has of an empty range, where that is the same for all dtypes.
+# An empty range has these values; that of the others depends on the dtype.
 _FIRST = {"sum": 0, "prod": 1, "any": False, "all": True}
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.While: "a loop needs a bound: for k in range(1000): ... if not condition: break",
@@ -124,7 +124,7 @@ class _Parser:
         # Names that have a value now, and those that had one in a loop.
         self._known, self._gone = set[str](), set[str]()
         self._vectors, self._indices = dict[str, int](), dict[str, str]()
-        # Where the statements count that are taken now.
+        # The statements that are taken now count where this holds.
         self._condition: _Value | None = None
         self.reads, self.assigned = dict[str, Place](), dict[str, Place]()
         self.elements, self.loads = set[str](), dict[str, int]()
@@ -459,14 +459,14 @@ class _Parser:
         if min(sizes) == 1:
             told = f", or a range: {name}(x[k] for k in range(n))" if name in COMBINED else ""
             self._refuse(f"{name} takes vectors, such as vector(x, y){told}", node)
-        # Of one argument, both are the same.
+        # A function of one argument has it twice here.
         a, b = self._hold(items[0]), self._hold(items[-1])
         if name in COMBINED:
             return self._chain(COMBINED[name], [(each,) for each in a], place)
         if name == "cross":
             if sizes != [3, 3]:
                 self._refuse("cross takes two vectors of 3 numbers", node)
-            # As of (a.y * b.z - a.z * b.y), and so on.
+            # The first component is a.y * b.z - a.z * b.y, and the others follow by turns.
             a, c, b, d = ((*each[n:], *each[:n]) for each in (a, b) for n in (1, 2))
             both = [self._apply("multiply", each, place) for each in ((a, d), (c, b))]
             return self._apply("subtract", both, place)

@@ -28,7 +28,7 @@ import numpy as np
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
-from . import _expression as nodes
+from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._expression import FUNCTIONS, Apply, Function, Node, Place, assigned_in
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
@@ -218,9 +218,9 @@ class _Typist:
         # For each step, how many loops are around it; and the steps of each open loop, in order.
         self._depths: list[int] = []
         self._blocks: list[list[int]] = [[]]
-        # Of each open loop its step, the steps of its variables, and the types that these need to have.
+        # Each open loop has its step, the steps of its variables, and the types that these need to have.
         self._loops: list[tuple[int, Mapping[str, int], _Kinds]] = []
-        # By the step of a loop, its end, and its breaks.
+        # A loop has its end and its breaks here, by the number of its step.
         self._ends: dict[int, int] = {}
         self._breaks: dict[int, list[int]] = {}
         # Smallest and largest numbers of no dtype yet, and the reductions that begin with them.
@@ -230,7 +230,7 @@ class _Typist:
         # The weak steps, by their numbers.
         self._weak: dict[int, Weak] = {}
         self._names: dict[str, int] = {}
-        # Where each name was assigned last.
+        # Each name has the place where it was assigned last.
         self._places: dict[str, Place] = {}
         self._bounds: dict[tuple[int, DType], None] = {}
         for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
