@@ -454,6 +454,9 @@ CALLS: dict[str, Use] = {
         "updates",
         "writes",
     ),
+    "jit.TensorMap": lambda at, given: jit.TensorMap(
+        **{"box": (4, 4)} | {name: (number, number) for name, number in given.items()}
+    ),
     "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
     "patterns.Batcher": batched,
     "patterns.ContinuousBatcher": stepped,
