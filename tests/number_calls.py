@@ -635,6 +635,7 @@ UNSAID: dict[str, tuple[str, ...]] = {
     "sparse.Spmm": ("alpha", "beta"),
     "sparse.LeastResidual": ("made", "wanted"),
     "jit.Kernel": ("grid", "block", "shared", "cluster"),
+    "jit.TensorMap": ("box", "element_strides"),
     "Elementwise of numbers": ("n",),
     "Elementwise of indices": ("shape",),
     "Generator.advance of mrg32k3a": ("words",),
