@@ -59,12 +59,12 @@ def words_cpu(a: float, x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> N
     out[:] = x.shape[-1]
 
 
-def copied(layout: Any = "any") -> jit.Kernel:
+def copied() -> jit.Kernel:
     return jit.Kernel(
         "copied",
         COPIED,
         parameters={
-            "x": jit.reads("float32", layout=layout, tensor_map=jit.TensorMap(box=(1, 4))),
+            "x": jit.reads("float32", layout=jit.TensorMap(box=(1, 4))),
             "out": jit.writes("float32", shape=lambda x: x.shape),
         },
         grid=lambda x: x.shape[0],
@@ -81,7 +81,7 @@ Made = Callable[[], object]
 MAP: Any = jit.TensorMap  # mistakes are given to it
 READS: Any = jit.reads
 DECLARATIONS: dict[str, tuple[Made, str]] = {
-    "no axes": (lambda: MAP(box=()), r"box must have 1 to 5 axes \(tensorRank\), got \(\)"),
+    "no axes": (lambda: MAP(box=()), r"box must have 1 to 5 axes .*\(tensorRank\), .* got \(\)"),
     "six axes": (lambda: MAP(box=(1,) * 6), "box must have 1 to 5 axes"),
     "two axes with channels": (
         lambda: MAP(box=(8, 8), interleave="16B"),
@@ -97,7 +97,7 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: MAP(box=(16, 16), element_strides=(1, 9)),
         r"element_strides must be whole numbers from 1 to 8 \(elementStrides\)",
     ),
-    "one step": (lambda: MAP(box=(16, 16), element_strides=(1,)), "must have an entry for each axis of box"),
+    "one step": (lambda: MAP(box=(16, 16), element_strides=(1,)), "and element_strides as many, got"),
     "swizzle": (lambda: MAP(box=4, swizzle="16B"), "swizzle must be one of None, '32B', '64B', '128B', got"),
     "interleave": (lambda: MAP(box=4, interleave="64B"), "interleave must be one of None, '16B', '32B'"),
     "promotion": (lambda: MAP(box=4, l2_promotion="32B"), "l2_promotion must be one of None, '64B'"),
@@ -107,29 +107,26 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         "swizzle must be '32B' with interleave='32B', got None",
     ),
     "row": (
-        lambda: READS("int8", tensor_map=MAP(box=(4, 8))),
+        lambda: READS("int8", layout=MAP(box=(4, 8))),
         r"a row of the box must be a multiple of 16 bytes \(boxDim\[0\]\); box \(4, 8\) of int8 has 8",
     ),
     "row of a swizzle": (
-        lambda: READS("float32", tensor_map=MAP(box=(4, 36), swizzle="128B")),
+        lambda: READS("float32", layout=MAP(box=(4, 36), swizzle="128B")),
         r"a multiple of 16 bytes, and at most 128 with swizzle='128B' \(boxDim\[0\]\); box \(4, 36\)",
     ),
     "complex128": (
-        lambda: READS("complex128", tensor_map=MAP(box=4)),
+        lambda: READS("complex128", layout=MAP(box=4)),
         r"a tensor map has elements of 1 to 8 bytes \(tensorDataType\), got complex128",
     ),
     "NaN of whole numbers": (
-        lambda: READS("int16", tensor_map=MAP(box=8, fill="nan")),
+        lambda: READS("int16", layout=MAP(box=8, fill="nan")),
         r"fill='nan' must be of floating-point elements \(oobFill\), got int16",
     ),
     "axes": (
-        lambda: READS("int32", ndim=1, tensor_map=MAP(box=(4, 4))),
+        lambda: READS("int32", ndim=1, layout=MAP(box=(4, 4))),
         "ndim: must be 2, as the box of the tensor map has, got 1",
     ),
-    "no map": (
-        lambda: READS("int32", tensor_map=(4, 4)),
-        r"tensor_map: must be a TensorMap or None, got \(4",
-    ),
+    "no map": (lambda: READS("int32", layout=(4, 4)), r"'any' or a TensorMap, got \(4, 4\)"),
 }
 
 
@@ -193,7 +190,7 @@ def test_an_axis_of_one_element_has_any_stride() -> None:
 def test_a_definition_with_a_map_crosses_to_another_process(tensor_map: jit.TensorMap) -> None:
     plain = described(jit.reads("float64")).definition
     parameters = tuple(
-        attrs.evolve(each, tensor_map=tensor_map if each.name == "x" else None) for each in plain.parameters
+        attrs.evolve(each, layout=tensor_map) if each.name == "x" else each for each in plain.parameters
     )
     definition = attrs.evolve(plain, parameters=parameters)
     assert KernelDefinition.decode(definition.encode()) == definition
@@ -201,7 +198,7 @@ def test_a_definition_with_a_map_crosses_to_another_process(tensor_map: jit.Tens
 
 
 async def test_an_array_is_checked_before_its_launch(device: ta.Device) -> None:
-    kernel = described(jit.reads("float32", layout="any", tensor_map=MAP(box=(1, 4))))
+    kernel = described(jit.reads("float32", layout=MAP(box=(1, 4))))
     x = await device.zeros((4, 12), "float32")
     for view, text in ((x[:, ::2], "lie side by side"), (x[:, 1:], "globalAddress")):
         with pytest.raises(ValueError, match=rf"jit\.words: x: .*{text}"):
@@ -213,7 +210,7 @@ async def test_an_array_is_checked_before_its_launch(device: ta.Device) -> None:
     def rows(x: ArraySpec) -> int:
         return x.shape[0]
 
-    nothing = described(jit.reads("float32", tensor_map=MAP(box=(1, 4))), rows, skip_empty=True)
+    nothing = described(jit.reads("float32", layout=MAP(box=(1, 4))), rows, skip_empty=True)
     (out,) = await nothing(0.0, await device.zeros((0, 3), "float32"))
     assert out.shape == (16,)
 
@@ -226,7 +223,7 @@ async def test_the_driver_gets_what_was_declared(device: ta.Device, dtype: str) 
     tensor_map = MAP(
         box=(2, 3, 256), element_strides=(8, 2, 1), interleave="16B", swizzle="64B", l2_promotion="256B"
     )
-    kernel = described(jit.reads(dtype, layout="any", tensor_map=tensor_map))
+    kernel = described(jit.reads(dtype, layout=tensor_map))
     x = await device.zeros((4, 6, 32), dtype)
     (out,) = await kernel(0.5, x[1:, ::2, :16])
     found = (await out.to_host()).tobytes()
@@ -239,13 +236,12 @@ async def test_the_driver_gets_what_was_declared(device: ta.Device, dtype: str) 
 
 
 @on_stand_in
-@pytest.mark.parametrize("layout", ["any", "packed"])
-async def test_a_kernel_reads_through_its_map(device: ta.Device, layout: Any) -> None:
+async def test_a_kernel_reads_through_its_map(device: ta.Device) -> None:
     x = np.arange(9 * 40, dtype=np.float32).reshape(9, 40)
     ref = await device.put(x)
     for view in (np.s_[:], np.s_[1::3, 8:28], np.s_[2:, 4:8]):
         for _ in range(2):
-            (out,) = await copied(layout)(ref[view])
+            (out,) = await copied()(ref[view])
             np.testing.assert_array_equal(await out.to_host(), x[view])
 
 
@@ -271,7 +267,7 @@ async def test_a_device_or_a_driver_without_maps(device: ta.Device, monkeypatch:
 
     attribute = driver.cuDeviceGetAttribute
     major = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    kernel = described(jit.reads("float32", tensor_map=MAP(box=4)))
+    kernel = described(jit.reads("float32", layout=MAP(box=4)))
     x = await device.zeros(8, "float32")
     with monkeypatch.context() as patch:
 
@@ -301,7 +297,7 @@ async def test_the_address_and_the_driver_have_the_last_word(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory of others may lie anywhere."""
-    kernel = described(jit.reads("float32", layout="any", tensor_map=MAP(box=4)))
+    kernel = described(jit.reads("float32", layout=MAP(box=4)))
     x = await device.zeros(12, "float32")
     with monkeypatch.context() as patch:
 
@@ -311,7 +307,7 @@ async def test_the_address_and_the_driver_have_the_last_word(
         with pytest.raises(ta.LibraryError, match=r"x must lie at a multiple of 16 bytes \(globalAddress\)"):
             await kernel(0.0, x[2:])
         patch.setattr(jit.TensorMap, "alignment", 4)
-        with pytest.raises(ta.LibraryError, match=r"the driver makes no tensor map of x of shape \(10,\)"):
+        with pytest.raises(ta.LibraryError, match=r"no TensorMap\(box=.* of x, ArraySpec"):
             await kernel(0.0, x[2:])
     await kernel(0.0, x[4:])
 
@@ -321,7 +317,7 @@ async def test_a_kernel_that_takes_a_pointer_where_a_map_is_declared(device: ta.
     kernel = jit.Kernel(
         "pointer",
         'extern "C" __global__ void pointer(const float* x) {}',
-        parameters={"x": jit.reads("float32", tensor_map=MAP(box=4))},
+        parameters={"x": jit.reads("float32", layout=MAP(box=4))},
         grid=1,
         block=1,
     )
@@ -337,7 +333,7 @@ async def test_lines_of_errors_are_those_of_the_text(device: ta.Device) -> None:
     kernel = jit.Kernel(
         "wrong",
         'extern "C" __global__\nvoid wrong(const __grid_constant__ CUtensorMap x) {\n    nowhere = 1;\n}',
-        parameters={"x": jit.reads("float32", tensor_map=MAP(box=4))},
+        parameters={"x": jit.reads("float32", layout=MAP(box=4))},
         grid=1,
         block=1,
     )

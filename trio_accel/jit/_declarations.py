@@ -298,7 +298,6 @@ class Parameter:
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
         shape: Tells the shape of an output that is not given.
-        tensor_map: The map that the kernel gets in place of an array's address; None for none.
     """
 
     role: KernelRole
@@ -306,47 +305,33 @@ class Parameter:
     ndim: int | None = None
     layout: KernelLayout = "contiguous"
     shape: ShapeRule | None = None
-    tensor_map: TensorMap | None = None
 
     def named(self, name: str) -> KernelParameter:
         """Make the same as a definition has it."""
         return KernelParameter(
-            name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout,
-            tensor_map=self.tensor_map,
-        )  # fmt: skip
+            name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout
+        )
 
 
-def reads(
-    dtype: DTypeLike,
-    *,
-    ndim: int | None = None,
-    layout: KernelLayout = "contiguous",
-    tensor_map: TensorMap | None = None,
-) -> Parameter:
+def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous") -> Parameter:
     """Declare an array that is only read. The kernel gets the address of its first element.
 
     Args:
         dtype: Element type; an array of another one is refused.
         ndim: How many axes it has; None for any number.
         layout: ``"contiguous"``: one that is not in C order without gaps is refused. ``"packed"``: it is
-            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars.
-        tensor_map: Gives the kernel a map of the array in place of the address, which has its strides.
+            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars. A
+            `TensorMap`: the kernel gets a map of the array in place of an address.
 
     Raises:
         TypeError, ValueError: There is no such dtype or layout, or the map does not suit the dtype.
     """
-    return _array("read", dtype, ndim, layout, tensor_map)
+    return _array("read", dtype, ndim, layout)
 
 
-def updates(
-    dtype: DTypeLike,
-    *,
-    ndim: int | None = None,
-    layout: KernelLayout = "contiguous",
-    tensor_map: TensorMap | None = None,
-) -> Parameter:
+def updates(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous") -> Parameter:
     """Declare an array that is read and changed in place; see `reads`."""
-    return _array("update", dtype, ndim, layout, tensor_map)
+    return _array("update", dtype, ndim, layout)
 
 
 def writes(
@@ -355,7 +340,6 @@ def writes(
     ndim: int | None = None,
     layout: KernelLayout = "contiguous",
     shape: ShapeRule | None = None,
-    tensor_map: TensorMap | None = None,
 ) -> Parameter:
     """Declare an array that is overwritten in full; see `reads`.
 
@@ -365,11 +349,10 @@ def writes(
         layout: Arrays that it takes.
         shape: Tells the shape from other arguments, ``shape=lambda x: x.shape``; then the array may be left
             out at the launch, and is made.
-        tensor_map: Map of the array, through which the kernel writes.
     """
     if shape is not None and not callable(shape):
         raise TypeError(f"writes: shape must be a rule, such as lambda x: x.shape, got {shape!r}")
-    return attrs.evolve(_array("write", dtype, ndim, layout, tensor_map), shape=shape)
+    return attrs.evolve(_array("write", dtype, ndim, layout), shape=shape)
 
 
 def scalar(dtype: DTypeLike) -> Parameter:
@@ -377,29 +360,21 @@ def scalar(dtype: DTypeLike) -> Parameter:
     return Parameter("scalar", DType.of(dtype))
 
 
-def _array(
-    role: KernelRole,
-    dtype: DTypeLike,
-    ndim: int | None,
-    layout: KernelLayout,
-    tensor_map: TensorMap | None,
-) -> Parameter:
+def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
     given: object = layout
-    if given not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {given!r}")
+    if not isinstance(given, TensorMap) and given not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {given!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
         raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")
-    kind, given_map = DType.of(dtype), cast("object", tensor_map)
-    if isinstance(given_map, TensorMap):
-        given_map.codes(kind)
-        rank = len(given_map.box)
+    kind = DType.of(dtype)
+    if isinstance(layout, TensorMap):
+        layout.codes(kind)
+        rank = len(layout.box)
         if ndim not in (None, rank):
             raise ValueError(f"ndim: must be {rank}, as the box of the tensor map has, got {ndim}")
         ndim = rank
-    elif given_map is not None:
-        raise TypeError(f"tensor_map: must be a TensorMap or None, got {given_map!r}")
-    return Parameter(role, kind, ndim, layout, tensor_map=tensor_map)
+    return Parameter(role, kind, ndim, layout)
 
 
 def always_held(

@@ -208,7 +208,8 @@ class Kernel:
             (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
             for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
         )
-        self._mapped = tuple(each for each in named if each.tensor_map is not None)
+        maps = [(each.name, each.layout) for each in named]
+        self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
         with_block = (*names, "block")
         self._block = Rule("block", _fixed(where, "block", block), names)
         self._grid = Rule("grid", _fixed(where, "grid", grid), with_block)
@@ -319,8 +320,8 @@ class Kernel:
         if taken.outputs:
             taken.make_outputs(planner)
         grid, block, shared = self._extents(name, values)
-        for each in self._mapped if 0 not in grid else ():
-            cast("TensorMap", each.tensor_map).check(f"{name}: {each.name}", each.seen(values[each.name]))
+        for mapped, tensor_map in self._mapped if 0 not in grid else ():
+            tensor_map.check(f"{name}: {mapped}", values[mapped])
         arrays = tuple(taken.read), tuple(taken.updated), tuple(taken.written)
         spec = KernelSpec(self._text, grid, block, shared, *arrays, self._scalars.pack(scalars))
         return Planned(spec, tuple(taken.changed))

@@ -103,11 +103,11 @@ class UserKernel(LoadedCode):
         places.update(zip(scalars, offsets, strict=True))
         self._addresses = struct.Struct(f"={len(arrays)}Q")
         end = self._array_offset + self._addresses.size
-        self._maps: list[tuple[int, ops.KernelParameter, int]] = []
+        self._maps: list[tuple[int, str, ops.TensorMap, int]] = []
         for number, each in enumerate(arrays):
-            if each.tensor_map is not None:
+            if isinstance(each.layout, ops.TensorMap):
                 places[each.name] = start = -(-end // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
-                self._maps.append((number, each, start))
+                self._maps.append((number, each.name, each.layout, start))
                 end = start + ops.MAP_BYTES
         buffer = np.zeros(end + _PARAMETER_ALIGNMENT, np.uint8)
         start = -buffer.ctypes.data % _PARAMETER_ALIGNMENT
@@ -156,30 +156,22 @@ class UserKernel(LoadedCode):
 
     def _set_maps(self, arrays: tuple[ops.ArraySpec, ...], addresses: list[int]) -> None:
         """Put the tensor maps of arrays into the buffer: an address and a layout have one."""
-        for number, parameter, start in self._maps:
-            array, address, tensor_map = arrays[number], addresses[number], parameter.tensor_map
-            assert tensor_map is not None
+        for number, name, tensor_map, start in self._maps:
+            array, address = arrays[number], addresses[number]
             key = number, address, array.shape, array.strides
-            found = self._encoded.get(key)
-            if found is None:
+            if key not in self._encoded:
                 if address % tensor_map.alignment:
-                    raise self.refusal(
-                        "tensor_map",
-                        f": {parameter.name} must lie at a multiple of {tensor_map.alignment} bytes "
-                        f"(globalAddress), its address is {address:#x}",
-                    )
-                try:
-                    found = self.encode(tensor_map, parameter.seen(array), address)
-                except DriverError as error:
-                    raise self.refusal(
-                        error.code,
-                        f": the driver makes no tensor map of {parameter.name} of shape {array.shape} and "
-                        f"strides {array.strides} with {tensor_map}: {error.message}",
-                    ) from error
+                    what = f"{name} must lie at a multiple of {tensor_map.alignment} bytes (globalAddress)"
+                    raise self.refusal("tensor_map", f": {what}, its address is {address:#x}")
                 if len(self._encoded) >= _MOST_MAPS:
                     self._encoded.clear()
-                self._encoded[key] = found
-            self._buffer[start : start + ops.MAP_BYTES] = found
+                try:
+                    self._encoded[key] = self.encode(tensor_map, array, address)
+                except DriverError as error:
+                    raise self.refusal(
+                        error.code, f": no {tensor_map} of {name}, {array}: {error.message}"
+                    ) from error
+            self._buffer[start : start + ops.MAP_BYTES] = self._encoded[key]
 
     def _packed(self, spec: ops.KernelSpec, call: _Call) -> list[int]:
         """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
@@ -231,14 +223,9 @@ class UserKernel(LoadedCode):
             LibraryError: It has other parameters than were declared.
         """
         parameters = self.definition.parameters
-        declared = [
-            each.dtype.itemsize
-            if each.role == "scalar"
-            else _POINTER
-            if each.tensor_map is None
-            else ops.MAP_BYTES
-            for each in parameters
-        ]
+        sizes = {name: ops.MAP_BYTES for _, name, *_ in self._maps}
+        sizes |= {each.name: each.dtype.itemsize for each in parameters if each.role == "scalar"}
+        declared = [sizes.get(each.name, _POINTER) for each in parameters]
         if found != declared:
             told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
             raise self.refusal(

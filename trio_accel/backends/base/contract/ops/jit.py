@@ -11,18 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from ..dtypes import DType
-from ._array import (
-    ArraySpec,
-    StatusArray,
-    contiguous_strides,
-    exact,
-    packed,
-    reads,
-    scalar,
-    status,
-    updates,
-    writes,
-)
+from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status, updates, writes
 from ._asker import Asker
 from ._spec import OperationSpec, specification
 from .tensor_maps import TensorMap
@@ -52,9 +41,9 @@ CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
 KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
 """Use of a parameter by a kernel; a scalar is passed by value."""
 
-KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"]
+KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"] | TensorMap
 """Arrays that a kernel takes: only those in C order without gaps; others as packed copies; with any
-strides."""
+strides; by a tensor map."""
 
 Dim3: TypeAlias = tuple[int, int, int]
 """Extents along x, y and z."""
@@ -70,7 +59,6 @@ class KernelParameter:
         dtype: Element type; of a scalar, its type.
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
-        tensor_map: The map that the kernel gets in place of an array's address; None for none.
     """
 
     name: str
@@ -78,13 +66,6 @@ class KernelParameter:
     dtype: DType
     ndim: int | None = None
     layout: KernelLayout = "contiguous"
-    tensor_map: TensorMap | None = None
-
-    def seen(self, array: ArraySpec) -> ArraySpec:
-        """Return an argument as the kernel sees it: a packed one has no gaps."""
-        if self.layout != "packed" or array.is_contiguous:
-            return array
-        return attrs.evolve(array, offset=0, strides=contiguous_strides(array.shape, array.dtype.itemsize))
 
 
 @attrs.frozen
@@ -130,8 +111,7 @@ class KernelDefinition:
         """Write it as a text; equal definitions have equal texts."""
         plain = {field.name: getattr(self, field.name) for field in attrs.fields(KernelDefinition)}
         plain["parameters"] = [
-            [each.name, each.role, each.dtype.value, each.ndim, each.layout]
-            + ([] if each.tensor_map is None else [each.tensor_map.plain()])
+            [each.name, each.role, each.dtype.value, each.ndim, _layout_of(each.layout)]
             for each in self.parameters
         ]
         plain["code"] = [[each.format, *_encoded(each.data), each.name] for each in self.code]
@@ -153,15 +133,8 @@ class KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
         plain = cast("dict[str, Any]", json.loads(text))
         plain["parameters"] = tuple(
-            KernelParameter(
-                name=name,
-                role=role,
-                dtype=DType(dtype),
-                ndim=ndim,
-                layout=layout,
-                tensor_map=TensorMap.of(*plain_map) if plain_map else None,
-            )
-            for name, role, dtype, ndim, layout, *plain_map in plain["parameters"]
+            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=_layout_of(layout))
+            for name, role, dtype, ndim, layout in plain["parameters"]
         )
         plain["code"] = tuple(
             KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
@@ -236,6 +209,13 @@ def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
         offsets.append(start)
         end = start + dtype.itemsize
     return tuple(offsets), end
+
+
+def _layout_of(layout: Any) -> Any:
+    """Return plain values for a tensor map, and the other way round."""
+    if isinstance(layout, TensorMap):
+        return attrs.asdict(layout, recurse=False)
+    return TensorMap(**cast("dict[str, Any]", layout)) if isinstance(layout, dict) else layout
 
 
 def _encoded(data: str | bytes) -> tuple[str, str]:
