@@ -96,7 +96,7 @@ async def cell_list(
             raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
         corner = numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
         periods = numbers(_NAME, "box", box, axes)
-        # What should be a whole number may be a little less.
+        # A quotient that should be a whole number may be a little less.
         extents = np.maximum(np.floor(periods / sizes + 1e-9), 1)
         sizes = periods / extents
     elif low is None and shape is None:
@@ -111,7 +111,7 @@ async def cell_list(
     if total > _MOST or tuple(extents) != cells:
         told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
-    # A radix sort of 16 bits is the fastest.
+    # A radix sort of 16 bits is the fastest (D191).
     made = _cells(axes, box is not None, "uint16" if total < 1 << 16 else "int32")
     grid = (corner.tolist(), sizes.tolist(), cells)
     places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
@@ -168,7 +168,7 @@ def _cells(axes: int, is_periodic: bool, dtype: str) -> Elementwise[AccelRef]:
     """Make the expression of the cell of a point; those outside are in one more."""
     places = range(axes)
     steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in places]
-    # Those at the upper end may round to it.
+    # A place below the upper end may round to it.
     wrapped = "floor(minimum(f{a} - floor(f{a} / n{a}) * n{a}, n{a} - 1))"
     steps += [f"c{a} = " + (wrapped if is_periodic else "floor(f{a})").format(a=a) for a in places]
     inside = " & ".join(f"(c{a} >= 0) & (c{a} < n{a})" for a in places)

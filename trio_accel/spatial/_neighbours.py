@@ -42,7 +42,7 @@ def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: 
     points, _, _, (low, _, _, box), _, out = arrays
     if box.any():
         points = (points - low) % box
-        # What is a little below 0 rounds to the upper end.
+        # A coordinate that is a little below 0 rounds to the upper end.
         points[points >= box] = 0.0
     tree = cKDTree(points, compact_nodes=False, balanced_tree=False, boxsize=box if box.any() else None)
     pairs = tree.query_pairs(radius, output_type="ndarray").astype(np.int64)
@@ -82,12 +82,12 @@ async def neighbours(
     """
     [points] = await placed(_NAME, points=points)
     axes, count = check_points(_NAME, points), points.shape[0]
-    [reach] = numbers(_NAME, "radius", radius, 1)
+    [reach] = numbers(_NAME, "radius", radius, 1).tolist()
     points = await points.cast("float64")
     low, high = await bounds(_NAME, points)
     extents = high - low if box is None else numbers(_NAME, "box", box, axes)
     # So rounding moves no point further than to the next cell. There are not many more cells than points.
-    size = max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300)
+    size = min(max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300), 1e300)
     while math.prod(extents // size + 1) > 4 * count + 64:
         size *= 2
     chosen: Any = {"low": low, "shape": extents // size + 1} if box is None else {"box": extents}

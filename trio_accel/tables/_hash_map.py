@@ -39,7 +39,7 @@ class LookupResult(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class _Contents:
-    """Arrays that are never written to again.
+    """Arrays that are never written to again (D191).
 
     Attributes:
         slots: Keys and stamps, a row for each slot; the last one is that of the key `EMPTY`.
