@@ -320,9 +320,8 @@ class _Writer:
         _, over, axes = self._stages[0]
         axis = None if len(axes) == len(over) else axes[0] if len(axes) == 1 else axes
         options = {"axis": axis, "keepdims": len(shape) == len(over)}
-        if len(self._stages) == 1 and all(
-            isinstance(node, base.Name) for _, node in cast("Any", last.statements)
-        ):
+        is_alone = all(isinstance(node, base.Name) for _, node in cast("Any", last.statements))
+        if len(self._stages) == 1 and is_alone:
             return Reduction(rows.stages[0].map.text, rows.stages[0].name, **named), options
         self._check_alike(last.inputs, shape)
         return Rowwise(rows.text, precision=None, **named), options

@@ -418,9 +418,7 @@ def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
     return found
 
 
-def _value(
-    step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None
-) -> Any:
+def _value(step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: Any) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)

@@ -303,8 +303,7 @@ class _Parser:
             return found
 
         found = add(over.generators)
-        is_known = reduce in _FIRST
-        first = nodes.Literal(_FIRST[reduce], place) if is_known else Apply(f"%{reduce}", (), place)
+        first = nodes.Literal(_FIRST[reduce], place) if reduce in _FIRST else Apply(f"%{reduce}", (), place)
         loop = self._blocks[-1].pop()
         self._emit(name, (first,) * len(found))
         self._blocks[-1].append(loop)
@@ -491,16 +490,11 @@ class _Parser:
 
     def _index(self, node: ast.Call) -> _Value:
         self.has_index = True
-        match node:
-            case ast.Call(args=[ast.Constant(value=int(axis))], keywords=[]):
-                pass
-            case ast.Call(
-                args=[ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(axis)))], keywords=[]
-            ):
-                axis = -axis
-            case _:
-                self._refuse("i takes an axis of the result as a number that is written: i(0), i(-1)", node)
-        if isinstance(axis, bool) or not -_MOST_AXES <= axis < _MOST_AXES:
+        found = re.fullmatch(r"i\((-?\d+)\)", ast.unparse(node))
+        if found is None:
+            self._refuse("i takes an axis of the result as a number that is written: i(0), i(-1)", node)
+        axis = int(found[1])
+        if not -_MOST_AXES <= axis < _MOST_AXES:
             self._refuse(f"there is no axis {axis}: an array has at most {_MOST_AXES} axes", node)
         return (nodes.Index(axis, self._place(node)),)
 
@@ -541,16 +535,10 @@ def _form(count: int) -> str:
 def _what(node: ast.AST) -> str:
     """Name a node in words."""
     names = {
-        "MatMult": "@",
-        "Is": "is",
-        "IsNot": "is not",
-        "In": "in",
-        "NotIn": "not in",
-        "Attribute": "an attribute (.name)",
-        "Slice": "a slice (a:b)",
-        "NamedExpr": "an assignment (:=)",
+        "MatMult": "@", "Is": "is", "IsNot": "is not", "In": "in", "NotIn": "not in",
+        "Attribute": "an attribute (.name)", "Slice": "a slice (a:b)", "NamedExpr": "an assignment (:=)",
         "JoinedStr": "a string",
-    }
+    }  # fmt: skip
     name = type(node).__name__
     return names.get(name, f"{name!r}")
 
