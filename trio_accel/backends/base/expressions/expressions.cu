@@ -57,7 +57,11 @@ FUNCTION float to_f16(double value)
     return (float)copysign(rint(size / step) * step, value);
 }
 
-#if defined(STAND_IN) || defined(__HIP__)
+#if defined(PROCESSOR) && defined(__FLT16_MAX__)
+FUNCTION float from_f16(u16 code) { return (float)bits_as<_Float16>(code); }
+FUNCTION u16 f16_code(float value) { return bits_as<u16>((_Float16)value); }
+FUNCTION float to_f16(float value) { return (float)(_Float16)value; }
+#elif defined(STAND_IN) || defined(__HIP__)
 FUNCTION float from_f16(u16 code)
 {
     const u32 sign = (u32)(code & 0x8000) << 16, exponent = code >> 10 & 31, fraction = code & 1023;
