@@ -288,10 +288,11 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_sign(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a; }             \
     FUNCTION T f_square(T a) { return a * a; }                                                      \
     FUNCTION T f_reciprocal(T a) { return (T)1 / a; }                                               \
-    FUNCTION T f_maximum(T a, T b) { return a >= b || a != a ? a : b; }                             \
-    FUNCTION T f_minimum(T a, T b) { return a <= b || a != a ? a : b; }                             \
-    FUNCTION T f_fmax(T a, T b) { return a >= b || b != b ? a : b; }                                \
-    FUNCTION T f_fmin(T a, T b) { return a <= b || b != b ? a : b; }                                \
+    /* Of zeros with different signs it is the second one, as NumPy's. */                           \
+    FUNCTION T f_maximum(T a, T b) { return a > b || a != a ? a : b; }                              \
+    FUNCTION T f_minimum(T a, T b) { return a < b || a != a ? a : b; }                              \
+    FUNCTION T f_fmax(T a, T b) { return a > b || b != b ? a : b; }                                 \
+    FUNCTION T f_fmin(T a, T b) { return a < b || b != b ? a : b; }                                 \
     FUNCTION bool f_isnan(T a) { return a != a; }                                                   \
     FUNCTION bool f_isinf(T a) { return a == a && a - a != 0; }                                     \
     FUNCTION bool f_isfinite(T a) { return a - a == 0; }                                            \
