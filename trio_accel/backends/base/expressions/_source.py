@@ -37,6 +37,7 @@ _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
 # The next number of these dtypes is another one than that of the float that a value is computed in.
 _OF_CODES = ("nextafter",)
 
+_CHOICES = ("maximum", "minimum", "fmax", "fmin")
 # These functions make results that need no rounding if their operands are rounded.
 _EXACT = frozenset(
     {
@@ -149,6 +150,9 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
 def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
     is_low = dtype in _LOW
+    if dtype is DType.float16 and function in _CHOICES:
+        # Of zeros with different signs NumPy has the first one of float16, and the second one of others.
+        given = given[::-1]
     if is_low and function in _OF_CODES:
         return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
     value = f"f_{function}({', '.join(given)})"
