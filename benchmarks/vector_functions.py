@@ -17,11 +17,12 @@ import numpy as np
 from trio_accel import DType
 from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
-from trio_accel.backends.cpu.compiled._functions import VECTOR
-from trio_accel.backends.cpu.compiled._text import Access, RowLayout, elementwise_text
+from trio_accel.backends.cpu.compiled._text import VECTOR, Access, RowLayout, elementwise_text
 
 Numbers: TypeAlias = Any
 OF_TWO = ("arctan2", "hypot", "power")
+# What is made of others has errors of its own.
+NAMES = tuple(sorted(VECTOR - {"logaddexp"}))
 VARIANTS = {"widest": (), "AVX2": ("-mno-avx512f", "-mavx2", "-mfma"), "scalar": ("-fno-tree-vectorize",)}
 SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e300, 1e-300, 5e-324, np.inf, np.nan, 709.7827128933841, 2**30.0, 1e22)
 
@@ -129,7 +130,7 @@ def main() -> None:
         f"| function | dtype | ulp | NumPy's | {' | '.join(f'ns, {name}' for name in VARIANTS)} | NumPy's |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for name in VECTOR:
+    for name in NAMES:
         for dtype in (DType.float64, DType.float32):
             print(_row(name, dtype, given.count, given.seeds), flush=True)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.vector_functions import OF_TWO, SPECIAL, VARIANTS, Numbers, called, errors, functions, points
+from benchmarks.vector_functions import NAMES, SPECIAL, VARIANTS, Numbers, called, errors, functions, points
 from trio_accel.backends.base import DType
 from trio_accel.backends.cpu.compiled._compiler import compiler
-from trio_accel.backends.cpu.compiled._functions import VECTOR
 
 pytestmark = [
     pytest.mark.no_device,
@@ -17,7 +16,6 @@ pytestmark = [
 ]
 
 DTYPES = (DType.float64, DType.float32)
-NAMES = tuple(VECTOR)
 COUNT = 3000
 # Units in the last place of float64; all of float32 are rounded once, nearly.
 BOUNDS = {
@@ -70,7 +68,3 @@ def test_an_element_has_the_same_bits_wherever_it_is(dtype: DType) -> None:
     for count in (3, 7, 8, 9, 31, 64):
         for name, whole, single in zip(NAMES, call(x[:count], y[:count]), alone, strict=True):
             assert whole.tobytes() == single[:count].tobytes(), name
-
-
-def test_every_function_of_two_is_one() -> None:
-    assert set(OF_TWO) < set(VECTOR) == set(BOUNDS)

@@ -185,11 +185,11 @@ def _find(named: str, path: str) -> Compiler | None:
 
 
 @functools.cache
-def head(functions: str = "") -> str:
-    """Return what each text of expressions begins with: functions of our own, and the language of GPUs."""
+def head() -> str:
+    """Return what each text of expressions begins with: the language of GPUs for a processor."""
     here = Path(__file__).parent
     before, _, behind = (here / "processor.h").read_text(encoding="utf-8").partition("//PRELUDE\n")
-    return f"{before}{functions}{prelude()}\n{behind}"
+    return f"{before}{prelude()}\n{behind}"
 
 
 @attrs.define(eq=False)

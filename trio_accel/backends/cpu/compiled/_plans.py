@@ -23,7 +23,6 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, mode
-from ._functions import VECTOR
 from ._text import Access, RowLayout, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
@@ -48,6 +47,8 @@ _EXACT_REAL = frozenset(
     "less_equal greater greater_equal signbit copysign fmod floor_divide remainder nextafter bitwise_and bitwise_or "
     "bitwise_xor invert left_shift right_shift gcd lcm".split()
 )
+VECTOR: frozenset[str] = frozenset()
+"""Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
 _VECTORS = (DType.float32, DType.float64)
 
 

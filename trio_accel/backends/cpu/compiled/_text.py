@@ -18,7 +18,6 @@ from ...base.contract.ops import Reduce
 from ...base.expressions import Argument, SpecializedExpression, Step, TypedExpression, places_of
 from ...base.expressions import _source as source
 from ._compiler import head
-from ._functions import vector_functions
 
 Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
@@ -57,8 +56,7 @@ def elementwise_text(expression: str, layout: RowLayout) -> str:
     loops = [rows.loop("row_anywhere", is_cold=bool(rows.plain))]
     if rows.plain:
         loops.append(rows.loop("row_inside", is_inside=True))
-    begin = head(vector_functions(decoded.typed.steps))
-    return "\n".join((begin, rows.structure(), *loops, rows.whole("row_anywhere"), _RUN))
+    return "\n".join((head(), rows.structure(), *loops, rows.whole("row_anywhere"), _RUN))
 
 
 @functools.lru_cache(256)
@@ -86,7 +84,7 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
              f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
     loops = [rows.loop("row_checked", stores=checks), rows.loop("row_stored", stores=store, in_order=True)]
     whole = rows.whole("a.pass ? row_stored : row_checked")
-    return "\n".join((head(vector_functions(typed.steps)), rows.structure(), *loops, whole, _RUN))
+    return "\n".join((head(), rows.structure(), *loops, whole, _RUN))
 
 
 class Rows:
