@@ -28,10 +28,10 @@ from ._text import Access, RowLayout, elementwise_text, scatter_text
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[None]"
 
-# NumPy computes so many elements times steps in as long as a compiler takes, 0.1 s.
-_WORTH = 1 << 27
-# Elements times steps of a thread at least: to start one takes 0.02 ms.
-_SHARE = 1 << 21
+# Bytes of all steps of all elements: NumPy computes so many in some tenths of a second, as long as a compiler takes.
+_WORTH = 1 << 29
+# A thread has so many at least, which take a millisecond: to wake one may take a part of that.
+_SHARE = 1 << 26
 # Elements of a share are a multiple of this, so that no two threads write to one line of a cache.
 _LINE = 64
 _MOST_PLANS = 4096
@@ -85,7 +85,7 @@ class Plan:
         text: Makes the source; None where NumPy computes.
         is_exact: Whether NumPy makes the same bits.
         count: Elements.
-        weight: Elements times steps.
+        weight: Bytes of all steps of all elements.
         form: Packs addresses.
         rest: Bytes behind those and the scalars.
         is_checked: Whether indices may be outside.
@@ -236,7 +236,7 @@ def _make(spec: Spec) -> Plan:
         text=text,
         is_exact=is_exact,
         count=count,
-        weight=count * len(typed.steps),
+        weight=count * sum(step.dtype.itemsize for step in typed.steps),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
         is_checked=bool(typed.checked and typed.loads),

@@ -131,9 +131,11 @@ class Rows:
             else:
                 self._taken.append("")
             self._is_element.append(is_element and layout.access[array] != "same")
-        self._varies = list[bool]()
+        self._varies, self._is_of_indices = list[bool](), list[bool]()
         for step in typed.steps:
             self._varies.append(self._begins_row(step) or any(self._varies[one] for one in step.steps))
+            is_value = step.function == "load" or (step.function == "argument" and self._varies[-1])
+            self._is_of_indices.append(not is_value and all(self._is_of_indices[one] for one in step.steps))
         self.plain: dict[int, tuple[int, str]] = {}
         self._conditions: list[Condition] = []
         for number, step in enumerate(typed.steps):
@@ -241,6 +243,8 @@ struct Arguments {{
                 value = "k" if self._axis(step) == self._last else f"x{self._axis(step)}"
             elif step.function == "load":
                 value = self._load(number, step, before, where, is_inside=is_inside)
+            elif step.function == "where" and self._is_of_indices[step.steps[0]]:
+                value = f"chosen({', '.join(f't{one}' for one in step.steps)})"
             else:
                 value = source._value(step, self._taken, self._typed.steps)
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
