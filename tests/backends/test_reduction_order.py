@@ -32,7 +32,7 @@ SHAPES = (
     (1, 3003),
     (5, 1, 707),
 )
-FUNCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "any": np.any}
+FUNCTIONS: dict[str, Any] = {"sum": np.sum, "prod": np.prod, "max": np.max, "any": np.any}
 
 
 def reduced(text: str, name: str, arrays: tuple[Numbers, ...], axes: tuple[int, ...]) -> Numbers:
