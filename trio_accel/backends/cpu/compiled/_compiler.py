@@ -58,7 +58,16 @@ kill -9 0
 
 
 class CompilerError(Exception):
-    """The compiler could not be run, or failed; its text says why."""
+    """The compiler could not be run, or failed; its text says why.
+
+    Args:
+        text: Why.
+        log: What the compiler wrote.
+    """
+
+    def __init__(self, text: str, log: str = "") -> None:
+        super().__init__(text)
+        self.log = log
 
 
 @attrs.frozen
@@ -80,13 +89,14 @@ class Compiler:
         """Its name and version, for people."""
         return f"{' '.join(self.command)}: {self.version}"
 
-    def key(self, text: str, options: tuple[str, ...]) -> bytes:
-        """Return the key of a text: code for another processor would end the process."""
+    def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
+        """Return the key of a text and its headers: code for another processor would end the process."""
         return code_key(
             kind="cpu",
             text=text,
             compiler=(*self.command, self.version),
             options=(*self.options, *options),
+            headers=headers,
             machine=machine(),
         )
 
@@ -125,7 +135,7 @@ def _run(folder: Path, arguments: tuple[str, ...], limit: float) -> bytes:
         status = os.read(said, 16).decode().strip()
         if status != "0":
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-            raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}")
+            raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}", log)
         return (folder / "made.so").read_bytes()
 
 

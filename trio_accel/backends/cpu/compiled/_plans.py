@@ -170,7 +170,9 @@ def elementwise(spec: ElementwiseSpec, call: Call) -> bool:
     entry = plan.find()
     is_done = entry is not None and not (plan.is_checked and _is_in_place(spec))
     if entry is not None and is_done:
-        addresses = [call.at(array) for array in (*spec.results, *spec.arrays, *(spec.loaded or spec.results[:1]))]
+        addresses = [
+            call.at(array) for array in (*spec.results, *spec.arrays, *(spec.loaded or spec.results[:1]))
+        ]
         is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
     counts.add(is_done)
     return is_done
@@ -228,7 +230,12 @@ def _make(spec: Spec) -> Plan:
     else:
         text = partial(elementwise_text, spec.expression, layout)
     numbers = [*shape, *(step for steps in strides for step in steps)]
-    numbers += [number for array in spec.loaded for pair in zip(array.shape, array.strides, strict=True) for number in pair] or [0]
+    numbers += [
+        number
+        for array in spec.loaded
+        for pair in zip(array.shape, array.strides, strict=True)
+        for number in pair
+    ] or [0]
     scalars = sum(not argument.is_array for argument in decoded.arguments)
     addresses = len(arrays) + max(len(spec.loaded), 1)
     count = math.prod(shape)
@@ -236,7 +243,8 @@ def _make(spec: Spec) -> Plan:
         text=text,
         is_exact=is_exact,
         count=count,
-        weight=count * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
+        weight=count
+        * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
         is_checked=bool(typed.checked and typed.loads),

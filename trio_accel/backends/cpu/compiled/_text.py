@@ -25,7 +25,11 @@ Condition: TypeAlias = tuple[str, str | None, str | None]
 
 # The C names of functions of our own (D188).
 _SAME = "exp exp2 expm1 log log2 log10 log1p sinh cosh tanh hypot".split()
-_OWN: Mapping[str, str] = {name: name for name in _SAME} | {"power": "pow", "arctan": "atan", "arctan2": "atan2"}
+_OWN: Mapping[str, str] = {name: name for name in _SAME} | {
+    "power": "pow",
+    "arctan": "atan",
+    "arctan2": "atan2",
+}
 # Of these a loop calls a function of vectors.
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
@@ -115,7 +119,11 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     checks = [f"bad |= is_outside(t{typed.outputs[axis]}, e{axis});" for axis in axes
               if decoded.typed.steps[decoded.typed.steps[load].steps[axis]].function != "index"]  # fmt: skip
     steps = [f"reached(t{typed.outputs[axis]}, e{axis}, f{axis})" for axis in axes]
-    made = source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}")) if reduce != "set" else f"t{value}"
+    made = (
+        source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}"))
+        if reduce != "set"
+        else f"t{value}"
+    )
     store = [f"char *const at = (char *){' + '.join(('q0', *steps))};",
              f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};" if reduce != "set" else "",
              f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
@@ -183,7 +191,9 @@ class Rows:
         for number, step in enumerate(typed.steps):
             given = [self._varies[one] for one in step.steps if one < number]
             self._varies.append(self._begins_row(step) or any(given))
-            is_value = step.function in ("load", *_OF_LOOPS) or (step.function == "argument" and self._varies[-1])
+            is_value = step.function in ("load", *_OF_LOOPS) or (
+                step.function == "argument" and self._varies[-1]
+            )
             self._is_of_indices.append(not is_value and all(self._is_of_indices[one] for one in step.steps))
         # Whether a value is another one along the row; and whether it stands in the loop of the row.
         self._differs = self._find_differing()
@@ -346,9 +356,7 @@ struct Arguments {{
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
         return before, inside
 
-    def _load(
-        self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool
-    ) -> str:
+    def _load(self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool) -> str:
         """C++ of a load; what its place has before the loop goes there, and checks where they belong."""
         array = self._loaded.index(int(step.value.real))
         same, parts = [f"q{array}"], list[str]()
@@ -412,9 +420,7 @@ struct Arguments {{
         if not self.plain:
             return f"{start}    return ({anywhere})(a, p, x, first, end);\n}}"
         before, _ = self.statements(set(range(len(self._typed.steps))), is_inside=False)
-        bounds = dict.fromkeys(
-            line for condition in self._conditions for line in _bounds(*condition)
-        )
+        bounds = dict.fromkeys(line for condition in self._conditions for line in _bounds(*condition))
         return f"""{start}    i64 bad = 0;
 {source.indented(chr(10).join((*self._locals(), *before)), 4)}
     i64 low = first, high = end;
