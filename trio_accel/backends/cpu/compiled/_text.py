@@ -1,8 +1,8 @@
 """C++ of expressions in the form for processors: rows of the last axis, element behind element (D186).
 
-What stays the same along a row stands before its loop, because a compiler leaves branches inside. Where the index of
-a load is that along the row but for a sum, `%`, a minimum or a maximum, the elements where these change nothing have
-a loop of their own, with plain pointers.
+What stays the same along a row stands before its loop, because a compiler leaves branches inside. The index
+of a load may be that along the row but for a sum, `%`, a minimum or a maximum: the elements where these change
+nothing have a loop of their own, with plain pointers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
 # The C names of functions of our own (D188).
-_SAME = "exp exp2 expm1 log log2 log10 log1p sinh cosh tanh hypot".split()
+_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot"]
 _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
     "power": "pow",
     "arctan": "atan",
@@ -119,14 +119,15 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     checks = [f"bad |= is_outside(t{typed.outputs[axis]}, e{axis});" for axis in axes
               if decoded.typed.steps[decoded.typed.steps[load].steps[axis]].function != "index"]  # fmt: skip
     steps = [f"reached(t{typed.outputs[axis]}, e{axis}, f{axis})" for axis in axes]
-    made = (
-        source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}"))
-        if reduce != "set"
-        else f"t{value}"
-    )
-    store = [f"char *const at = (char *){' + '.join(('q0', *steps))};",
-             f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};" if reduce != "set" else "",
-             f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
+    element, made, there = source.element_of(dtype), f"t{value}", ""
+    if reduce != "set":
+        made = source.call_of(source.COMBINING[reduce], dtype, ("there", made))
+        there = f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};"
+    store = [
+        f"char *const at = (char *){' + '.join(('q0', *steps))};",
+        there,
+        f"{element}::store(at, {made});",
+    ]
     loops = [rows.loop("row_checked", stores=checks), rows.loop("row_stored", stores=store, in_order=True)]
     whole = rows.whole("a.pass ? row_stored : row_checked")
     return "\n".join((rows.structure(), *loops, whole, _RUN))
@@ -210,7 +211,7 @@ class Rows:
                 self._find_plain(number, step)
 
     def _find_differing(self) -> list[bool]:
-        """Tell of each step whether elements of a row have other values of it; a loop counts for all of them alike."""
+        """Tell of each step whether it has another value along the row; all elements count the same loops."""
         found, before = list(self._varies), list[bool]()
         while found != before:
             before = list(found)
@@ -225,7 +226,7 @@ class Rows:
         return found
 
     def _vary_loops(self) -> None:
-        """Have all steps of a loop vary along the row where one does: it is in the loop of the row, or ahead of it."""
+        """Have all steps of a loop vary along the row where one does: a loop is not divided."""
         steps = self._typed.steps
         for number, step in enumerate(steps):
             if step.function != "loop" or self._depths[number]:
@@ -267,7 +268,7 @@ class Rows:
             self._conditions += [*conditions, (shift, "0", f"e{extent} - 1")]
 
     def _shift_of(self, number: int) -> tuple[str, tuple[Condition, ...]] | None:
-        """Return how much more than the index along the row a value is, under conditions; None if it is not."""
+        """Return what a value has beside the index along the row, under conditions; None if it is no sum."""
         step = self._typed.steps[number]
         if step.function == "index":
             return "(i64)0", ()
@@ -352,7 +353,7 @@ struct Arguments {{
             elif step.function == "where" and self._is_of_indices[step.steps[0]]:
                 value = f"chosen({', '.join(f't{one}' for one in step.steps)})"
             else:
-                value = source._value(step, self._taken, self._typed.steps)
+                value = source.value_of(step, self._taken, self._typed.steps)
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
         return before, inside
 
