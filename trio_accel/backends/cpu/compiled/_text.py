@@ -1,8 +1,8 @@
 """C++ of expressions in the form for processors: rows of the last axis, element behind element (D186).
 
-What stays the same along a row stands before its loop, because a compiler leaves branches inside. Where the index of
-a load is that along the row but for a sum, `%`, a minimum or a maximum, the elements where these change nothing have
-a loop of their own, with plain pointers.
+What stays the same along a row stands before its loop, because a compiler leaves branches inside. The index
+of a load may be that along the row but for a sum, `%`, a minimum or a maximum: the elements where these change
+nothing have a loop of their own, with plain pointers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
 # The C names of functions of our own (D188).
-_SAME = "exp exp2 expm1 log log2 log10 log1p sinh cosh tanh hypot".split()
-_OWN: Mapping[str, str] = {name: name for name in _SAME} | {"power": "pow", "arctan": "atan", "arctan2": "atan2"}
+_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot"]
+_OWN: Mapping[str, str] = {name: name for name in _SAME} | {
+    "power": "pow",
+    "arctan": "atan",
+    "arctan2": "atan2",
+}
 # Of these a loop calls a function of vectors.
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
@@ -115,10 +119,15 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     checks = [f"bad |= is_outside(t{typed.outputs[axis]}, e{axis});" for axis in axes
               if decoded.typed.steps[decoded.typed.steps[load].steps[axis]].function != "index"]  # fmt: skip
     steps = [f"reached(t{typed.outputs[axis]}, e{axis}, f{axis})" for axis in axes]
-    made = source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}")) if reduce != "set" else f"t{value}"
-    store = [f"char *const at = (char *){' + '.join(('q0', *steps))};",
-             f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};" if reduce != "set" else "",
-             f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
+    element, made, there = source.element_of(dtype), f"t{value}", ""
+    if reduce != "set":
+        made = source.call_of(source.COMBINING[reduce], dtype, ("there", made))
+        there = f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};"
+    store = [
+        f"char *const at = (char *){' + '.join(('q0', *steps))};",
+        there,
+        f"{element}::store(at, {made});",
+    ]
     loops = [rows.loop("row_checked", stores=checks), rows.loop("row_stored", stores=store, in_order=True)]
     whole = rows.whole("a.pass ? row_stored : row_checked")
     return "\n".join((rows.structure(), *loops, whole, _RUN))
@@ -183,7 +192,9 @@ class Rows:
         for number, step in enumerate(typed.steps):
             given = [self._varies[one] for one in step.steps if one < number]
             self._varies.append(self._begins_row(step) or any(given))
-            is_value = step.function in ("load", *_OF_LOOPS) or (step.function == "argument" and self._varies[-1])
+            is_value = step.function in ("load", *_OF_LOOPS) or (
+                step.function == "argument" and self._varies[-1]
+            )
             self._is_of_indices.append(not is_value and all(self._is_of_indices[one] for one in step.steps))
         # Whether a value is another one along the row; and whether it stands in the loop of the row.
         self._differs = self._find_differing()
@@ -200,7 +211,7 @@ class Rows:
                 self._find_plain(number, step)
 
     def _find_differing(self) -> list[bool]:
-        """Tell of each step whether elements of a row have other values of it; a loop counts for all of them alike."""
+        """Tell of each step whether it has another value along the row; all elements count the same loops."""
         found, before = list(self._varies), list[bool]()
         while found != before:
             before = list(found)
@@ -215,7 +226,7 @@ class Rows:
         return found
 
     def _vary_loops(self) -> None:
-        """Have all steps of a loop vary along the row where one does: it is in the loop of the row, or ahead of it."""
+        """Have all steps of a loop vary along the row where one does: a loop is not divided."""
         steps = self._typed.steps
         for number, step in enumerate(steps):
             if step.function != "loop" or self._depths[number]:
@@ -257,7 +268,7 @@ class Rows:
             self._conditions += [*conditions, (shift, "0", f"e{extent} - 1")]
 
     def _shift_of(self, number: int) -> tuple[str, tuple[Condition, ...]] | None:
-        """Return how much more than the index along the row a value is, under conditions; None if it is not."""
+        """Return what a value has beside the index along the row, under conditions; None if it is no sum."""
         step = self._typed.steps[number]
         if step.function == "index":
             return "(i64)0", ()
@@ -342,13 +353,11 @@ struct Arguments {{
             elif step.function == "where" and self._is_of_indices[step.steps[0]]:
                 value = f"chosen({', '.join(f't{one}' for one in step.steps)})"
             else:
-                value = source._value(step, self._taken, self._typed.steps)
+                value = source.value_of(step, self._taken, self._typed.steps)
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
         return before, inside
 
-    def _load(
-        self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool
-    ) -> str:
+    def _load(self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool) -> str:
         """C++ of a load; what its place has before the loop goes there, and checks where they belong."""
         array = self._loaded.index(int(step.value.real))
         same, parts = [f"q{array}"], list[str]()
@@ -412,9 +421,7 @@ struct Arguments {{
         if not self.plain:
             return f"{start}    return ({anywhere})(a, p, x, first, end);\n}}"
         before, _ = self.statements(set(range(len(self._typed.steps))), is_inside=False)
-        bounds = dict.fromkeys(
-            line for condition in self._conditions for line in _bounds(*condition)
-        )
+        bounds = dict.fromkeys(line for condition in self._conditions for line in _bounds(*condition))
         return f"""{start}    i64 bad = 0;
 {source.indented(chr(10).join((*self._locals(), *before)), 4)}
     i64 low = first, high = end;
