@@ -18,7 +18,15 @@ from ._expression import Expression
 from ._parse import parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
-__all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
+__all__ = [
+    "REDUCTIONS",
+    "WIDER",
+    "Reduction",
+    "TypedReduction",
+    "evaluate_reduction",
+    "reduced_groups",
+    "typed_reduction",
+]
 
 ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"

@@ -26,6 +26,7 @@ from ...base.expressions import (
 )
 from ...base.kit.kernels import HostCall, kernel
 from ..compiled import _plans as compiled
+from ..compiled import _reductions as compiled_rows
 from ..runtime._memory import HostArray, pieces
 
 # Elements of the rows that are made at a time.
@@ -90,7 +91,9 @@ def _pieces(
 
 @kernel(ops.ReductionSpec, backend="cpu")
 def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
-    """Reduce an array; the mapped values are one temporary array."""
+    """Reduce by compiled code, or pieces one after another."""
+    if compiled_rows.reduce(spec, call):
+        return
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
     typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
