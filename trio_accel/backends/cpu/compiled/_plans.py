@@ -252,14 +252,19 @@ def find_plan(spec: Spec) -> Plan:
     return plan
 
 
+def forget() -> None:
+    """Drop all plans, as if nothing had run; for tests."""
+    _plans.clear()
+
+
 def _make(spec: Spec) -> Plan:
     decoded = SpecializedExpression.decode(spec.expression)
     typed, arrays = decoded.typed, (*spec.results, *spec.arrays)
     chosen = mode()
-    is_exact = all(_is_exact(step, typed.steps) for step in typed.steps)
+    has_bits = all(is_exact(step, typed.steps) for step in typed.steps)
     if (
         chosen == "never"
-        or not (is_exact or _is_vector(typed, chosen))
+        or not (has_bits or _is_vector(typed, chosen))
         or not math.prod(spec.shape)
         or not all(map(_is_aligned, (*arrays, *spec.loaded)))
         or any(0 in array.shape for array in spec.loaded)
@@ -291,7 +296,7 @@ def _make(spec: Spec) -> Plan:
     count = math.prod(shape)
     return Plan(
         text=text,
-        is_exact=is_exact,
+        is_exact=has_bits,
         count=count,
         weight=count
         * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
@@ -301,7 +306,7 @@ def _make(spec: Spec) -> Plan:
     )
 
 
-def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
+def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     """Tell whether NumPy makes the same bits, but for those of NaN."""
     if step.function in _EXACT:
         return True
@@ -316,7 +321,7 @@ def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
 
 def _is_vector(typed: TypedExpression, chosen: str) -> bool:
     """Tell whether an expression that is not exact is compiled."""
-    others = [step for step in typed.steps if not _is_exact(step, typed.steps)]
+    others = [step for step in typed.steps if not is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
     is_long = bool(typed.loads) or any(step.function == "loop" for step in typed.steps) or len(others) > 1

@@ -1,13 +1,14 @@
 """C++ of expressions in the form for processors: rows of the last axis, element behind element (D186).
 
-What stays the same along a row stands before its loop, because a compiler leaves branches inside. The index
-of a load may be that along the row but for a sum, `%`, a minimum or a maximum: the elements where these change
-nothing have a loop of their own, with plain pointers.
+What stays the same along a row stands before its loop, because a compiler leaves branches inside. An index
+along a row may have a sum, `%`, a minimum or a maximum: elements where these change nothing have a loop of
+their own, with plain pointers.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -36,6 +37,7 @@ VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
+_STEPS = re.compile(r"\bt(\d+)")
 _OF_LOOPS = ("carried", "loop", "break", "end", "result")
 _BOUNDS = ("remainder", "minimum", "maximum")
 _WHOLE = {DType.int64: "", DType.int32: "2147483647"}
@@ -332,8 +334,13 @@ struct Arguments {{
                 continue
             needed.add(number)
             left += self._breaks.get(number, ())
-            skipped = self.plain[number][0] if is_inside and number in self.plain else None
-            left += [one for axis, one in enumerate(self._typed.steps[number].steps) if axis != skipped]
+            plain = self.plain.get(number) if is_inside else None
+            left += [
+                one for axis, one in enumerate(self._typed.steps[number].steps)
+                if plain is None or axis != plain[0]
+            ]  # fmt: skip
+            # The sum beside the index has steps of its own.
+            left += [int(one) for one in _STEPS.findall(plain[1])] if plain is not None else []
         return needed
 
     def statements(self, needed: set[int], *, is_inside: bool) -> tuple[list[str], list[str]]:
