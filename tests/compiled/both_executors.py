@@ -55,7 +55,9 @@ def same_bits(got: Array, want: Array) -> bool:
 def equal_bits(got: Array, want: Array) -> Array:
     """Tell of each element whether its bits are the same; NaN has any."""
     if got.dtype.kind == "c":
-        return equal_bits(got.real.copy(), want.real.copy()) & equal_bits(got.imag.copy(), want.imag.copy())
+        return equal_bits(np.real(got).copy(), np.real(want).copy()) & equal_bits(
+            np.imag(got).copy(), np.imag(want).copy()
+        )
     bits = f"u{got.dtype.itemsize}"
     equal = np.ascontiguousarray(got).view(bits) == np.ascontiguousarray(want).view(bits)
     return equal if got.dtype.kind in "biu" else equal | (np.isnan(got) & np.isnan(want))

@@ -22,7 +22,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A process that has compiled nothing yet, with a disk cache of its own."""
     if _compiler.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(_compiler, "_state", _compiler._State())
+    monkeypatch.setattr(_compiler, "_state", _compiler.State())
     monkeypatch.setenv("TRIO_ACCEL_CACHE_PATH", str(tmp_path / "cache"))
     _plans.forget()
     return tmp_path

@@ -147,7 +147,11 @@ async def test_loads(executors: Executors, name: str, shift: int) -> None:
     if shift > 40 and "%" not in LOADS[name]:
         # A sum that wraps around is the same with both, and no index that anyone means.
         shift = 41
-    await executors.compare(lambda given: ask(given, shift, shape=(9, 20)), x)
+
+    async def shifted(given: ta.AccelRef) -> Any:
+        return await ask(given, shift, shape=(9, 20))
+
+    await executors.compare(shifted, x)
 
 
 async def test_an_index_that_is_outside(executors: Executors) -> None:
@@ -167,7 +171,7 @@ async def test_an_index_that_is_outside(executors: Executors) -> None:
 
 @pytest.mark.parametrize("reduce", ["set", "add", "multiply", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "int16", "float16"])
-async def test_values_at_places_in_order(executors: Executors, reduce: str, dtype: str) -> None:
+async def test_values_at_places_in_order(executors: Executors, reduce: Any, dtype: str) -> None:
     rng = np.random.default_rng(3)
     places, values = rng.integers(-7, 7, 200), rng.normal(size=200).astype(dtype)
 
@@ -256,9 +260,8 @@ async def test_what_has_cost_enough_is_compiled_meanwhile(executors: Executors, 
 async def test_which_executor_runs_is_decided_by_the_expression(executors: Executors, text: str) -> None:
     executors.choose("auto")
     before = _plans.counts.compiled
-    await jit.elementwise(text, inputs=("x",))(
-        await executors.device.put(np.ones(9)), **({"shape": (9,)} if "[" in text else {})
-    )
+    shape: dict[str, Any] = {"shape": (9,)} if "[" in text else {}
+    await jit.elementwise(text, inputs=("x",))(await executors.device.put(np.ones(9)), **shape)
     assert _plans.counts.compiled - before == (text in {"exp(x) + sin(x)", "exp(x[i(0)])"})
 
 

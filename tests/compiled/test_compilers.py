@@ -126,7 +126,7 @@ def test_code_is_found_again_and_only_that_of_this_machine(
 
     def times() -> int:
         """Compile in a process that has nothing loaded, and tell how often the compiler ran by now."""
-        monkeypatch.setattr(_compiler, "_state", _compiler._State())
+        monkeypatch.setattr(_compiler, "_state", _compiler.State())
         assert _compiler.compile_text(one_text()) is not None
         return len(calls)
 

@@ -202,7 +202,7 @@ def _find(named: str, path: str) -> Compiler | None:
 
 
 @attrs.define(eq=False)
-class _State:
+class State:
     """What this process has compiled, and how that went.
 
     Attributes:
@@ -217,7 +217,7 @@ class _State:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
 
-_state = _State()
+_state = State()
 _numbers = itertools.count(2)
 
 
