@@ -22,7 +22,7 @@ from ...base.expressions import SCALAR_BYTES, SpecializedExpression, Step, Typed
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
-from ._compiler import Entry, compile_text, compiler, has_fma, mode
+from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
 from ._text import VECTOR, Access, RowLayout, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
@@ -100,31 +100,6 @@ _EXACT_REAL = frozenset(
     }
 )
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-
-
-@attrs.define(eq=False)
-class Counts:
-    """How often each executor ran, since the process began.
-
-    Attributes:
-        compiled: Operations of compiled code.
-        by_numpy: Operations of NumPy.
-        kernels: Kernels that were compiled, or found in the disk cache.
-    """
-
-    compiled: int = 0
-    by_numpy: int = 0
-    kernels: int = 0
-
-    def add(self, is_compiled: bool) -> None:
-        """Count an operation."""
-        if is_compiled:
-            self.compiled += 1
-        else:
-            self.by_numpy += 1
-
-
-counts = Counts()
 
 
 @attrs.define(eq=False)
