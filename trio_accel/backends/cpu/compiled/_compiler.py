@@ -279,7 +279,7 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:
-        # What is no library is a miss.
+        # An entry that is no library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
     try:

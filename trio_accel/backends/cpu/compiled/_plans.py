@@ -289,7 +289,7 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     if step.function == "power":
         return step.dtype.kind in ("int", "uint")
     if step.function == "sign" and step.dtype is DType.bfloat16:
-        # Of a zero ml_dtypes has that zero, and NumPy 0.
+        # The sign of a zero is that zero by ml_dtypes, and 0 by NumPy.
         return False
     return step.function in _EXACT_REAL and all(dtype.kind != "complex" for dtype in dtypes)
 

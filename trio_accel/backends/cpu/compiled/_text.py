@@ -31,7 +31,7 @@ _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
     "arctan": "atan",
     "arctan2": "atan2",
 }
-# Of these a loop calls a function of vectors.
+# Loops call functions of vectors for these.
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
@@ -75,7 +75,7 @@ def head(called: frozenset[str] = frozenset()) -> str:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
                   for name in _OWN.values() for suffix in ("", "f")]  # fmt: skip
-        # Behind all others: these are names in them.
+        # The names stand behind all others, which have them in their text.
         lines += [f"#define {name}{suffix} own_{name}{suffix}"
                   for name in (*_OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
     return "\n".join((*lines, source.prelude(), behind))
@@ -164,7 +164,7 @@ class Rows:
         self._typed, self._layout, self._results = typed, layout, results
         self._last = layout.axes - 1
         self._loaded = [number for number, _ in typed.loads]
-        # Where the extents of each array that is loaded from begin.
+        # The extents of each array that is loaded from begin here.
         self._extents, self._axes = list[int](), 0
         for _, count in typed.loads:
             self._extents.append(self._axes)
@@ -239,7 +239,7 @@ class Rows:
                 for one in (*whole, *(n for n in range(end, len(steps)) if steps[n].steps[1:] == (end,))):
                     self._varies[one] = True
         for number in range(len(steps)):
-            # What depends on a loop comes behind it.
+            # A step that depends on a loop comes behind it.
             self._varies[number] |= any(self._varies[one] for one in steps[number].steps if one < number)
 
     def _is_ahead(self, number: int) -> bool:
