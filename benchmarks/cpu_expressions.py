@@ -24,16 +24,17 @@ Function: TypeAlias = Callable[..., Any]
 
 _TIMES = 11
 _COUNT = 10**7
-_SIDE, _LATTICE, _CLOTH, _HEIGHT, _WIDTH = 512, 256, 128, 240, 320
+SIDE, LATTICE, CLOTH, HEIGHT, WIDTH = 512, 256, 128, 240, 320
 _AROUND = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if a or b]
 _STEPS = [(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1)]
-_WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
+WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
 _SPRINGS = [*_AROUND, (0, 2), (0, -2), (2, 0), (-2, 0)]
 _NEAR = [(a, b) for a in range(-2, 3) for b in range(-2, 3)]
 
 
-def _life() -> tuple[Any, Function, Function]:
-    total = " + ".join(f"x[(i(0) + {a}) % {_SIDE}, (i(1) + {b}) % {_SIDE}]" for a, b in _AROUND)
+def life() -> tuple[Any, Function, Function]:
+    """Make a step of Conway's Game of Life on a torus: an expression, the same by NumPy, and for Numba."""
+    total = " + ".join(f"x[(i(0) + {a}) % {SIDE}, (i(1) + {b}) % {SIDE}]" for a, b in _AROUND)
     text = f"n = {total}; c = x[i(0), i(1)]; r = uint8((n == 3) | ((n == 2) & (c == 1)))"
 
     def by_numpy(x: Numbers) -> Numbers:
@@ -53,18 +54,19 @@ def _life() -> tuple[Any, Function, Function]:
     return jit.elementwise(text, inputs=("x",)), by_numpy, loop
 
 
-def _boltzmann() -> tuple[Any, Function, Function]:
-    lines = [f"g{k} = f{k}[(i(0) - {a}) % {_LATTICE}, (i(1) - {b}) % {_LATTICE}]"
+def boltzmann() -> tuple[Any, Function, Function]:
+    """Make a step of a flow on a lattice, streaming and collision, likewise."""
+    lines = [f"g{k} = f{k}[(i(0) - {a}) % {LATTICE}, (i(1) - {b}) % {LATTICE}]"
              for k, (a, b) in enumerate(_STEPS)]  # fmt: skip
     lines += ["rho = " + " + ".join(f"g{k}" for k in range(9))]
     lines += ["u = (" + " + ".join(f"{a}*g{k}" for k, (a, _) in enumerate(_STEPS) if a) + ") / rho"]
     lines += ["v = (" + " + ".join(f"{b}*g{k}" for k, (_, b) in enumerate(_STEPS) if b) + ") / rho"]
     lines += ["q = 1 - 1.5*(u*u + v*v)"]
-    for k, ((a, b), weight) in enumerate(zip(_STEPS, _WEIGHTS, strict=True)):
+    for k, ((a, b), weight) in enumerate(zip(_STEPS, WEIGHTS, strict=True)):
         lines += [f"c{k} = {a}*u + {b}*v"]
         lines += [f"o{k} = g{k} + 1.7*({weight}*rho*(q + 3*c{k} + 4.5*c{k}*c{k}) - g{k})"]
     names = [f"f{k}" for k in range(9)], [f"o{k}" for k in range(9)]
-    steps, weights = np.array(_STEPS), np.array(_WEIGHTS)
+    steps, weights = np.array(_STEPS), np.array(WEIGHTS)
 
     def by_numpy(*f: Numbers) -> Numbers:
         g = [np.roll(one, step, (0, 1)) for one, step in zip(f, _STEPS, strict=True)]
@@ -72,7 +74,7 @@ def _boltzmann() -> tuple[Any, Function, Function]:
         u = sum(a * one for one, (a, _) in zip(g, _STEPS, strict=True) if a) / rho
         v = sum(b * one for one, (_, b) in zip(g, _STEPS, strict=True) if b) / rho
         q, made = 1 - 1.5 * (u * u + v * v), list[Numbers]()
-        for one, (a, b), weight in zip(g, _STEPS, _WEIGHTS, strict=True):
+        for one, (a, b), weight in zip(g, _STEPS, WEIGHTS, strict=True):
             c = a * u + b * v
             made.append(one + 1.7 * (weight * rho * (q + 3 * c + 4.5 * c * c) - one))
         return made
@@ -100,9 +102,9 @@ def _boltzmann() -> tuple[Any, Function, Function]:
     return jit.elementwise("; ".join(lines), inputs=names[0], outputs=names[1]), by_numpy, loop
 
 
-def _cloth() -> tuple[Any, Function]:
-    """Make one step of Verlet of a cloth: twelve springs of each mass, gravity, a row that is held."""
-    most, lines = _CLOTH - 1, [f"{axis} = {axis}0[i(0), i(1)]" for axis in "xyz"]
+def cloth() -> tuple[Any, Function]:
+    """Make a step of Verlet of a cloth, twelve springs of each mass and a row that is held, and for Numba."""
+    most, lines = CLOTH - 1, [f"{axis} = {axis}0[i(0), i(1)]" for axis in "xyz"]
     for k, (a, b) in enumerate(_SPRINGS):
         place = f"clip(i(0) + {a}, 0, {most}), clip(i(1) + {b}, 0, {most})"
         inside = f"(i(0) + {a} >= 0) & (i(0) + {a} <= {most}) & (i(1) + {b} >= 0) & (i(1) + {b} <= {most})"
@@ -141,10 +143,11 @@ def _cloth() -> tuple[Any, Function]:
     return jit.elementwise("; ".join(lines), inputs=names, outputs=("ox", "oy", "oz")), loop
 
 
-def _bilateral() -> tuple[Any, Function, Function]:
+def bilateral() -> tuple[Any, Function, Function]:
+    """Make a bilateral filter of 5 x 5, likewise."""
     lines = ["c = x[i(0), i(1)]"]
     for k, (a, b) in enumerate(_NEAR):
-        lines += [f"t{k} = x[clip(i(0) + {a}, 0, {_HEIGHT - 1}), clip(i(1) + {b}, 0, {_WIDTH - 1})]"]
+        lines += [f"t{k} = x[clip(i(0) + {a}, 0, {HEIGHT - 1}), clip(i(1) + {b}, 0, {WIDTH - 1})]"]
         lines += [f"w{k} = exp({-(a * a + b * b) / 8} - 50*(t{k} - c)*(t{k} - c))"]
     above, below = (" + ".join(each.format(k) for k in range(len(_NEAR))) for each in ("w{0}*t{0}", "w{0}"))
     lines += [f"r = ({above}) / ({below})"]
@@ -152,7 +155,7 @@ def _bilateral() -> tuple[Any, Function, Function]:
     def by_numpy(x: Numbers) -> Numbers:
         wide, above, below = np.pad(x, 2, mode="edge"), 0.0, 0.0
         for a, b in _NEAR:
-            near = wide[2 + a : 2 + a + _HEIGHT, 2 + b : 2 + b + _WIDTH]
+            near = wide[2 + a : 2 + a + HEIGHT, 2 + b : 2 + b + WIDTH]
             weight = np.exp(-(a * a + b * b) / 8 - 50 * (near - x) ** 2)
             above, below = above + weight * near, below + weight
         return above / below
@@ -232,7 +235,7 @@ async def _row(
     if by_numpy is not None:
         wanted = by_numpy(*arrays)
         pairs = zip(found, wanted if len(found) > 1 else [wanted], strict=True)
-        equal = np.mean([np.mean(a == b) for a, b in pairs])
+        equal = sum(float(np.mean(a == b)) for a, b in pairs) / len(found)
         columns.append(f"equal to NumPy {equal:.2%}")
     if by_numba is not None:
         apart = [np.abs(np.subtract(a, b, dtype=float)).max() for a, b in zip(found, made, strict=True)]
@@ -250,22 +253,22 @@ async def main() -> None:
     rng = np.random.default_rng(0)
     os.environ.setdefault("TRIO_ACCEL_CPU_COMPILED", "always")
     async with ta.open_system("measure") as system, system.open_device("cpu") as device:
-        step, by_numpy, loop = _life()
-        cells = (rng.random((_SIDE, _SIDE)) < 0.3).astype(np.uint8)
+        step, by_numpy, loop = life()
+        cells = (rng.random((SIDE, SIDE)) < 0.3).astype(np.uint8)
         put = await device.put(cells)
         await _row("life 512 x 512", lambda: step(put, shape=cells.shape), by_numpy, loop, [cells], 20)
-        flow, by_numpy, loop = _boltzmann()
-        f = [weight * (1 + 0.01 * rng.normal(size=(_LATTICE, _LATTICE))) for weight in _WEIGHTS]
+        flow, by_numpy, loop = boltzmann()
+        f = [weight * (1 + 0.01 * rng.normal(size=(LATTICE, LATTICE))) for weight in WEIGHTS]
         fs = [await device.put(one) for one in f]
         name = "lattice Boltzmann 256 x 256"
         await _row(name, lambda: flow(*fs, shape=f[0].shape), by_numpy, loop, f, 20)
-        verlet, loop = _cloth()
-        square = np.meshgrid(*[np.linspace(0, 1, _CLOTH)] * 2, indexing="ij")
+        verlet, loop = cloth()
+        square = np.meshgrid(*[np.linspace(0, 1, CLOTH)] * 2, indexing="ij")
         places = [one + 0.001 * rng.normal(size=one.shape) for one in (*square, 0 * square[0])] * 2
         ps = [await device.put(one) for one in places]
         await _row("cloth 128 x 128", lambda: verlet(*ps, shape=places[0].shape), None, loop, places, 20)
-        smooth, by_numpy, loop = _bilateral()
-        picture = rng.random((_HEIGHT, _WIDTH))
+        smooth, by_numpy, loop = bilateral()
+        picture = rng.random((HEIGHT, WIDTH))
         image = await device.put(picture)
         name = "bilateral 240 x 320"
         await _row(name, lambda: smooth(image, shape=picture.shape), by_numpy, loop, [picture], 5)

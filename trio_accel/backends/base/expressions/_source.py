@@ -187,7 +187,7 @@ def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
     is_low = dtype in _LOW
     if dtype is DType.float16 and function in _CHOICES:
-        # Of zeros with different signs NumPy has the first one of float16, and the second one of others.
+        # NumPy takes the first of two zeros with different signs in float16, and the second one in others.
         given = given[::-1]
     if is_low and function in _OF_CODES:
         return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"

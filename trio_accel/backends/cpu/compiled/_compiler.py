@@ -57,6 +57,35 @@ kill -9 0
 """
 
 
+@attrs.define(eq=False)
+class Counts:
+    """How often each executor ran, since the process began.
+
+    Attributes:
+        compiled: Operations of compiled code.
+        by_numpy: Operations of NumPy.
+        kernels: Kernels that were compiled, or found in the disk cache.
+    """
+
+    compiled: int = 0
+    by_numpy: int = 0
+    kernels: int = 0
+
+    def add(self, is_compiled: bool) -> None:
+        """Count an operation."""
+        if is_compiled:
+            self.compiled += 1
+        else:
+            self.by_numpy += 1
+
+    def now(self) -> tuple[int, int]:
+        """Return the kernels, and the operations of compiled code."""
+        return self.kernels, self.compiled
+
+
+counts = Counts()
+
+
 class CompilerError(Exception):
     """The compiler could not be run, or failed; its text says why.
 
@@ -87,7 +116,7 @@ class Compiler:
     @property
     def title(self) -> str:
         """Its name and version, for people."""
-        return f"{' '.join(self.command)}: {self.version}"
+        return self.version or " ".join(self.command)
 
     def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
         """Return the key of a text and its headers: code for another processor would end the process."""
@@ -202,7 +231,7 @@ def _find(named: str, path: str) -> Compiler | None:
 
 
 @attrs.define(eq=False)
-class _State:
+class State:
     """What this process has compiled, and how that went.
 
     Attributes:
@@ -217,7 +246,7 @@ class _State:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
 
-_state = _State()
+_state = State()
 _numbers = itertools.count(2)
 
 
@@ -250,7 +279,7 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:
-        # What is no library is a miss.
+        # An entry that is no library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
     try:

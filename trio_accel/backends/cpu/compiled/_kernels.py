@@ -17,7 +17,7 @@ from ..runtime._memory import HostArray
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
 _OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never")
-# What the header says of shared memory, barriers and warps.
+# The header says this of shared memory, barriers and warps.
 _REFUSED = "a processor runs threads one by one"
 _FAILURES = {710: "an assertion failed", 719: "it called __trap"}
 _POINTER = 8

@@ -22,7 +22,7 @@ from ...base.expressions import SCALAR_BYTES, SpecializedExpression, Step, Typed
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
-from ._compiler import Entry, compile_text, compiler, has_fma, mode
+from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
 from ._text import VECTOR, Access, RowLayout, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
@@ -100,31 +100,6 @@ _EXACT_REAL = frozenset(
     }
 )
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-
-
-@attrs.define(eq=False)
-class Counts:
-    """How often each executor ran, since the process began.
-
-    Attributes:
-        compiled: Operations of compiled code.
-        by_numpy: Operations of NumPy.
-        kernels: Kernels that were compiled, or found in the disk cache.
-    """
-
-    compiled: int = 0
-    by_numpy: int = 0
-    kernels: int = 0
-
-    def add(self, is_compiled: bool) -> None:
-        """Count an operation."""
-        if is_compiled:
-            self.compiled += 1
-        else:
-            self.by_numpy += 1
-
-
-counts = Counts()
 
 
 @attrs.define(eq=False)
@@ -252,14 +227,19 @@ def find_plan(spec: Any, make: Callable[[Any], Plan] | None = None) -> Plan:
     return plan
 
 
+def forget() -> None:
+    """Drop all plans, as if nothing had run; for tests."""
+    _plans.clear()
+
+
 def _make(spec: Spec) -> Plan:
     decoded = SpecializedExpression.decode(spec.expression)
     typed, arrays = decoded.typed, (*spec.results, *spec.arrays)
     chosen = mode()
-    is_exact = are_exact([typed])
+    has_bits = are_exact([typed])
     if (
         chosen == "never"
-        or not (is_exact or are_vectors([typed], chosen))
+        or not (has_bits or are_vectors([typed], chosen))
         or not math.prod(spec.shape)
         or not all(map(is_aligned, (*arrays, *spec.loaded)))
         or any(0 in array.shape for array in spec.loaded)
@@ -291,7 +271,7 @@ def _make(spec: Spec) -> Plan:
     count = math.prod(shape)
     return Plan(
         text=text,
-        is_exact=is_exact,
+        is_exact=has_bits,
         count=count,
         weight=count
         * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
@@ -301,7 +281,7 @@ def _make(spec: Spec) -> Plan:
     )
 
 
-def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
+def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     """Tell whether NumPy makes the same bits, but for those of NaN."""
     if step.function in _EXACT:
         return True
@@ -309,20 +289,20 @@ def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
     if step.function == "power":
         return step.dtype.kind in ("int", "uint")
     if step.function == "sign" and step.dtype is DType.bfloat16:
-        # Of a zero ml_dtypes has that zero, and NumPy 0.
+        # The sign of a zero is that zero by ml_dtypes, and 0 by NumPy.
         return False
     return step.function in _EXACT_REAL and all(dtype.kind != "complex" for dtype in dtypes)
 
 
 def are_exact(parts: Sequence[TypedExpression]) -> bool:
     """Tell whether NumPy makes the same bits of all expressions, but for those of NaN."""
-    return all(_is_exact(step, typed.steps) for typed in parts for step in typed.steps)
+    return all(is_exact(step, typed.steps) for typed in parts for step in typed.steps)
 
 
 def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
     """Tell whether expressions that are not exact are compiled."""
     steps = [step for typed in parts for step in typed.steps]
-    others = [step for typed in parts for step in typed.steps if not _is_exact(step, typed.steps)]
+    others = [step for typed in parts for step in typed.steps if not is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
     is_long = any(step.function in ("load", "loop") for step in steps) or len(others) > 1

@@ -37,7 +37,7 @@ __all__ = ["reduce", "rows"]
 # Whether groups of neighbouring axes are reduced.
 _PATTERNS = ([True], [False, True], [True, False], [False, True, False])
 # These are made in NumPy's order. Of zeros with different signs NumPy may find either as the least.
-_ORDERED = ("sum", "mean", "prod", "any", "all")
+_ORDERED = ("sum", "mean", "prod")
 
 
 def reduce(spec: ReductionSpec, call: Call) -> bool:
@@ -142,7 +142,7 @@ def _is_simple(stage: TypedReduction, *, is_exact: bool) -> bool:
     name, dtype = stage.reduction.name, stage.accumulator
     if dtype.kind == "complex" or stage.reduction.is_index or stage.combine is not None:
         return False
-    return name in _ORDERED or not is_exact or dtype.kind != "float"
+    return name in _ORDERED or not is_exact or dtype.kind in ("int", "uint")
 
 
 def _reduction_plan(spec: ReductionSpec) -> Plan:
@@ -240,7 +240,7 @@ def reduction_text(reduction: str, layout: Layout) -> str:
         loop = _COLUMNS.replace("STORE", store.format("Stage0::result(a, made[i])"))
     structures = names.structures([], layout)
     return "\n".join(
-        (head(called_by(typed.map)), structures, rows_source._stage(0, typed, names), _HALVES, loop)
+        (head(called_by(typed.map)), structures, rows_source.stage_text(0, typed, names), _HALVES, loop)
     )
 
 
@@ -306,7 +306,7 @@ extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole
 
 # Several rows at a time, so that what was found is read and written less often.
 _COLUMNS = """
-enum { WIDTH = 512 };
+enum { WIDTH = 2048 };
 extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)
 {
     const Arguments a = *whole;

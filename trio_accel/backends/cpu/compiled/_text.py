@@ -1,13 +1,14 @@
 """C++ of expressions in the form for processors: rows of the last axis, element behind element (D186).
 
-What stays the same along a row stands before its loop, because a compiler leaves branches inside. The index
-of a load may be that along the row but for a sum, `%`, a minimum or a maximum: the elements where these change
-nothing have a loop of their own, with plain pointers.
+What stays the same along a row stands before its loop, because a compiler leaves branches inside. An index
+along a row may have a sum, `%`, a minimum or a maximum: elements where these change nothing have a loop of
+their own, with plain pointers.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -30,12 +31,13 @@ _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
     "arctan": "atan",
     "arctan2": "atan2",
 }
-# Of these a loop calls a function of vectors.
+# Loops call functions of vectors for these.
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
+_STEPS = re.compile(r"\bt(\d+)")
 _OF_LOOPS = ("carried", "loop", "break", "end", "result")
 _BOUNDS = ("remainder", "minimum", "maximum")
 _WHOLE = {DType.int64: "", DType.int32: "2147483647"}
@@ -73,7 +75,7 @@ def head(called: frozenset[str] = frozenset()) -> str:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
                   for name in _OWN.values() for suffix in ("", "f")]  # fmt: skip
-        # Behind all others: these are names in them.
+        # The names stand behind all others, which have them in their text.
         lines += [f"#define {name}{suffix} own_{name}{suffix}"
                   for name in (*_OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
     return "\n".join((*lines, source.prelude(), behind))
@@ -162,7 +164,7 @@ class Rows:
         self._typed, self._layout, self._results = typed, layout, results
         self._last = layout.axes - 1
         self._loaded = [number for number, _ in typed.loads]
-        # Where the extents of each array that is loaded from begin.
+        # The extents of each array that is loaded from begin here.
         self._extents, self._axes = list[int](), 0
         for _, count in typed.loads:
             self._extents.append(self._axes)
@@ -237,7 +239,7 @@ class Rows:
                 for one in (*whole, *(n for n in range(end, len(steps)) if steps[n].steps[1:] == (end,))):
                     self._varies[one] = True
         for number in range(len(steps)):
-            # What depends on a loop comes behind it.
+            # A step that depends on a loop comes behind it.
             self._varies[number] |= any(self._varies[one] for one in steps[number].steps if one < number)
 
     def _is_ahead(self, number: int) -> bool:
@@ -332,8 +334,13 @@ struct Arguments {{
                 continue
             needed.add(number)
             left += self._breaks.get(number, ())
-            skipped = self.plain[number][0] if is_inside and number in self.plain else None
-            left += [one for axis, one in enumerate(self._typed.steps[number].steps) if axis != skipped]
+            plain = self.plain.get(number) if is_inside else None
+            left += [
+                one for axis, one in enumerate(self._typed.steps[number].steps)
+                if plain is None or axis != plain[0]
+            ]  # fmt: skip
+            # The sum beside the index has steps of its own.
+            left += [int(one) for one in _STEPS.findall(plain[1])] if plain is not None else []
         return needed
 
     def statements(self, needed: set[int], *, is_inside: bool) -> tuple[list[str], list[str]]:

@@ -164,7 +164,7 @@ OWN double pow(double x, double y)
     const double log = log_or(size(x), whole.hi), exponent = log * y;
     // Where the product is too large, what it lacks does not count.
     const double rest = size(exponent) < 1100.0 ? fma(log, y, -exponent) + (whole.lo + near.lo) * y : 0.0;
-    return power_or(x, y, exp2_of(within(exponent, -1100.0, 1100.0), rest));
+    return y == 2.0 ? x * x : power_or(x, y, exp2_of(within(exponent, -1100.0, 1100.0), rest));
 }
 // ---- sine, cosine and tangent by quarters of a turn, right as far as `far`
 const double far = 0x1p30, per_pi = 0x1.45f306dc9c883p-2, pi = 0x1.921fb54442d18p+1, pi_lo = 0x1.1a62633145c07p-53;
@@ -268,7 +268,8 @@ OWN double whole_of(Short e) { return fma(e.a, e.p, e.a); }
 OWN double tanh_of(Short e) { const double less = fma(e.a, e.p, e.a - 1.0); return less / (less + 2.0); }
 OWN float exp(float x) { return (float)whole_of(exp_short(x)); }
 OWN float log(float x) { return (float)log_short(x); }
-OWN float pow(float x, float y) { return (float)power_or(x, y, whole_of(exp_short(log_short(size(x)) * y))); }
+OWN float pow_of(float x, float y) { return (float)power_or(x, y, whole_of(exp_short(log_short(size(x)) * y))); }
+OWN float pow(float x, float y) { return y == 2.0f ? x * x : pow_of(x, y); }
 OWN float tanh(float x) { return (float)signed_as(tanh_of(exp_short(2.0 * size(x))), x); }
 #define WIDENED(name) OWN float name(float x) { return (float)name((double)x); }
 WIDENED(atan) WIDENED(exp2) WIDENED(expm1) WIDENED(log2) WIDENED(log10) WIDENED(log1p) WIDENED(sinh) WIDENED(cosh)
