@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import BACKEND, INLINE, IS_STAND_IN
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,6 @@ xp = ta.arrays
 
 SIZES = (0, 1, 31, 255, 256, 257, 1025, 5000)
 REAL = ("bool", "int8", "uint16", "int32", "uint64", "float16", "bfloat16", "float32", "float64")
-sorts = pytest.mark.skipif(IS_STAND_IN, reason="the sorting is NVIDIA's, which the stand-in does not have")
 
 
 def numbers(shape: Any, name: str, seed: int = 3) -> Any:
@@ -50,7 +49,6 @@ def grouped(x: Any) -> list[Any]:
     return [flat[indices], indices, inverse.reshape(x.shape), counts]
 
 
-@sorts
 @pytest.mark.parametrize("name", REAL)
 async def test_unique(device: ta.Device, name: str) -> None:
     for size in SIZES[:-1]:
