@@ -30,6 +30,8 @@ from ._order import comparable, first_of, order_of, sort_to
 
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
+# Elements of a histogram whose bins are found at a time.
+_GUESSED = 1 << 14
 # The function for each `reduce`; "set" has none.
 _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -271,15 +273,41 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     x, out = call.array(spec.x).reshape(-1), call.array(spec.out)
     weights = None if spec.weights is None else call.array(spec.weights).reshape(-1)
     if spec.edges is not None:
-        edges, x = call.array(spec.edges), comparable(x)
-        # The last bin has its upper edge; of NaN nothing is at an edge.
-        bins = np.where(x == edges[-1], len(out) - 1, _places(edges, x, "right") - 1)
-        inside = (bins >= 0) & (bins < len(out))
-        x, weights = bins[inside], None if weights is None else weights[inside]
+        with np.errstate(all="ignore"):
+            bins = _bins(comparable(call.array(spec.edges)), comparable(x))
+        out[...] = np.bincount(bins, weights, len(out) + 2)[1:-1]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
         spec.fault[0] = 1
-        return
-    out[...] = np.bincount(x.astype(np.intp), weights, len(out))
+    else:
+        out[...] = np.bincount(x.astype(np.intp), weights, len(out))
+
+
+# With more bins than this, numbers of float32 do not tell which one is near.
+_MOST_BINS = 1 << 16
+
+
+def _bins(edges: HostArray, x: HostArray) -> HostArray:
+    """Find the bin of each element, from 1 on; 0 or one too many of NaN, and of what is in none."""
+    count = len(edges) - 1
+    width = (float(edges[-1]) - float(edges[0])) / count
+    off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
+    factor = edges.dtype.type(1 / width if width > 0 else np.inf)
+    if np.result_type(edges, x) not in (np.float32, np.float64) or count > _MOST_BINS:
+        factor = np.inf
+    if not np.isfinite(factor) or not off.max() < width / 8:
+        # The last bin has its upper edge; of NaN nothing is at an edge.
+        return np.where(x == edges[-1], count, _places(edges, x, "right"))
+    bins: HostArray = np.zeros(len(x), np.intp)
+    below = np.append(edges[:-1], np.inf)
+    for first in range(0, len(x), _GUESSED):
+        piece, found = x[first : first + _GUESSED], bins[first : first + _GUESSED]
+        # Edges are as good as even: so it is the bin that an even one would be, or one beside that.
+        guess = np.fmin(np.fmax((piece - edges[0]) * factor, 0), count - 1).astype(np.intp)
+        guess -= piece < edges.take(guess)
+        guess += 1
+        guess += piece >= below.take(guess)
+        np.copyto(found, guess, where=(piece >= edges[0]) & (piece <= edges[-1]))
+    return bins
 
 
 @kernel(ops.SegmentSpec, backend="cpu")
