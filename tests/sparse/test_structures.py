@@ -30,6 +30,7 @@ NO_SPMM = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no products o
 
 
 @NEEDS_STRUCTURES
+@NO_SPMM
 @given(case=cases, columns=st.integers(0, 8), factors=st.sampled_from([(1.0, 1.0), (2.0, -0.5), (1.0, -1.0)]))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_sums_and_products_of_two(case: Any, columns: int, factors: tuple[float, float]) -> None:
@@ -164,6 +165,7 @@ async def test_a_nan_is_the_largest_and_the_smallest(device: ta.Device) -> None:
 
 
 @NEEDS_STRUCTURES
+@NO_SPMM
 async def test_columns_in_any_order(device: ta.Device) -> None:
     arrays = [np.array(one) for one in ([0, 3, 4], [1, 0, 1, 0], [1.0, 2.0, 4.0, 8.0])]
     a = sparse.CsrMatrix((2, 2), *[await device.put(one) for one in arrays])
@@ -276,6 +278,7 @@ async def test_dtypes_that_differ(device: ta.Device) -> None:
 @given(seed=st.integers(0, 99), rows=st.integers(1, 6), columns=st.integers(1, 6), stored=st.integers(0, 20))
 @settings(max_examples=EXAMPLES, deadline=None)
 @NEEDS_STRUCTURES
+@NO_SPMM
 def test_values_of_one_place_are_one_element(seed: int, rows: int, columns: int, stored: int) -> None:
     generator = np.random.default_rng(seed)
     if BACKEND == "cuda":
