@@ -150,6 +150,35 @@ async def test_histograms(x: list[float], bins: int, draw: st.DataObject) -> Non
         np.testing.assert_array_equal(found[0], np.histogram(host, found[1])[0])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    bins=st.integers(1, 60),
+    name=st.sampled_from(["float32", "float64", "int32"]),
+    scale=st.sampled_from([1e-30, 1.0, 1e7]),
+    away=st.sampled_from([0.0, -0.5, 1.0, 1e5]),
+    jitter=st.sampled_from([0.0, 0.05, 0.12, 0.13, 0.4]),
+    seed=st.integers(0, 10**6),
+)
+async def test_histograms_of_edges_that_are_nearly_even(
+    bins: int, name: str, scale: float, away: float, jitter: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    places = np.arange(bins + 1) + generator.uniform(-jitter, jitter, bins + 1)
+    edges = np.sort(((places / bins + away) * scale).astype("float64" if name == "int32" else name))
+    near = [np.nextafter(edges, np.inf), np.nextafter(edges, -np.inf), edges, [0.0, -0.0]]
+    inside = (generator.uniform(-0.1, 1.1, 200) + away) * scale
+    x = np.concatenate([*near, inside, [np.nan, np.inf, -np.inf] if name != "int32" else []])
+    x = np.clip(x, -(2**31), 2**31 - 128).astype(name) if name == "int32" else x.astype(name)
+    weights = generator.integers(0, 9, len(x)) * 1.0
+    known = x[~np.isnan(x)]
+    async with ta.open_system("counts") as system, system.open_device(BACKEND, options=INLINE) as device:
+        on = await device.put(x)
+        for given_weights in (None, weights):
+            found = await (await xp.histogram(on, edges, weights=given_weights)).counts.to_host()
+            taken = None if given_weights is None else given_weights[~np.isnan(x)]
+            np.testing.assert_array_equal(found, np.histogram(known, edges, weights=taken)[0])
+
+
 async def test_histograms_of_other_types(device: ta.Device) -> None:
     for name in ("int16", "uint64", "float16", "float64"):
         x = numbers((20, 30), name)
