@@ -22,6 +22,7 @@ from ..backends.base.contract.ops import (
     KernelLayout,
     KernelParameter,
     KernelRole,
+    TensorMap,
     contiguous_strides,
 )
 from ..backends.base.contract.values import ALWAYS_HELD
@@ -29,6 +30,7 @@ from ..backends.base.contract.values import ALWAYS_HELD
 __all__ = [
     "CompileOptions",
     "Parameter",
+    "TensorMap",
     "cdiv",
     "cubin",
     "fatbin",
@@ -318,10 +320,11 @@ def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "
         dtype: Element type; an array of another one is refused.
         ndim: How many axes it has; None for any number.
         layout: ``"contiguous"``: one that is not in C order without gaps is refused. ``"packed"``: it is
-            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars.
+            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars. A
+            `TensorMap`: the kernel gets a map of the array in place of an address.
 
     Raises:
-        TypeError, ValueError: There is no such dtype or layout.
+        TypeError, ValueError: There is no such dtype or layout, or the map does not suit the dtype.
     """
     return _array("read", dtype, ndim, layout)
 
@@ -359,12 +362,19 @@ def scalar(dtype: DTypeLike) -> Parameter:
 
 def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
     given: object = layout
-    if given not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {given!r}")
+    if not isinstance(given, TensorMap) and given not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {given!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
         raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")
-    return Parameter(role, DType.of(dtype), ndim, layout)
+    kind = DType.of(dtype)
+    if isinstance(layout, TensorMap):
+        layout.codes(kind)
+        rank = len(layout.box)
+        if ndim not in (None, rank):
+            raise ValueError(f"ndim: must be {rank}, as the box of the tensor map has, got {ndim}")
+        ndim = rank
+    return Parameter(role, kind, ndim, layout)
 
 
 def always_held(

@@ -19,6 +19,7 @@ from ..backends.base.contract.ops import (
     KernelInfoSpec,
     KernelParameter,
     KernelSpec,
+    TensorMap,
     scalar_offsets,
 )
 from ..backends.base.contract.values import element
@@ -119,8 +120,9 @@ class Kernel:
     the device has done it, and runs in a worker process where the device is in one. The kernel is compiled on
     its first launch on a device, off the event loop.
 
-    It gets arrays as pointers to their first elements, and scalars by value, in the order in which they are
-    declared. Grid, block, shared memory and the shapes of outputs are given, or follow from the arguments.
+    It gets arrays as pointers to their first elements, or as tensor maps (see `TensorMap`), and scalars by
+    value, in the order in which they are declared. Grid, block, shared memory and the shapes of outputs are
+    given, or follow from the arguments.
 
     >>> import trio_accel as ta
     >>> scale = ta.jit.Kernel(
@@ -159,8 +161,8 @@ class Kernel:
 
     __slots__ = (
         "_asked",
-        "_block", "_definition", "_grid", "_names", "_optional", "_scalars", "_shared", "_skips_empty",
-        "_steps", "_text", "operation",
+        "_block", "_definition", "_grid", "_mapped", "_names", "_optional", "_scalars", "_shared",
+        "_skips_empty", "_steps", "_text", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -206,6 +208,8 @@ class Kernel:
             (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
             for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
         )
+        maps = [(each.name, each.layout) for each in named]
+        self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
         with_block = (*names, "block")
         self._block = Rule("block", _fixed(where, "block", block), names)
         self._grid = Rule("grid", _fixed(where, "grid", grid), with_block)
@@ -316,6 +320,8 @@ class Kernel:
         if taken.outputs:
             taken.make_outputs(planner)
         grid, block, shared = self._extents(name, values)
+        for mapped, tensor_map in self._mapped if 0 not in grid else ():
+            tensor_map.check(f"{name}: {mapped}", values[mapped])
         arrays = tuple(taken.read), tuple(taken.updated), tuple(taken.written)
         spec = KernelSpec(self._text, grid, block, shared, *arrays, self._scalars.pack(scalars))
         return Planned(spec, tuple(taken.changed))
