@@ -1,7 +1,7 @@
 """Order of arrays: sorting, the largest elements, the search in sorted arrays, and functions made of these.
 
-Medians and quantiles are a sort, and one launch that takes two neighbours of each line. Sets of elements are
-made of sorts, searches and selections.
+Medians and quantiles are a sort as far as it takes, and one launch that takes two neighbours of each line.
+Sets of elements are made of sorts, searches and selections.
 """
 
 from __future__ import annotations
@@ -319,7 +319,8 @@ def _needed(name: str, shares: npt.NDArray[Any], n: int) -> tuple[int, ...]:
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
-    The elements are sorted. The mean is computed in float64 and rounded once.
+    The mean is computed in float64 and rounded once. Zeros of both signs are equal: it is not said which one
+    of them a median is.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:
@@ -364,7 +365,7 @@ async def quantile(
 ) -> AccelRef:
     """Find what shares of the elements along axes are below, as `numpy.quantile` does. NaN if there is one.
 
-    The elements are sorted once for all shares. What is found is computed in float64 and rounded once.
+    The elements are ordered once for all shares. What is found is computed in float64 and rounded once.
 
     Args:
         x: The array, real.
