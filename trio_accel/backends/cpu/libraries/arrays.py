@@ -273,9 +273,11 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     x, out = call.array(spec.x).reshape(-1), call.array(spec.out)
     weights = None if spec.weights is None else call.array(spec.weights).reshape(-1)
     if spec.edges is not None:
+        total: HostArray = np.zeros(len(out) + 2, out.dtype)
         with np.errstate(all="ignore"):
-            bins = _bins(comparable(call.array(spec.edges)), comparable(x))
-        out[...] = np.bincount(bins, weights, len(out) + 2)[1:-1]
+            for place, bins in _bins(comparable(call.array(spec.edges)), comparable(x)):
+                total += np.bincount(bins, None if weights is None else weights[place], len(total))
+        out[...] = total[1:-1]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
         spec.fault[0] = 1
     else:
@@ -286,8 +288,8 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
 _MOST_BINS = 1 << 16
 
 
-def _bins(edges: HostArray, x: HostArray) -> HostArray:
-    """Find the bin of each element, from 1 on; 0 or one too many of NaN, and of what is in none."""
+def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
+    """Find the bins of elements, from 1 on; 0 or one too many of NaN, and of what is in none."""
     count = len(edges) - 1
     width = (float(edges[-1]) - float(edges[0])) / count
     off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
@@ -296,18 +298,19 @@ def _bins(edges: HostArray, x: HostArray) -> HostArray:
         factor = np.inf
     if not np.isfinite(factor) or not off.max() < width / 8:
         # The last bin has its upper edge; of NaN nothing is at an edge.
-        return np.where(x == edges[-1], count, _places(edges, x, "right"))
-    bins: HostArray = np.zeros(len(x), np.intp)
+        yield slice(None), np.where(x == edges[-1], count, _places(edges, x, "right"))
+        return
     below = np.append(edges[:-1], np.inf)
     for first in range(0, len(x), _GUESSED):
-        piece, found = x[first : first + _GUESSED], bins[first : first + _GUESSED]
+        place = slice(first, first + _GUESSED)
+        piece = x[place]
         # Edges are as good as even: so it is the bin that an even one would be, or one beside that.
         guess = np.fmin(np.fmax((piece - edges[0]) * factor, 0), count - 1).astype(np.intp)
         guess -= piece < edges.take(guess)
         guess += 1
         guess += piece >= below.take(guess)
-        np.copyto(found, guess, where=(piece >= edges[0]) & (piece <= edges[-1]))
-    return bins
+        guess *= (piece >= edges[0]) & (piece <= edges[-1])
+        yield place, guess
 
 
 @kernel(ops.SegmentSpec, backend="cpu")
