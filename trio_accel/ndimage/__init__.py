@@ -8,7 +8,6 @@ from ..devices.operations._named import named as _named
 from ._bilateral import *
 from ._filters import *
 from ._interpolation import *
-from ._measurements import *
 from ._morphology import *
 from ._ranks import *
 from ._windows import *

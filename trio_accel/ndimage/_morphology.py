@@ -1,133 +1,105 @@
-"""Erosion, dilation and distances of binary images, by `scipy.ndimage`'s names."""
+"""Binary images: erosion and dilation, connected parts, and distances, by `scipy.ndimage`'s names."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import arrays
 from ..actors import arguments_of
-from ..arrays import any as any_of
-from ..arrays import cumulative_max, cumulative_min, flip, stack
-from ..arrays import max as max_of
 from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, intermediates
-from ._windows import (
-    MOST,
-    Output,
-    axes_of,
-    converted,
-    delivered,
-    dtype_of,
-    each,
-    numbers,
-    padded,
-    reach,
-    spread,
-    taken,
-    view,
-)
+from ..expressions import Scatter
+from . import _windows as w
+from ._windows import Floats, Numbers, Output
 
-__all__ = ["binary_dilation", "binary_erosion", "distance_transform_edt"]
+__all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
 
-_TRUTHS = Elementwise[AccelRef]("x != 0", operation="ndimage.binary_erosion")
-_MASKED = Elementwise[AccelRef](
-    "where(mask != 0, x, y)", inputs=("mask", "x", "y"), operation="ndimage.binary_erosion"
-)
-_CHANGED = Elementwise[AccelRef]("x != y", operation="ndimage.binary_erosion")
+# How often a label follows the label of its place, before neighbours are looked at again.
+_JUMPS = 3
+_HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
 
 
-def cross(ndim: int) -> npt.NDArray[np.bool_]:
-    """Return the structure of neighbours along the axes."""
-    return np.abs(np.indices((3,) * ndim) - 1).sum(0) <= 1 if ndim else np.ones((), bool)
+def _structure(name: str, structure: object, ndim: int) -> npt.NDArray[np.bool_]:
+    """Take a structure of the host; by default an element and its neighbours along the axes."""
+    if structure is not None:
+        return w.numbers(name, "structure", structure, "bool")
+    cross: npt.NDArray[np.bool_] = abs(np.indices((3,) * ndim) - 1).sum(0) <= 1
+    return cross
 
 
-@functools.cache
-def _joined(operator: str, count: int) -> Elementwise[AccelRef]:
-    names = [f"x{n}" for n in range(count)]
-    return Elementwise("y = " + f" {operator} ".join(names), inputs=names, operation="ndimage.binary_erosion")
+async def _is_any(x: AccelRef, y: AccelRef) -> bool:
+    """Look whether two arrays differ."""
+    return bool(await arrays.any(await w.compute("differ", "x != y", ("x", "y"))(x, y)).item())
 
 
 async def _eroded(
-    name: str,
-    input: AccelRef,
-    structure: Any,
-    iterations: object,
-    mask: AccelRef | None,
-    output: Output,
-    border_value: object,
-    origin: Any,
-    brute_force: object,
-    axes: object,
-) -> AccelRef:
-    """Erode, or dilate: then what is beyond the structure's opposite side is looked at, for any that is true."""
-    is_dilated, name = "dilation" in name, f"ndimage.{name}"
-    [x] = taken(name, input=input)
-    if x.dtype.kind == "complex":
-        raise TypeError(f"{name}: input must not be complex, got {x.dtype}")
-    along, count = axes_of(name, x, axes), whole(name, "iterations", iterations)
-    window = cross(len(along)) if structure is None else numbers(name, "structure", structure, "bool")
+    name: str, input: AccelRef, structure: Any, iterations: object, mask: AccelRef | None, output: Output,
+    border_value: object, origin: Any, brute_force: object, axes: object,
+) -> AccelRef:  # fmt: skip
+    """Erode, or dilate: then an element is looked for on the structure's opposite side."""
+    x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
+    along, count = w.axes_of(name, x, axes), whole(name, "iterations", iterations)
+    window = _structure(name, structure, len(along))
+    origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
     if window.ndim != len(along) or not window.size:
         raise ValueError(
             f"{name}: structure must have {len(along)} axes and elements, got shape {window.shape}"
         )
-    if mask is not None and taken(name, mask=mask)[0].shape != x.shape:
-        raise ValueError(f"{name}: mask must have shape {x.shape}, got {mask.shape}")
-    origins = [whole(name, "origin", one) for one in each(name, "origin", origin, len(along))]
+    if mask is not None and (not isinstance(mask, AccelRef) or mask.shape != x.shape):
+        raise ValueError(f"{name}: mask must be an AccelRef of shape {x.shape}, got {mask!r}")
     if is_dilated:
         window = np.flip(window)
         origins = [-one - (size % 2 == 0) for one, size in zip(origins, window.shape, strict=True)]
-    pairs = [reach(name, size, one) for size, one in zip(window.shape, origins, strict=True)]
-    dtype = dtype_of(name, x, DType.bool if output is None else output, x.shape)
-    places = [spread(x, along, place, 0) for place in np.argwhere(window).tolist()]
-    with intermediates() as made:
-        result, done = made(await _TRUTHS(x)), 0
-        while places and (done < count or count < 1):
-            widths = spread(x, along, pairs, (0, 0))
-            wider = await padded(result, widths, ["constant"] * x.ndim, bool(border_value))
-            wider = wider if wider is result else made(wider)
-            found: list[AccelRef] = []
-            for start in range(0, len(places), MOST):
-                parts = [*found, *[view(wider, x.shape, place) for place in places[start : start + MOST]]]
-                found = [made(await _joined("or" if is_dilated else "and", len(parts))(*parts))]
-            new = found[0] if mask is None else made(await _MASKED(mask, found[0], result))
-            if count < 1 and not await any_of(_CHANGED(new, result)).item():
-                break
-            result, done = new, done + 1
-        return await delivered(await converted(dtype)(result), output)
+    widths = w.spread(
+        x, along, [w.reach(name, n, o) for n, o in zip(window.shape, origins, strict=True)], (0, 0)
+    )
+    dtype = w.dtype_of(name, x, DType.bool if output is None else output, x.shape)
+    places = [w.spread(x, along, place, 0) for place in np.argwhere(window).tolist()]
+    made, done, operator = (
+        await w.compute("truths", "x != 0", ("x",))(x),
+        0,
+        " or " if is_dilated else " and ",
+    )
+    while places and (done < count or count < 1):
+        wider = await w.padded(made, widths, ["constant"] * x.ndim, bool(border_value))
+        views, new = [w.view(wider, x.shape, place) for place in places], list[AccelRef]()
+        for start in range(0, len(views), w.MOST):
+            new += views[start : start + w.MOST]
+            names = tuple([f"x{n}" for n in range(len(new))])
+            new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
+        if mask is not None:
+            text = "y = where(mask != 0, x, old)"
+            new = [await w.compute("binary_erosion", text, ("mask", "x", "old"))(mask, *new, made)]
+        if count < 1 and not await _is_any(made, *new):
+            break
+        made, done = new[0], done + 1
+    return await w.delivered(await w.converted(made, dtype), output)
 
 
 @composed
 async def binary_erosion(
-    input: AccelRef,
-    structure: npt.ArrayLike | None = None,
-    iterations: int = 1,
-    mask: AccelRef | None = None,
-    output: Output = None,
-    border_value: int = 0,
-    origin: int | Sequence[int] = 0,
-    brute_force: bool = False,
-    *,
-    axes: int | Sequence[int] | None = None,
-) -> AccelRef:
+    input: AccelRef, structure: npt.ArrayLike | None = None, iterations: int = 1, mask: AccelRef | None = None,
+    output: Output = None, border_value: int = 0, origin: Numbers = 0, brute_force: bool = False,
+    *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
     """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
 
     Args:
         input: The image. What is not 0 is true.
-        structure: Which elements of a window must be true, on the host; by default an element and its neighbours along
-            the axes.
+        structure: Which elements of a window must be true, on the host; by default an element and its neighbours
+            along the axes.
         iterations: How often; below 1 until nothing changes, which the host looks at.
         mask: Where elements may change.
         output: Dtype of the result, or an array to write to; by default bool.
         border_value: Whether what is beyond the edges is true.
-        origin: How far the window lies behind its place; for all axes, or for each.
+        origin: How far the window lies behind its place: for all axes, or for each.
         brute_force: Not looked at: all elements are computed each time.
         axes: Axes of the structure; None for all.
 
@@ -135,13 +107,12 @@ async def binary_erosion(
         A new image.
 
     Raises:
-        TypeError: `input` or `mask` is no array of a device, or complex.
+        TypeError: `input` is no array of a device, or `structure` is on one.
         ValueError: A structure of another number of axes, an origin outside of it, or another shape of an array.
         NotSupportedError: float8.
     """
-    return await _eroded(
-        "binary_erosion", input, structure, iterations, mask, output, border_value, origin, brute_force, axes
-    )
+    given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
+    return await _eroded("binary_erosion", *given)
 
 
 @arguments_of(binary_erosion, _eroded, "binary_dilation")
@@ -149,22 +120,92 @@ def binary_dilation() -> None:
     """Dilate a binary image, as `scipy.ndimage.binary_dilation` does; arguments are those of `binary_erosion`."""
 
 
-# Steps to both sides that one launch looks at.
-_STEPS = MOST // 2
+class LabelResult(NamedTuple):
+    """The parts of an image; see `label`."""
+
+    labels: AccelRef
+    """The number of its part for each element, and 0 for the background."""
+    num_features: int
+    """How many parts there are."""
+
+
+@composed
+async def label(
+    input: AccelRef, structure: npt.ArrayLike | None = None, output: Output = None
+) -> LabelResult:
+    """Number the connected parts of an image, as `scipy.ndimage.label` does, in the order of their first elements.
+
+    Each element begins with its own place as its label. The place that is its label takes the least label of its
+    neighbours, and labels follow the labels of their places, until nothing changes: about ten times, each with a
+    look at a truth value on the host.
+
+    Args:
+        input: The image. What is not 0 belongs to a part.
+        structure: Which of the ``3 ** axes`` neighbours belong together, on the host, the same on opposite sides;
+            by default those along the axes.
+        output: Dtype of the labels, or an array to write to; by default int32.
+
+    Returns:
+        The labels, and how many parts there are.
+
+    Raises:
+        TypeError: `input` is no array of a device, or `structure` is on one.
+        ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of another
+            shape, or too small a dtype.
+        NotSupportedError: float8.
+    """
+    name, x = "ndimage.label", input
+    ndim = len(w.axes_of(name, x, None))
+    near, dtype = _structure(name, structure, ndim), w.dtype_of(name, x, output or DType.int32, x.shape)
+    if near.shape != (3,) * ndim or not np.array_equal(near, np.flip(near)):
+        told = f"shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
+        raise ValueError(f"{name}: structure must have {told}")
+    if not x.size:
+        return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
+    steps = tuple([f"n{axis}" for axis in range(1, ndim)])
+    # Horner's rule for the place among all in C order.
+    place = "".join(f") * {n} + i({axis + 1})" for axis, n in enumerate(steps))
+    place = "(" * len(steps) + ("i(0)" if ndim else "0") + place
+    offsets = [place for place in np.argwhere(near).tolist() if place != [1] * ndim]
+    names = tuple([f"y{n}" for n in range(len(offsets))])
+    begin = w.compute("label", f"{place} if x != 0 else size", ("x", "size", *steps), DType.int64)
+    text = "m = x" + "".join(f"; m = minimum(m, {one})" for one in names)
+    text += f"; least = where(x <= last, m, x); place = where(x <= last, x, {place})"
+    look = w.compute("label", text, ("x", "last", *names, *steps), None, ("least", "place"))
+    jump = w.compute("label", "where(x <= last, y[minimum(x, last)], other)", ("x", "y", "last", "other"))
+    last, labels = x.size - 1, await begin(x, x.size, *x.shape[1:], shape=x.shape)
+    flat = labels.reshape(x.size)
+    while offsets:
+        wider = await w.padded(labels, [(1, 1)] * ndim, ["constant"] * ndim, x.size)
+        views = [w.view(wider, x.shape, offset) for offset in offsets]
+        least, places = await look(labels, last, *views, *x.shape[1:])
+        if not await _is_any(least, labels):
+            break
+        await _HOOKED(flat, places.reshape(x.size), least.reshape(x.size), shape=(x.size,))
+        for _ in range(_JUMPS):
+            flat = await jump(flat, flat, last, x.size)
+        labels = flat.reshape(x.shape)
+    firsts = await w.compute("label", "int64(x == i(0))", ("x",))(flat)
+    ranks = await arrays.cumulative_sum(firsts)
+    count = int(await ranks[-1].item())
+    if dtype.kind in ("int", "uint") and count > np.iinfo(dtype.dtype).max:
+        raise ValueError(f"{name}: output of {dtype} has no room for {count} labels")
+    found = (await jump(flat, ranks, last, 0)).reshape(x.shape)
+    return LabelResult(await w.delivered(await w.converted(found, dtype), output), count)
 
 
 @composed
 async def distance_transform_edt(
     input: AccelRef,
-    sampling: float | Sequence[float] | None = None,
+    sampling: Floats | None = None,
     return_distances: bool = True,
     return_indices: bool = False,
 ) -> AccelRef | tuple[AccelRef, ...]:
     """Find the nearest element that is 0 of each one, exactly: `scipy.ndimage.distance_transform_edt`.
 
-    Along the first axis two scans find it. Along each other one, more and more distant places are looked at, until they
-    are farther away than what was found everywhere; the host looks at that. So it takes as long as the longest distance
-    is.
+    Along the first axis two scans find it. Along each other one, places that are farther and farther away are looked
+    at, until they are farther away than what was found, everywhere. The host looks at that. So it takes as long as the
+    longest distance is.
 
     Args:
         input: The image. What is not 0 has a distance.
@@ -173,99 +214,75 @@ async def distance_transform_edt(
         return_indices: Whether the places are.
 
     Returns:
-        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite, and places
-        are 0, where nothing is 0. Which one of several that are equally near is found may differ from SciPy.
+        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite, and
+        places are in the image, where nothing is 0. Which of several that are equally near is found may differ from
+        SciPy's choice.
 
     Raises:
-        TypeError: `input` is no array of a device, or complex.
+        TypeError: `input` is no array of a device.
         ValueError: Nothing is wanted, or a `sampling` for another number of axes.
         NotSupportedError: float8.
     """
     name = "ndimage.distance_transform_edt"
-    [x] = taken(name, input=input)
-    if x.dtype.kind == "complex":
-        raise TypeError(f"{name}: input must not be complex, got {x.dtype}")
+    x = input if w.axes_of(name, input, None) else input.reshape((1,))
+    sizes = [float(one) for one in w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)]
     if not (return_distances or return_indices):
         raise ValueError(f"{name}: return_distances or return_indices must be True")
-    x = x if x.ndim else x.reshape((1,))
-    sizes = [float(one) for one in each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)]
-    with intermediates() as made:
-        before, behind = [made(await _MARKED[sign](x)) for sign in (-1, 1)]
-        before = made(await cumulative_max(before, axis=0))
-        behind = flip(made(await cumulative_min(flip(behind, axis=0), axis=0)), axis=0)
-        near, place = map(made, await _NEAREST(before, behind, x.shape[0], sizes[0]))
-        places = [place]
-        for axis in range(1, x.ndim):
-            near, steps = await _nearer(near, axis, sizes[axis], made)
-            if return_indices:
-                moved = [made(await _moved(x.ndim, axis)(one, steps)) for one in places]
-                places = [*moved, made(await _placed(axis)(steps))]
-        found = [made(await stack(places))] if return_indices else []
-        distances = [await _ROOT(near)] if return_distances else []
-        results = (*distances, *[await one.cast("int32") for one in found])
-        return results if len(results) > 1 else results[0]
+    marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
+    before = await arrays.cumulative_max(marks[0], axis=0)
+    behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
+    near, place = await _nearest(before, behind, x.shape[0], sizes[0])
+    places = [place]
+    for axis in range(1, x.ndim):
+        near, steps = await _nearer(near, axis, sizes[axis])
+        if return_indices:
+            at = ", ".join(f"i({one}) + steps" if one == axis else f"i({one})" for one in range(x.ndim))
+            places = [await w.compute("edt", f"x[{at}]", ("x", "steps"))(one, steps) for one in places]
+            places.append(await w.compute("edt", f"i({axis}) + steps", ("steps",))(steps))
+    found = [await w.compute("edt", "sqrt(x)", ("x",))(near)] if return_distances else []
+    found += [await (await arrays.stack(places)).cast("int32")] if return_indices else []
+    return found[0] if len(found) == 1 else tuple(found)
 
 
-async def _nearer(
-    near: AccelRef, axis: int, size: float, made: Callable[[AccelRef], AccelRef]
-) -> tuple[AccelRef, AccelRef]:
+_FAR = 1 << 40
+_nearest = w.compute(
+    "edt",
+    "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
+    "y = where(0 <= at and at < n, d * d, inf); place = clip(at, 0, n - 1)",
+    ("a", "b", "n", "size"),
+    None,
+    ("y", "place"),
+)
+
+
+async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
     """Look along an axis for what is nearer; returns squares of distances, and how far away it is."""
 
     async def farthest() -> int:
-        most = float(await max_of(near).item()) if near.size else 0.0
-        return int(
-            min(
-                max(near.shape[axis] - 1, 0),
-                math.ceil(math.sqrt(most) / size) if most < math.inf else 1 << 40,
-            )
-        )
+        most = float(await arrays.max(near).item()) if near.size else 0.0
+        longest = near.shape[axis] - 1
+        return min(longest, math.ceil(math.sqrt(most) / size)) if most < math.inf else longest
 
-    reached = await farthest()
-    widths = spread(near, (axis,), ((reached, reached),), (0, 0))
-    wider = made(await padded(near, widths, ["constant"] * near.ndim, math.inf))
-    steps, shape = made(await near.device.zeros(near.shape, "int64")), near.shape
-    for start in range(1, reached + 1, _STEPS):
-        if start > await farthest():
-            break
-        here = range(start, min(start + _STEPS, reached + 1))
+    reached, shape = await farthest(), near.shape
+    widths = w.spread(near, (axis,), ((reached, reached),), (0, 0))
+    wider = await w.padded(near, widths, ["constant"] * near.ndim, math.inf)
+    steps, start = await near.device.zeros(shape, "int64"), 1
+    while start <= (reached if start == 1 else min(reached, await farthest())):
+        here = range(start, min(start + w.MOST // 2, reached + 1))
         sides = [
-            view(wider, shape, spread(near, (axis,), (reached + one,), 0)) for n in here for one in (-n, n)
+            w.view(wider, shape, w.spread(near, (axis,), (reached + k,), 0)) for n in here for k in (-n, n)
         ]
-        near, steps = map(made, await _nearer_of(len(here))(near, steps, size, start, *sides))
+        near, steps = await _looked(len(here))(near, steps, size, start, *sides)
+        start += len(here)
     return near, steps
 
 
-def _of_distances(text: str, inputs: Sequence[str], outputs: Sequence[str] | None = None) -> Elementwise[Any]:
-    return Elementwise(text, inputs=inputs, outputs=outputs, operation="ndimage.distance_transform_edt")
-
-
-_MARKED = {sign: _of_distances(f"i(0) if x == 0 else {sign * (1 << 40)}", ("x",)) for sign in (-1, 1)}
-_NEAREST = _of_distances(
-    "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
-    "near = where(0 <= at and at < n, d * d, inf); place = clip(at, 0, n - 1)",
-    ("a", "b", "n", "size"),
-    ("near", "place"),
-)
-_ROOT = _of_distances("sqrt(x)", ("x",))
-
-
 @functools.cache
-def _nearer_of(count: int) -> Elementwise[Any]:
-    text = "y = near; step = steps"
-    for n in range(count):
+def _looked(count: int) -> Any:
+    text, sides = "y = near; step = steps", [(f"a{n}", f"b{n}") for n in range(count)]
+    for n, names in enumerate(sides):
         text += f"; k = start + {n}; d = k * size; d = d * d"
-        for side, name in (("-k", f"a{n}"), ("k", f"b{n}")):
+        for side, name in zip(("-k", "k"), names, strict=True):
             text += f"; e = {name} + d; step = where(e < y, {side}, step); y = minimum(e, y)"
-    sides = [f"{side}{n}" for n in range(count) for side in "ab"]
-    return _of_distances(text, ("near", "steps", "size", "start", *sides), ("y", "step"))
-
-
-@functools.cache
-def _moved(ndim: int, axis: int) -> Elementwise[Any]:
-    places = [f"i({one}) + steps" if one == axis else f"i({one})" for one in range(ndim)]
-    return _of_distances(f"x[{', '.join(places)}]", ("x", "steps"))
-
-
-@functools.cache
-def _placed(axis: int) -> Elementwise[Any]:
-    return _of_distances(f"i({axis}) + steps", ("steps",))
+    inputs = ("near", "steps", "size", "start", *[name for names in sides for name in names])
+    return w.compute("edt", text, inputs, None, ("y", "step"))
