@@ -59,18 +59,18 @@ async def bilateral_filter(
     if x.dtype not in (DType.float32, DType.float64) or x.ndim != 2:
         told = f"got shape {x.shape} of {x.dtype}; divide whole numbers, as by x / 255"
         raise TypeError(f"{name}: image must have two axes of float32 or float64, {told}")
-    if mode not in _FILLED:
-        raise ValueError(f"{name}: mode must be one of {', '.join(_FILLED)}, got {mode!r}")
+    w.need(name, mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
+    is_right = (
+        sigma_spatial > 0 and (sigma_color is None or sigma_color > 0) and whole(name, "bins", bins) > 0
+    )
+    told = f"got {sigma_color}, {sigma_spatial} and {bins}"
+    w.need(name, is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
     size = (
         max(5, 2 * math.ceil(3 * sigma_spatial) + 1)
         if win_size is None
         else whole(name, "win_size", win_size)
     )
-    if not (sigma_spatial > 0 and (sigma_color is None or sigma_color > 0) and whole(name, "bins", bins) > 0):
-        told = f"got {sigma_color}, {sigma_spatial} and {bins}"
-        raise ValueError(f"{name}: sigma_color, sigma_spatial and bins must be above 0, {told}")
-    if size < 1 or size % 2 == 0:
-        raise ValueError(f"{name}: win_size must be odd and above 0, got {win_size}")
+    w.need(name, size > 0 and size % 2, f"win_size must be odd and above 0, got {win_size}")
     if not x.size:
         return await x.copy()
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)
@@ -85,9 +85,8 @@ async def bilateral_filter(
         expression = _weights(len(here), ("total0", "weight0")[: len(sums)])
         sums = await expression(shifted, high, low, deviation, float(bins), *given)
     text = "where(high > low, total / weight + minimum(low, 0), x)"
-    divide = w.compute("bilateral_filter", text, ("total", "weight", "x", "low", "high"), x.dtype)
-    made: AccelRef = await divide(*sums, x, low, high)
-    return made
+    names = "total", "weight", "x", "low", "high"
+    return await w.compute("bilateral_filter", text, names, x.dtype)(*sums, x, low, high)
 
 
 def _weights(count: int, more: tuple[str, ...]) -> Any:
@@ -99,4 +98,4 @@ def _weights(count: int, more: tuple[str, ...]) -> Any:
         text += f"; q = minimum(floor(abs(c - y{n}) * scale), bins - 1) * g; w = exp(q * q * v) * k{n}"
         text += f"; total = total + w * y{n}; weight = weight + w"
     inputs = (*_INPUTS, *more, *[f"{one}{n}" for one in "yk" for n in range(count)])
-    return w.compute("bilateral_filter", text, inputs, None, ("total", "weight"))
+    return w.several("bilateral_filter", text, inputs, ("total", "weight"))

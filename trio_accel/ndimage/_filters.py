@@ -38,18 +38,20 @@ async def _weighed(x: AccelRef, terms: Sequence[_Term], shape: Any, dtype: DType
     """
     total: list[AccelRef] = []
     for start in range(0, len(terms), w.MOST // 2):
-        here, names, text = terms[start : start + w.MOST // 2], list[str](), "y = total" * bool(total)
-        views: list[AccelRef] = []
+        here, inputs, text = (
+            terms[start : start + w.MOST // 2],
+            ["total"] * len(total),
+            "y = total" * len(total),
+        )
+        given, wanted = total, dtype if start + w.MOST // 2 >= len(terms) else DType(wide)
         for n, (_, sign, *places) in enumerate(here):
             element = f"{wide}(a{n})" if not sign else f"({wide}(a{n}) {sign} {wide}(b{n}))"
             text += f"; y = y + {element} * w{n}" if text else f"y = {element} * w{n}"
-            names += [f"a{n}", f"b{n}"] if sign else [f"a{n}"]
-            views += [w.view(x, shape, place) for place in (places if sign else places[:1])]
-        is_last = start + w.MOST // 2 >= len(terms)
-        text += f"; y = {w.stored('y', dtype)}" if is_last else ""
-        inputs = (*["total"] * len(total), *names, *[f"w{n}" for n in range(len(here))])
-        expression = w.compute("correlate", text, inputs, dtype if is_last else DType(wide))
-        total = [await expression(*total, *views, *[weight for weight, *_ in here])]
+            inputs += [f"a{n}", *[f"b{n}"] * bool(sign)]
+            given = [*given, *[w.view(x, shape, place) for place in places[: 1 + bool(sign)]]]
+        text += f"; y = {w.stored('y', wanted)}"
+        expression = w.compute("correlate", text, (*inputs, *[f"w{n}" for n in range(len(here))]), wanted)
+        total = [await expression(*given, *[weight for weight, *_ in here])]
     return total[0]
 
 
@@ -61,7 +63,7 @@ async def line(
     places = [w.spread(x, (axis,), (n,), 0) for n in range(len(weights))]
     terms: list[_Term] = [(one.item(), "", place, place) for one, place in zip(weights, places, strict=True)]
     for sign, factor in (("+", 1), ("-", -1)):
-        if last % 2 == 0 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2.2e-16):
+        if last % 2 == 0 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2.0**-52):
             terms = [(weights[pairs].item(), "", places[pairs], places[pairs])]
             terms += [(weights[n].item(), sign, places[n], places[last - n]) for n in range(pairs)]
             break
@@ -76,31 +78,28 @@ async def _correlate(
 ) -> AccelRef:  # fmt: skip
     """Correlate, or convolve: then weights are in reverse, and not conjugated."""
     x, is_convolved, name = input, "convolve" in name, f"ndimage.{name}"
-    along, filled = w.axes_of(name, x, axes), w.mode_of(name, mode)
-    is_on_device = isinstance(weights, AccelRef)
+    along, filled, is_on_device = (
+        w.axes_of(name, x, axes),
+        w.mode_of(name, mode),
+        isinstance(weights, AccelRef),
+    )
     window: Any = await weights.cast("float64") if is_on_device else w.numbers(name, "weights", weights)
-    if window.ndim != len(along) or not window.size:
-        told = f"{len(along)} axes and elements, got shape {window.shape}"
-        raise ValueError(f"{name}: weights must have {told}")
+    told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
+    w.need(name, window.ndim == len(along) and window.size, told)
     origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
+    is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
         window = window[(slice(None, None, -1),) * window.ndim]
         origins = [-one - (size % 2 == 0) for one, size in zip(origins, window.shape, strict=True)]
-    # SciPy's windows have the order of the axes of the image, whichever order `axes` has.
-    along, origins = (
-        map(list, zip(*sorted(zip(along, origins, strict=True)), strict=True)) if along else ([], [])
-    )
-    is_complex = not is_on_device and window.dtype.kind == "c"
-    dtype = w.dtype_of(name, x, output, x.shape, is_complex=is_complex)
+    elif is_complex:
+        window = window.conj()
+    along, origins = w.in_order(along, origins)
+    dtype = w.dtype_of(name, x, output, x.shape, is_complex)
     widths = [w.reach(name, size, one) for size, one in zip(window.shape, origins, strict=True)]
     wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), [filled] * x.ndim, cval)
-    terms: list[_Term] = []
-    for place in np.ndindex(window.shape):
-        weight = window[place] if is_on_device else window[place].item()
-        where = w.spread(x, along, place, 0)
-        terms.append((weight.conjugate() if is_complex and not is_convolved else weight, "", where, where))
-    made = await _weighed(wider, terms, x.shape, dtype, w.wide_of(x, is_complex=is_complex))
-    return await w.delivered(made, output)
+    places = [(place, w.spread(x, along, place, 0)) for place in np.ndindex(window.shape)]
+    terms = [(window[n] if is_on_device else window[n].item(), "", place, place) for n, place in places]
+    return await w.delivered(await _weighed(wider, terms, x.shape, dtype, w.wide_of(x, is_complex)), output)
 
 
 @composed

@@ -163,7 +163,7 @@ def _interpolated(
 
     outside = " or ".join(f"o{axis}" for axis, _ in coordinates if mode == "constant")
     lines += [f"y = where({outside}, cval, {total()})" if outside else f"y = {total()}", *_rounded(dtype)]
-    return w.compute("interpolate", "; ".join(lines), None, dtype, ("y",))
+    return w.several("interpolate", "; ".join(lines), None, ("y",), dtype)
 
 
 def _rounded(dtype: DType) -> list[str]:

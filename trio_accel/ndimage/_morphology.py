@@ -15,12 +15,20 @@ from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from ..expressions import Scatter
+from ..expressions import Scatter, check_ref
 from . import _windows as w
 from ._windows import Floats, Numbers, Output
 
 __all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
 
+_FAR = 1 << 40
+_NEAREST = w.several(
+    "edt",
+    "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
+    "y = where(0 <= at and at < n, d * d, inf); place = clip(at, 0, n - 1)",
+    ("a", "b", "n", "size"),
+    ("y", "place"),
+)
 # How often a label follows the label of its place, before neighbours are looked at again.
 _JUMPS = 3
 _HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
@@ -34,7 +42,7 @@ def _structure(name: str, structure: object, ndim: int) -> npt.NDArray[np.bool_]
     return cross
 
 
-async def _is_any(x: AccelRef, y: AccelRef) -> bool:
+async def _differ(x: AccelRef, y: AccelRef) -> bool:
     """Look whether two arrays differ."""
     return bool(await arrays.any(await w.compute("differ", "x != y", ("x", "y"))(x, y)).item())
 
@@ -47,26 +55,23 @@ async def _eroded(
     x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
     along, count = w.axes_of(name, x, axes), whole(name, "iterations", iterations)
     window = _structure(name, structure, len(along))
+    is_right = window.ndim == len(along) and window.size
+    w.need(name, is_right, f"structure must have {len(along)} axes and elements, got shape {window.shape}")
+    if mask is not None:
+        check_ref(name, "mask", mask)
+        w.need(name, mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
     origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
-    if window.ndim != len(along) or not window.size:
-        raise ValueError(
-            f"{name}: structure must have {len(along)} axes and elements, got shape {window.shape}"
-        )
-    if mask is not None and (not isinstance(mask, AccelRef) or mask.shape != x.shape):
-        raise ValueError(f"{name}: mask must be an AccelRef of shape {x.shape}, got {mask!r}")
     if is_dilated:
         window = np.flip(window)
         origins = [-one - (size % 2 == 0) for one, size in zip(origins, window.shape, strict=True)]
+    along, origins = w.in_order(along, origins)
     widths = w.spread(
         x, along, [w.reach(name, n, o) for n, o in zip(window.shape, origins, strict=True)], (0, 0)
     )
     dtype = w.dtype_of(name, x, DType.bool if output is None else output, x.shape)
     places = [w.spread(x, along, place, 0) for place in np.argwhere(window).tolist()]
-    made, done, operator = (
-        await w.compute("truths", "x != 0", ("x",))(x),
-        0,
-        " or " if is_dilated else " and ",
-    )
+    operator, done = " or " if is_dilated else " and ", 0
+    made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
     while places and (done < count or count < 1):
         wider = await w.padded(made, widths, ["constant"] * x.ndim, bool(border_value))
         views, new = [w.view(wider, x.shape, place) for place in places], list[AccelRef]()
@@ -75,9 +80,9 @@ async def _eroded(
             names = tuple([f"x{n}" for n in range(len(new))])
             new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
         if mask is not None:
-            text = "y = where(mask != 0, x, old)"
-            new = [await w.compute("binary_erosion", text, ("mask", "x", "old"))(mask, *new, made)]
-        if count < 1 and not await _is_any(made, *new):
+            text, names = "y = where(mask != 0, x, old)", ("mask", "x", "old")
+            new = [await w.compute("binary_erosion", text, names)(mask, *new, made)]
+        if count < 1 and not await _differ(made, *new):
             break
         made, done = new[0], done + 1
     return await w.delivered(await w.converted(made, dtype), output)
@@ -157,41 +162,47 @@ async def label(
     name, x = "ndimage.label", input
     ndim = len(w.axes_of(name, x, None))
     near, dtype = _structure(name, structure, ndim), w.dtype_of(name, x, output or DType.int32, x.shape)
-    if near.shape != (3,) * ndim or not np.array_equal(near, np.flip(near)):
-        told = f"shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
-        raise ValueError(f"{name}: structure must have {told}")
+    is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
+    told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
+    w.need(name, is_right, told)
     if not x.size:
         return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
-    steps = tuple([f"n{axis}" for axis in range(1, ndim)])
-    # Horner's rule for the place among all in C order.
-    place = "".join(f") * {n} + i({axis + 1})" for axis, n in enumerate(steps))
-    place = "(" * len(steps) + ("i(0)" if ndim else "0") + place
     offsets = [place for place in np.argwhere(near).tolist() if place != [1] * ndim]
-    names = tuple([f"y{n}" for n in range(len(offsets))])
-    begin = w.compute("label", f"{place} if x != 0 else size", ("x", "size", *steps), DType.int64)
-    text = "m = x" + "".join(f"; m = minimum(m, {one})" for one in names)
-    text += f"; least = where(x <= last, m, x); place = where(x <= last, x, {place})"
-    look = w.compute("label", text, ("x", "last", *names, *steps), None, ("least", "place"))
-    jump = w.compute("label", "where(x <= last, y[minimum(x, last)], other)", ("x", "y", "last", "other"))
+    begin, look, jump = _labels(ndim, len(offsets))
     last, labels = x.size - 1, await begin(x, x.size, *x.shape[1:], shape=x.shape)
     flat = labels.reshape(x.size)
     while offsets:
         wider = await w.padded(labels, [(1, 1)] * ndim, ["constant"] * ndim, x.size)
         views = [w.view(wider, x.shape, offset) for offset in offsets]
         least, places = await look(labels, last, *views, *x.shape[1:])
-        if not await _is_any(least, labels):
+        if not await _differ(least, labels):
             break
         await _HOOKED(flat, places.reshape(x.size), least.reshape(x.size), shape=(x.size,))
         for _ in range(_JUMPS):
             flat = await jump(flat, flat, last, x.size)
         labels = flat.reshape(x.shape)
-    firsts = await w.compute("label", "int64(x == i(0))", ("x",))(flat)
-    ranks = await arrays.cumulative_sum(firsts)
+    ranks = await arrays.cumulative_sum(await w.compute("label", "int64(x == i(0))", ("x",))(flat))
     count = int(await ranks[-1].item())
-    if dtype.kind in ("int", "uint") and count > np.iinfo(dtype.dtype).max:
-        raise ValueError(f"{name}: output of {dtype} has no room for {count} labels")
+    is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
+    w.need(name, is_right, f"output of {dtype} has no room for {count} labels")
     found = (await jump(flat, ranks, last, 0)).reshape(x.shape)
     return LabelResult(await w.delivered(await w.converted(found, dtype), output), count)
+
+
+@functools.cache
+def _labels(ndim: int, count: int) -> tuple[Any, Any, Any]:
+    """Write the expressions: the first labels, the least of neighbours with their places, and labels of places."""
+    sizes, names = [f"n{axis}" for axis in range(1, ndim)], [f"y{n}" for n in range(count)]
+    # Horner's rule for the place among all in C order.
+    place = "(" * len(sizes) + ("i(0)" if ndim else "0")
+    place += "".join(f") * {n} + i({axis})" for axis, n in enumerate(sizes, 1))
+    text = "m = x" + "".join(f"; m = minimum(m, {one})" for one in names)
+    text += f"; least = where(x <= last, m, x); place = where(x <= last, x, {place})"
+    return (
+        w.compute("label", f"{place} if x != 0 else size", ("x", "size", *sizes), DType.int64),
+        w.several("label", text, ("x", "last", *names, *sizes), ("least", "place")),
+        w.compute("label", "where(x <= last, y[minimum(x, last)], other)", ("x", "y", "last", "other")),
+    )
 
 
 @composed
@@ -226,13 +237,11 @@ async def distance_transform_edt(
     name = "ndimage.distance_transform_edt"
     x = input if w.axes_of(name, input, None) else input.reshape((1,))
     sizes = [float(one) for one in w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)]
-    if not (return_distances or return_indices):
-        raise ValueError(f"{name}: return_distances or return_indices must be True")
+    w.need(name, return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
     before = await arrays.cumulative_max(marks[0], axis=0)
     behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
-    near, place = await _nearest(before, behind, x.shape[0], sizes[0])
-    places = [place]
+    near, *places = await _NEAREST(before, behind, x.shape[0], sizes[0])
     for axis in range(1, x.ndim):
         near, steps = await _nearer(near, axis, sizes[axis])
         if return_indices:
@@ -242,17 +251,6 @@ async def distance_transform_edt(
     found = [await w.compute("edt", "sqrt(x)", ("x",))(near)] if return_distances else []
     found += [await (await arrays.stack(places)).cast("int32")] if return_indices else []
     return found[0] if len(found) == 1 else tuple(found)
-
-
-_FAR = 1 << 40
-_nearest = w.compute(
-    "edt",
-    "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
-    "y = where(0 <= at and at < n, d * d, inf); place = clip(at, 0, n - 1)",
-    ("a", "b", "n", "size"),
-    None,
-    ("y", "place"),
-)
 
 
 async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
@@ -285,4 +283,4 @@ def _looked(count: int) -> Any:
         for side, name in zip(("-k", "k"), names, strict=True):
             text += f"; e = {name} + d; step = where(e < y, {side}, step); y = minimum(e, y)"
     inputs = ("near", "steps", "size", "start", *[name for names in sides for name in names])
-    return w.compute("edt", text, inputs, None, ("y", "step"))
+    return w.several("edt", text, inputs, ("y", "step"))

@@ -35,65 +35,39 @@ _SHORT, _SORTED = 12, 27
 _PIECE = 1 << 24
 
 
-async def _combined(
-    kind: str, views: Sequence[AccelRef], dtype: DType, divisor: float | None = None
-) -> AccelRef:
+async def _combined(kind: str, views: Sequence[AccelRef], dtype: DType, *divisor: float) -> AccelRef:
     """Combine elements: add them up in the wide dtype, or find the least or the largest."""
-    names, is_sum = [f"x{n}" for n in range(len(views))], kind == "uniform"
-    given = [f"{w.wide_of(views[0])}({name})" for name in names] if is_sum else names
-    text = f"y = {given[0]}" + "".join(
-        f"; y = {f'y + {x}' if is_sum else f'{kind}(y, {x})'}" for x in given[1:]
-    )
-    if divisor is not None or (not is_sum and views[0].dtype is not dtype):
-        text += f"; y = {w.stored('y' if divisor is None else 'y / n', dtype)}"
-    more = [] if divisor is None else [divisor]
-    made: AccelRef = await w.compute(f"{kind}_filter", text, (*names, *["n"] * len(more)), dtype)(
-        *views, *more
-    )
-    return made
+    names, wide = [f"x{n}" for n in range(len(views))], views[0].dtype.value
+    text, step = "y = x0", f"; y = {kind}(y, {{}})"
+    if kind == "uniform":
+        wide = w.wide_of(views[0])
+        text, step = f"y = {wide}(x0)", f"; y = y + {wide}({{}})"
+    text += "".join(step.format(name) for name in names[1:])
+    if divisor or wide != dtype:
+        text += f"; y = {w.stored('y / n' if divisor else 'y', dtype)}"
+    expression = w.compute(f"{kind}_filter", text, (*names, *["n"] * len(divisor)), dtype)
+    return await expression(*views, *divisor)
 
 
 async def _windowed(
-    kind: str, x: AccelRef, axis: int, size: int, shape: Sequence[int], dtype: DType, divisor: float | None
+    kind: str, x: AccelRef, axis: int, size: int, shape: Sequence[int], dtype: DType, *divisor: float
 ) -> AccelRef:
     """Combine windows along an axis of a padded array."""
+
+    def part(array: AccelRef, start: int) -> AccelRef:
+        return w.view(array, shape, w.spread(x, (axis,), (start,), 0))
+
     if size <= _SHORT:
-        parts = [w.view(x, shape, w.spread(x, (axis,), (n,), 0)) for n in range(size)]
-    else:
-        half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
-        longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
-        halves = await _windowed(kind, x, axis, half, longer, wide, None)
-        parts = [w.view(halves, shape, w.spread(x, (axis,), (start,), 0)) for start in (0, half)]
-        parts += [w.view(x, shape, w.spread(x, (axis,), (size - 1,), 0))] * (size % 2)
-    return await _combined(kind, parts, dtype, divisor)
+        return await _combined(kind, [part(x, n) for n in range(size)], dtype, *divisor)
+    half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
+    longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
+    made = await _windowed(kind, x, axis, half, longer, wide)
+    parts = [part(made, 0), part(made, half), *[part(x, size - 1)] * (size % 2)]
+    return await _combined(kind, parts, dtype, *divisor)
 
 
-async def _lines(
-    kind: str,
-    name: str,
-    x: AccelRef,
-    along: Sequence[int],
-    rows: Sequence[Any],
-    output: Output,
-    cval: complex,
-) -> AccelRef:
-    """Combine windows along one axis after the other; rows have their sizes, modes and origins."""
-    dtype, made = w.dtype_of(name, x, output, x.shape), x
-    for axis, given, mode, origin in zip(along, *rows, strict=True):
-        size = whole(name, "size", given)
-        widths = w.spread(x, (axis,), (w.reach(name, size, origin),), (0, 0))
-        if size > 1:
-            wider = await w.padded(made, widths, [w.mode_of(name, mode)] * x.ndim, cval)
-            divisor = float(size) if kind == "uniform" else None
-            made = await _windowed(kind, wider, axis, size, x.shape, dtype, divisor)
-    return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
-
-
-async def _filter1d(
-    name: str, input: AccelRef, size: int, axis: int, output: Output, mode: Mode, cval: complex, origin: int
-) -> AccelRef:
-    x, kind, name = input, name.partition("_")[0], f"ndimage.{name}"
-    return await _lines(kind, name, x, w.axes_of(name, x, axis), ([size], [mode], [origin]), output, cval)
+async def _filter1d(name: str, axis: int, **given: Any) -> AccelRef:
+    return await _ranked(name, rank=None, footprint=None, axes=(axis,), **given)
 
 
 @composed
@@ -118,7 +92,7 @@ async def uniform_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
     """
-    return await _filter1d("uniform_filter1d", input, size, axis, output, mode, cval, origin)
+    return await _ranked("uniform_filter1d", input, None, size, None, output, mode, cval, origin, (axis,))
 
 
 @arguments_of(uniform_filter1d, _filter1d, "maximum_filter1d")
@@ -156,60 +130,57 @@ async def uniform_filter(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `uniform_filter1d`.
     """
-    name, given = "ndimage.uniform_filter", {"size": size, "mode": mode, "origin": origin}
-    along = w.axes_of(name, input, axes)
-    rows = [w.each(name, key, value, len(along)) for key, value in given.items()]
-    return await _lines("uniform", name, input, along, rows, output, cval)
+    return await _ranked("uniform_filter", input, None, size, None, output, mode, cval, origin, axes)
 
 
 def _nth(name: str, rank: Any, count: int) -> int:
     """Find which element of a sorted window is wanted."""
     if "percentile" in name:
-        if not -100 <= rank <= 100:
-            raise ValueError(f"{name}: percentile must be from -100 to 100, got {rank}")
+        w.need(name, -100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
         return min(int(float(count) * (rank + 100 * (rank < 0)) / 100), count - 1)
-    named = {"minimum": 0, "median": count // 2, "maximum": count - 1}
-    found = named.get(name.removeprefix("ndimage.").partition("_")[0], rank)
-    if not -count <= whole(name, "rank", found) < count:
-        raise ValueError(
-            f"{name}: rank must be from {-count} to {count - 1} for {count} elements, got {found}"
-        )
-    return int(found % count)
+    named = {"uniform": 0, "minimum": 0, "median": count // 2, "maximum": count - 1}
+    found = whole(name, "rank", named.get(name.removeprefix("ndimage.").partition("_")[0], rank))
+    w.need(name, -count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
+    return found % count
 
 
 async def _ranked(
     name: str, input: AccelRef, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
     origin: Any, axes: object,
 ) -> AccelRef:  # fmt: skip
-    """Find an element of each window by its order."""
+    """Find an element of each window by its order, or the mean."""
     x, name = input, f"ndimage.{name}"
     along = w.axes_of(name, x, axes)
-    if footprint is None and size is None:
-        raise ValueError(f"{name}: size or footprint must say what a window is")
     sizes = [max(0, whole(name, "size", one)) for one in w.each(name, "size", size or 0, len(along))]
     window = np.ones(sizes, bool) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
-    if window.ndim != len(along) or not window.any():
-        told = f"{len(along)} axes and an element that is true, got shape {window.shape}"
-        raise ValueError(f"{name}: footprint must have {told}")
-    modes, origins = (w.each(name, key, one, len(along)) for key, one in (("mode", mode), ("origin", origin)))
-    nth, count = _nth(name, rank, int(window.sum())), int(window.sum())
-    kind = {0: "minimum", count - 1: "maximum"}.get(nth, "")
-    if kind and window.all():
-        return await _lines(kind, name, x, along, (window.shape, modes, origins), output, cval)
-    dtype = w.dtype_of(name, x, output, x.shape)
-    if footprint is not None and along:
-        # As of weights.
-        along, modes, origins = map(list, zip(*sorted(zip(along, modes, origins, strict=True)), strict=True))
+    is_right, told = (
+        window.ndim == len(along) and window.any(),
+        f"must say which elements of {len(along)} axes",
+    )
+    w.need(name, is_right, f"size or footprint {told} a window has, got shape {window.shape}")
+    modes = [w.mode_of(name, one) for one in w.each(name, "mode", mode, len(along))]
+    origins, dtype = w.each(name, "origin", origin, len(along)), w.dtype_of(name, x, output, x.shape)
+    nth, count, made = _nth(name, rank, int(window.sum())), int(window.sum()), x
+    kind = "uniform" if "uniform" in name else {0: "minimum", count - 1: "maximum"}.get(nth, "")
+    is_separable = kind and window.all()
+    if footprint is not None and not is_separable:
+        along, modes, origins = w.in_order(along, modes, origins)
     widths = [w.reach(name, one, start) for one, start in zip(window.shape, origins, strict=True)]
-    filled = w.spread(x, along, [w.mode_of(name, one) for one in modes], "nearest")
-    wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), filled, cval)
+    if is_separable:
+        for axis, n, mode, pair in zip(along, window.shape, modes, widths, strict=True):
+            if n > 1:
+                wider = await w.padded(made, w.spread(x, (axis,), (pair,), (0, 0)), [mode] * x.ndim, cval)
+                divisor = [float(n)] * (kind == "uniform")
+                made = await _windowed(kind, wider, axis, n, x.shape, dtype, *divisor)
+        return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
+    wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), w.spread(x, along, modes, "nearest"), cval)
     views = [w.view(wider, x.shape, w.spread(x, along, place, 0)) for place in np.argwhere(window).tolist()]
     while kind and len(views) > w.MOST:
         views = [await _combined(kind, views[: w.MOST], wider.dtype), *views[w.MOST :]]
     if kind:
         made = await _combined(kind, views, dtype)
     elif count <= _SORTED:
-        made = (await _network(count, nth, wider.dtype, dtype)(*views))[0]
+        [made] = await _network(count, nth, wider.dtype, dtype)(*views)
     else:
         made = await w.converted(await _sorted(views, nth), dtype)
     return await w.delivered(made, output)
@@ -235,7 +206,7 @@ def _network(count: int, nth: int, given: DType, dtype: DType) -> Any:
             steps.append(f"x{i} = {least}" if i in needed else f"x{j} = {largest}")
             needed |= {i, j}
     inputs = tuple([f"x{n}" for n in range(count)])
-    return w.compute("rank_filter", "; ".join(reversed(steps)), inputs, dtype, ("y",))
+    return w.several("rank_filter", "; ".join(reversed(steps)), inputs, ("y",), dtype)
 
 
 async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,21 +47,24 @@ _INSIDE = {
 _SAME = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
+def need(name: str, is_right: object, told: str) -> None:
+    """Raise a `ValueError` with the name of the function, unless all is right."""
+    if not is_right:
+        raise ValueError(f"{name}: {told}")
+
+
 def mode_of(name: str, mode: object) -> str:
     """Take a mode; the ``grid-`` ones have other names. Raises `ValueError` for one that there is not."""
-    found = _SAME.get(mode, mode) if isinstance(mode, str) else None
-    if found not in _INSIDE:
-        raise ValueError(f"{name}: mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {mode!r}")
-    return cast("str", found)
+    found = _SAME.get(str(mode), str(mode))
+    need(name, found in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {mode!r}")
+    return found
 
 
 def each(name: str, argument: str, value: Any, count: int) -> list[Any]:
     """Take a value for each axis: one for all, or as many. Raises `ValueError` for another number of them."""
-    if isinstance(value, str) or not np.iterable(value):
-        return [value] * count
-    if len(value) != count:
-        raise ValueError(f"{name}: {argument} must be one, or one for each of {count} axes, got {value!r}")
-    return list(value)
+    found = [value] * count if isinstance(value, str) or not np.iterable(value) else list(value)
+    need(name, len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
+    return found
 
 
 def axes_of(name: str, x: AccelRef, axes: object) -> list[int]:
@@ -69,10 +72,10 @@ def axes_of(name: str, x: AccelRef, axes: object) -> list[int]:
     check_ref(name, "input", x)
     given: Any = range(x.ndim) if axes is None else axes if np.iterable(axes) else (axes,)
     found = [whole(name, "axes", axis) for axis in given]
-    if not all(-x.ndim <= axis < x.ndim for axis in found) or len({axis % x.ndim for axis in found}) < len(
+    is_right = all(-x.ndim <= axis < x.ndim for axis in found) and len({n % x.ndim for n in found}) == len(
         found
-    ):
-        raise ValueError(f"{name}: axes must be different ones of {x.ndim}, got {axes!r}")
+    )
+    need(name, is_right, f"axes must be different ones of {x.ndim}, got {axes!r}")
     return [axis % x.ndim for axis in found]
 
 
@@ -84,29 +87,30 @@ def numbers(name: str, argument: str, value: object, dtype: str = "") -> npt.NDA
     return found.astype(dtype or ("complex128" if found.dtype.kind == "c" else "float64"))
 
 
-def dtype_of(
-    name: str, x: AccelRef, output: Output, shape: Sequence[int], *, is_complex: bool = False
-) -> DType:
+def dtype_of(name: str, x: AccelRef, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
     """Find the dtype of a result. Raises `TypeError` for a real one of complex sums, `ValueError` for a shape."""
     is_complex = is_complex or x.dtype.kind == "complex"
     natural = np.result_type(x.dtype.dtype, np.complex64) if is_complex else x.dtype.dtype
     dtype = output.dtype if isinstance(output, AccelRef) else DType.of(natural if output is None else output)
-    if isinstance(output, AccelRef) and output.shape != tuple(shape):
-        raise ValueError(f"{name}: output must have shape {tuple(shape)}, got {output.shape}")
+    if isinstance(output, AccelRef):
+        need(name, output.shape == tuple(shape), f"output must have shape {tuple(shape)}, got {output.shape}")
     if is_complex and dtype.kind != "complex":
         raise TypeError(f"{name}: output must be of a complex dtype, got {dtype}")
     return dtype
 
 
 def reach(name: str, size: int, origin: object) -> tuple[int, int]:
-    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError` where it is not in it."""
-    before = size // 2 + whole(name, "origin", origin)
-    if not 0 <= before < size:
-        raise ValueError(
-            f"{name}: a window must have elements, and origin from {-(size // 2)} to {(size - 1) // 2} for "
-            f"{size} of them, got {origin}"
-        )
+    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError` where it has none."""
+    before, least = size // 2 + whole(name, "origin", origin), -(size // 2)
+    told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
+    need(name, 0 <= before < size, told)
     return before, size - 1 - before
+
+
+def in_order(along: Sequence[int], *rows: Sequence[Any]) -> list[list[Any]]:
+    """Sort axes, and what there is of each: windows have the order of the axes of an image, as SciPy's."""
+    order = sorted(range(len(along)), key=along.__getitem__)
+    return [[row[n] for n in order] for row in (along, *rows)]
 
 
 def spread(x: AccelRef, axes: Sequence[int], values: Sequence[Any], other: Any) -> tuple[Any, ...]:
@@ -122,27 +126,26 @@ def stored(value: str, dtype: DType) -> str:
     return value if dtype.is_inexact else f"int64({value})"
 
 
-def wide_of(x: AccelRef, *, is_complex: bool = False) -> str:
+def wide_of(x: AccelRef, is_complex: bool = False) -> str:
     """Return the dtype in which SciPy computes."""
     return "complex128" if is_complex or x.dtype.kind == "complex" else "float64"
 
 
 @functools.cache
-def compute(
-    name: str,
-    text: str,
-    inputs: Sequence[str] | None,
-    dtype: DType | None = None,
-    outputs: Sequence[str] | None = None,
-) -> Elementwise[Any]:
-    """Make an expression."""
+def compute(name: str, text: str, inputs: Any, dtype: DType | None = None) -> Elementwise[AccelRef]:
+    """Make an expression with one result."""
+    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"ndimage.{name}")
+
+
+@functools.cache
+def several(name: str, text: str, inputs: Any, outputs: Any, dtype: DType | None = None) -> Elementwise[Any]:
+    """Make an expression whose results are named."""
     return Elementwise(text, inputs=inputs, outputs=outputs, dtypes=dtype, operation=f"ndimage.{name}")
 
 
 async def converted(x: AccelRef, dtype: DType, out: AccelRef | None = None) -> AccelRef:
     """Copy an array, to a dtype as `stored` says."""
-    made: AccelRef = await compute("copy", f"y = {stored('x', dtype)}", ("x",), dtype)(x, out=out)
-    return made
+    return await compute("copy", f"y = {stored('x', dtype)}", ("x",), dtype)(x, out=out)
 
 
 async def delivered(made: AccelRef, output: Output) -> AccelRef:
@@ -165,28 +168,26 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         value = np.asarray(cval).astype(x.dtype.dtype)[()]
     if value != cval and not np.isnan(cval):
         value = np.asarray(cval, np.result_type(np.asarray(cval), np.float64))[()]
-    along = tuple([mode if any(pair) else "" for mode, pair in zip(modes, widths, strict=True)])
-    shape = [before + n + behind for n, (before, behind) in zip(x.shape, widths, strict=True)]
-    pairs = [(pair[0], n) for pair, n, mode in zip(widths, x.shape, along, strict=True) if mode]
-    given = [x, *[one for pair in pairs for one in pair], *[value] * ("constant" in along)]
-    made: AccelRef = await _padding(along)(*given, shape=shape)
-    return made
+    rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
+    given = [x, *[one for _, (n, pair, _) in rows if any(pair) for one in (pair[0], n)]]
+    made = _padding(x.ndim, tuple([(axis, mode) for axis, (_, pair, mode) in rows if any(pair)]))
+    given += [value] * ("value" in made.inputs)
+    return await made(*given, shape=[sum((n, *pair)) for _, (n, pair, _) in rows])
 
 
 @functools.cache
-def _padding(along: tuple[str, ...]) -> Elementwise[AccelRef]:
-    """Write the expression; a mode is empty along an axis that stays."""
-    axes = [axis for axis, mode in enumerate(along) if mode]
-    text = "".join(f"j{axis} = i({axis}) - b{axis};" for axis in axes)
-    places = [f"i({axis})" for axis in range(len(along))]
-    for axis in axes:
+def _padding(ndim: int, along: Sequence[tuple[int, str]]) -> Elementwise[AccelRef]:
+    """Write the expression, for modes by axes."""
+    text = "".join(f"j{axis} = i({axis}) - b{axis};" for axis, _ in along)
+    places, inside = [f"i({axis})" for axis in range(ndim)], list[str]()
+    for axis, mode in along:
         period = f"maximum(2 * n{axis} - 2, 1)"
-        places[axis] = _INSIDE[along[axis]].format(j=f"j{axis}", n=f"n{axis}", p=period)
-    inside = [f"0 <= j{axis} and j{axis} < n{axis}" for axis in axes if along[axis] == "constant"]
+        places[axis] = _INSIDE[mode].format(j=f"j{axis}", n=f"n{axis}", p=period)
+        inside += [f"0 <= j{axis} and j{axis} < n{axis}"] * (mode == "constant")
     element = f"x[{', '.join(places)}]"
     text += f"y = where({' and '.join(inside)}, {element}, value)" if inside else f"y = {element}"
-    sizes = [name for axis in axes for name in (f"b{axis}", f"n{axis}")]
-    return compute("pad", text, ("x", *[name for name in sizes if name in text], *["value"] * bool(inside)))
+    sizes = [f"{key}{axis}" for axis, _ in along for key in "bn"]
+    return compute("pad", text, ("x", *sizes, *["value"] * bool(inside)))
 
 
 def view(x: AccelRef, shape: Sequence[int], offset: Sequence[int]) -> AccelRef:
