@@ -2,9 +2,9 @@
 
     python scipy_suite.py REPORT [TESTS]...
 
-writes a JSON document to REPORT: for each test its outcome, its error, and how many functions of the device it
-called. A function takes NumPy's arrays and blocks, as SciPy's does: what a test gives as `output` is filled. A
-refusal is all of the exceptions that SciPy raises in such cases. Without TESTS all are run.
+writes a JSON document to REPORT: for each test its outcome, its error, and how many functions of the device
+it called. A function takes NumPy's arrays and blocks, as SciPy's does: what a test gives as `output` is
+filled. A refusal is all of the exceptions that SciPy raises in such cases. Without TESTS all are run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODULES = ("filters", "interpolation", "measurements", "morphology", "datatypes"
 ARRAYS = ("input", "mask")
 
 
-class Refused(ValueError, TypeError, RuntimeError):
+class RefusedError(ValueError, TypeError, RuntimeError):
     """What SciPy raises as one of these."""
 
 
@@ -52,9 +52,9 @@ class Suite:
 
     def replace(self) -> None:
         """Put the functions in place of SciPy's, by their names."""
-        for name in ndimage.__all__:
+        for name in dir(ndimage):
             original = getattr(scipy.ndimage, name, None)
-            if callable(original):
+            if callable(original) and name[0] != "_":
                 call = self._blocking(name, original)
                 setattr(scipy.ndimage, name, call)
                 # SciPy's tests look up there with which libraries of arrays a function is tested.
@@ -89,15 +89,13 @@ class Suite:
             if isinstance(output, np.ndarray):
                 filled["output"], output = output, await self._device.put(_native(output))
             elif output is not None:
-                output = np.dtype(output)
+                output = np.dtype(output).newbyteorder("=")
             made = await getattr(ndimage, name)(**given, **({} if output is None else {"output": output}))
-            results = [
-                await one.to_host() if isinstance(one, ta.AccelRef) else one
-                for one in (made if isinstance(made, tuple) else (made,))
-            ]
+            several: list[Any] = list(made) if isinstance(made, tuple) else [made]
+            results = [await one.to_host() if isinstance(one, ta.AccelRef) else one for one in several]
         except (ValueError, TypeError, ta.AccelError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
-        names = ["output", "count"] if name == "label" else ["output"]
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+        names: list[str] = ["output", "count"] if name == "label" else ["output"]
         if name == "distance_transform_edt":
             wanted = given.get("return_distances", True), given.get("return_indices", False)
             names = [
@@ -111,7 +109,7 @@ class Suite:
         for key, target in filled.items():
             made = results.pop(key)
             if target.shape != made.shape or (key != "output" and target.dtype != made.dtype):
-                raise Refused(f"{key} must be of {made.dtype} and have shape {made.shape}")
+                raise RefusedError(f"{key} must be of {made.dtype} and have shape {made.shape}")
             target[...] = made
         left = list(results.values())
         return filled.get("output") if not left else left[0] if len(left) == 1 else tuple(left)
@@ -145,4 +143,4 @@ async def main(report: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, *sys.argv[1:])
+    trio.run(main, sys.argv[1], *sys.argv[2:])

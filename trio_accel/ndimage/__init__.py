@@ -10,7 +10,7 @@ from ._filters import *
 from ._interpolation import *
 from ._morphology import *
 from ._ranks import *
-from ._windows import *
+from .windows import *
 
 _export(__name__)
 

@@ -12,7 +12,7 @@ from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from . import _windows as w
+from . import windows as w
 
 __all__ = ["bilateral_filter"]
 
@@ -30,12 +30,13 @@ async def bilateral_filter(
 ) -> AccelRef:  # fmt: skip
     """Smooth an image and keep its edges, as `skimage.restoration.denoise_bilateral` does of grey images.
 
-    Weights are Gaussians of the distance and of the difference. (scikit-image 0.26 looks distances up in the wrong
-    row of a table.)
+    Weights are Gaussians of the distance and of the difference. (scikit-image 0.26 looks distances up in the
+    wrong row of a table.)
 
     Args:
         image: An image of two axes, of float32 or float64.
-        win_size: Elements of a window along an axis, odd; by default ``max(5, 2 * ceil(3 * sigma_spatial) + 1)``.
+        win_size: Elements of a window along an axis, odd; by default ``max(5, 2 * ceil(3 * sigma_spatial) +
+            1)``.
         sigma_color: Standard deviation of differences; by default that of the image.
         sigma_spatial: Standard deviation of distances, in elements.
         bins: Into how many steps a difference is rounded down, up to the largest element.
@@ -47,8 +48,8 @@ async def bilateral_filter(
         The means, computed in float64, of the dtype of the image.
 
     Raises:
-        TypeError: `image` is no array of a device, or of another dtype: scikit-image would divide whole numbers
-            by the largest one.
+        TypeError: `image` is no array of a device, or of another dtype: scikit-image would divide whole
+            numbers by the largest one.
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """

@@ -1,7 +1,7 @@
 """Linear filters: weighted sums of windows, by `scipy.ndimage`'s names.
 
-Sums are made in float64 or complex128, and rounded once for each axis, as SciPy rounds them. Weights of a filter
-that has a name are added in SciPy's order, so that its bits come out.
+Sums are made in float64 or complex128, and rounded once for each axis, as SciPy rounds them. Weights of a
+filter that has a name are added in SciPy's order, so that its bits come out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from . import _windows as w
-from ._windows import Floats, Mode, Modes, Numbers, Output
+from . import windows as w
+from .windows import Floats, Mode, Modes, Numbers, Output
 
 __all__ = [
     "convolve", "convolve1d", "correlate", "correlate1d", "gaussian_filter", "gaussian_filter1d",
@@ -34,7 +34,8 @@ _Kernels: TypeAlias = "Sequence[npt.NDArray[Any] | None]"
 async def _weighed(x: AccelRef, terms: Sequence[_Term], shape: Any, dtype: DType, wide: str) -> AccelRef:
     """Sum up views of a padded array, a few at a time.
 
-    Each has a weight, a sign, and where it begins; with a sign, another one is first added to it, or taken from it.
+    Each has a weight, a sign, and where it begins; with a sign, another one is first added to it, or taken
+    from it.
     """
     total: list[AccelRef] = []
     for start in range(0, len(terms), w.MOST // 2):
@@ -73,17 +74,14 @@ async def line(
 
 
 async def _correlate(
-    name: str, input: AccelRef, weights: Weights, output: Output, mode: Any, cval: complex, origin: Any,
+    name: str, input: AccelRef, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
     axes: object,
 ) -> AccelRef:  # fmt: skip
     """Correlate, or convolve: then weights are in reverse, and not conjugated."""
     x, is_convolved, name = input, "convolve" in name, f"ndimage.{name}"
-    along, filled, is_on_device = (
-        w.axes_of(name, x, axes),
-        w.mode_of(name, mode),
-        isinstance(weights, AccelRef),
-    )
-    window: Any = await weights.cast("float64") if is_on_device else w.numbers(name, "weights", weights)
+    along, filled = w.axes_of(name, x, axes), w.mode_of(name, mode)
+    is_on_device, window = isinstance(weights, AccelRef), weights
+    window = await window.cast("float64") if is_on_device else w.numbers(name, "weights", weights)
     told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
     w.need(name, window.ndim == len(along) and window.size, told)
     origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
@@ -111,8 +109,8 @@ async def correlate(
 
     Args:
         input: The image, of any number of axes.
-        weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex ones are
-            conjugated.
+        weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex
+            ones are conjugated.
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
@@ -120,13 +118,13 @@ async def correlate(
         axes: Axes to filter along; None for all.
 
     Returns:
-        The sums, in the dtype of `input`: of whole numbers rounded towards zero. They are complex where the weights
-        are.
+        The sums, in the dtype of `input`: of whole numbers rounded towards zero. They are complex where the
+        weights are.
 
     Raises:
         TypeError: `input` is no array of a device, or a real `output` of complex sums.
-        ValueError: Weights of another number of axes, an origin outside of the window, an axis or mode that there
-            is not, or `output` of another shape.
+        ValueError: Weights of another number of axes, an origin outside of the window, an axis or mode that
+            there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
     return await _correlate("correlate", input, weights, output, mode, cval, origin, axes)
@@ -134,9 +132,9 @@ async def correlate(
 
 @arguments_of(correlate, _correlate, "convolve")
 def convolve() -> None:
-    """Convolve an image with weights, as `scipy.ndimage.convolve` does: they are in reverse, and not conjugated.
+    """Convolve an image with weights, as `scipy.ndimage.convolve` does.
 
-    Arguments, result and errors are those of `correlate`.
+    Weights are in reverse, and not conjugated. Arguments, result and errors are those of `correlate`.
     """
 
 
@@ -165,7 +163,7 @@ def convolve1d() -> None:
 
 
 def _gaussian(name: str, sigma: float, order: int, truncate: float, radius: int | None) -> Any:
-    """Have SciPy make the weights: its filter of an impulse has them in reverse. None where nothing is smoothed."""
+    """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
     import scipy.ndimage
 
     count = int(truncate * float(sigma) + 0.5) if radius is None else whole(name, "radius", radius)
@@ -191,16 +189,16 @@ async def _separable(
             if weights is not None:
                 made = await line(made, weights, axis, dtype, filled if len(sums) == 1 else modes[n], cval)
         made = await w.converted(x, dtype) if made is x else made
-        total = [await add(*total, made) if total else made]
+        total = [await add(total[0], made) if total else made]
     return await w.delivered(total[0] if total else await w.converted(x, dtype), output)
 
 
 @composed
 async def gaussian_filter1d(
-    input: AccelRef, sigma: float, axis: int = -1, order: int = 0, output: Output = None, mode: Mode = "reflect",
-    cval: complex = 0.0, truncate: float = 4.0, *, radius: int | None = None,
+    input: AccelRef, sigma: float, axis: int = -1, order: int = 0, output: Output = None,
+    mode: Mode = "reflect", cval: complex = 0.0, truncate: float = 4.0, *, radius: int | None = None,
 ) -> AccelRef:  # fmt: skip
-    """Smooth lines along an axis by a Gaussian, or compute its derivatives: `scipy.ndimage.gaussian_filter1d`.
+    """Smooth lines along an axis, or compute derivatives, as `scipy.ndimage.gaussian_filter1d` does.
 
     Args:
         input: The image.
@@ -288,7 +286,7 @@ async def sobel(
 
 @arguments_of(sobel, _differences, "prewitt")
 def prewitt() -> None:
-    """Compute differences along an axis, added up over three lines, as `scipy.ndimage.prewitt` does; see `sobel`."""
+    """Compute differences along an axis, added up over three lines: `scipy.ndimage.prewitt`; see `sobel`."""
 
 
 @composed
@@ -322,7 +320,7 @@ async def gaussian_laplace(
     input: AccelRef, sigma: Floats, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
     *, axes: Numbers | None = None, truncate: float = 4.0, radius: int | None = None,
 ) -> AccelRef:  # fmt: skip
-    """Add up second derivatives of an image that a Gaussian smooths, as `scipy.ndimage.gaussian_laplace` does.
+    """Add up second derivatives of a smoothed image, as `scipy.ndimage.gaussian_laplace` does.
 
     Args:
         input: The image.

@@ -1,7 +1,8 @@
 """Interpolation by splines of order 0 to 5, by `scipy.ndimage`'s names and rules, in float64 as SciPy has it.
 
-Coefficients are convolutions with ``z ** abs(k)`` for each pole ``z`` of the inverse filter (M. Unser, A. Aldroubi and
-M. Eden, 1993), which end where the numbers do: 61 for cubic splines. So each element is made by itself.
+Coefficients are convolutions with ``z ** abs(k)`` for each pole ``z`` of the inverse filter (M. Unser, A.
+Aldroubi and M. Eden, 1993), which end where the numbers do: 61 for cubic splines. So each element is made by
+itself.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from . import _windows as w
+from . import windows as w
 from ._filters import line
-from ._windows import Floats, Mode, Output
+from .windows import Floats, Mode, Output
 
 __all__ = [
     "affine_transform", "map_coordinates", "rotate", "shift", "spline_filter", "spline_filter1d", "zoom",
@@ -122,15 +123,14 @@ async def _sampled(
 def _checked(name: str, order: object, mode: object, least: int = 0) -> str:
     """Check an order and a mode."""
     w.mode_of(name, mode)
-    if not least <= whole(name, "order", order) <= 5:
-        raise ValueError(f"{name}: order must be from {least} to 5, got {order}")
+    w.need(name, least <= whole(name, "order", order) <= 5, f"order must be from {least} to 5, got {order}")
     return "reflect" if mode == "grid-mirror" else str(mode)
 
 
 @functools.cache
 def _interpolated(
-    coordinates: tuple[tuple[int, str], ...], ndim: int, order: int, mode: str, ahead: int, margin: int, wide: str,
-    dtype: DType,
+    coordinates: tuple[tuple[int, str], ...], ndim: int, order: int, mode: str, ahead: int, margin: int,
+    wide: str, dtype: DType,
 ) -> Any:  # fmt: skip
     lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
     for axis, text in coordinates:
@@ -253,23 +253,23 @@ async def map_coordinates(
     if where.ndim < 2 or where.shape[0] != ndim:
         raise ValueError(f"{name}: coordinates must have shape ({ndim}, ...), got {where.shape}")
     where = where if is_on_device else await input.device.put(where)
-    texts, given = {}, {}
-    for axis in range(ndim):
-        texts[axis], given[f"at{axis}"] = f"float64(at{axis})", where[axis]
+    texts = {axis: f"float64(at{axis})" for axis in range(ndim)}
+    given = {f"at{axis}": where[axis] for axis in texts}
     return await _sampled(name, input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
 
 
 @composed
 async def affine_transform(
     input: AccelRef, matrix: npt.ArrayLike, offset: Floats = 0.0, output_shape: Sequence[int] | None = None,
-    output: Output = None, order: int = 3, mode: Mode = "constant", cval: complex = 0.0, prefilter: bool = True,
+    output: Output = None, order: int = 3, mode: Mode = "constant", cval: complex = 0.0,
+    prefilter: bool = True,
 ) -> AccelRef:  # fmt: skip
     """Interpolate an image at ``matrix @ place + offset``, as `scipy.ndimage.affine_transform` does.
 
     Args:
         input: The image.
-        matrix: A matrix with a row for each axis of the image; a vector for a diagonal one; or one of homogeneous
-            coordinates, which has the offset in its last column. It is on the host.
+        matrix: A matrix with a row for each axis of the image; a vector for a diagonal one; or one of
+            homogeneous coordinates, which has the offset in its last column. It is on the host.
         offset: For all axes, or for each.
         output_shape: Shape of the result; by default that of an `output` that is an array, or of `input`.
         output: See `Output`.
@@ -325,7 +325,7 @@ async def _turned(
     name: str, x: AccelRef, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate along some axes by a matrix, whose columns are for axes of the result."""
-    texts, given = {}, {}
+    texts, given = dict[int, str](), dict[str, Any]()
     places = axes if len(axes) < x.ndim else range(len(shape))
     for axis, row, start in zip(axes, rows.tolist(), starts.tolist(), strict=True):
         texts[axis] = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
@@ -376,8 +376,8 @@ async def zoom(
         mode: See `map_coordinates`.
         cval: See `map_coordinates`.
         prefilter: See `map_coordinates`.
-        grid_mode: Whether an axis ends half an element beyond its last one, and not in the middle of it. The modes
-            ``"grid-constant"`` and ``"grid-wrap"`` go with it.
+        grid_mode: Whether an axis ends half an element beyond its last one, and not in the middle of it. The
+            modes ``"grid-constant"`` and ``"grid-wrap"`` go with it.
 
     Returns:
         See `map_coordinates`; its shape is rounded.
@@ -435,6 +435,6 @@ async def rotate(
     corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]
     made = (np.ptp(corners, axis=1) + 0.5).astype(int) if reshape else np.array([rows, columns])
     starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
-    shape = w.spread(input, plane, made.tolist(), None)
-    shape = [n if one is None else one for one, n in zip(shape, input.shape, strict=True)]
+    shape = list(input.shape)
+    shape[plane[0]], shape[plane[1]] = made.tolist()
     return await _turned(name, input, matrix, starts, plane, shape, *rest)

@@ -16,8 +16,8 @@ from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..expressions import Scatter, check_ref
-from . import _windows as w
-from ._windows import Floats, Numbers, Output
+from . import windows as w
+from .windows import Floats, Numbers, Output
 
 __all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
 
@@ -90,16 +90,16 @@ async def _eroded(
 
 @composed
 async def binary_erosion(
-    input: AccelRef, structure: npt.ArrayLike | None = None, iterations: int = 1, mask: AccelRef | None = None,
-    output: Output = None, border_value: int = 0, origin: Numbers = 0, brute_force: bool = False,
-    *, axes: Numbers | None = None,
+    input: AccelRef, structure: npt.ArrayLike | None = None, iterations: int = 1,
+    mask: AccelRef | None = None, output: Output = None, border_value: int = 0, origin: Numbers = 0,
+    brute_force: bool = False, *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
 
     Args:
         input: The image. What is not 0 is true.
-        structure: Which elements of a window must be true, on the host; by default an element and its neighbours
-            along the axes.
+        structure: Which elements of a window must be true, on the host; by default an element and its
+            neighbours along the axes.
         iterations: How often; below 1 until nothing changes, which the host looks at.
         mask: Where elements may change.
         output: Dtype of the result, or an array to write to; by default bool.
@@ -113,7 +113,8 @@ async def binary_erosion(
 
     Raises:
         TypeError: `input` is no array of a device, or `structure` is on one.
-        ValueError: A structure of another number of axes, an origin outside of it, or another shape of an array.
+        ValueError: A structure of another number of axes, an origin outside of it, or another shape of an
+            array.
         NotSupportedError: float8.
     """
     given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
@@ -122,7 +123,7 @@ async def binary_erosion(
 
 @arguments_of(binary_erosion, _eroded, "binary_dilation")
 def binary_dilation() -> None:
-    """Dilate a binary image, as `scipy.ndimage.binary_dilation` does; arguments are those of `binary_erosion`."""
+    """Dilate a binary image, as `scipy.ndimage.binary_dilation` does; see `binary_erosion`."""
 
 
 class LabelResult(NamedTuple):
@@ -138,16 +139,16 @@ class LabelResult(NamedTuple):
 async def label(
     input: AccelRef, structure: npt.ArrayLike | None = None, output: Output = None
 ) -> LabelResult:
-    """Number the connected parts of an image, as `scipy.ndimage.label` does, in the order of their first elements.
+    """Number the connected parts of an image in the order of their first elements: `scipy.ndimage.label`.
 
-    Each element begins with its own place as its label. The place that is its label takes the least label of its
-    neighbours, and labels follow the labels of their places, until nothing changes: about ten times, each with a
-    look at a truth value on the host.
+    Each element begins with its own place as its label. The place that is its label takes the least label of
+    its neighbours, and labels follow the labels of their places, until nothing changes: about ten times, each
+    with a look at a truth value on the host.
 
     Args:
         input: The image. What is not 0 belongs to a part.
-        structure: Which of the ``3 ** axes`` neighbours belong together, on the host, the same on opposite sides;
-            by default those along the axes.
+        structure: Which of the ``3 ** axes`` neighbours belong together, on the host, the same on opposite
+            sides; by default those along the axes.
         output: Dtype of the labels, or an array to write to; by default int32.
 
     Returns:
@@ -155,13 +156,16 @@ async def label(
 
     Raises:
         TypeError: `input` is no array of a device, or `structure` is on one.
-        ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of another
-            shape, or too small a dtype.
+        ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of
+            another shape, or too small a dtype.
         NotSupportedError: float8.
     """
     name, x = "ndimage.label", input
     ndim = len(w.axes_of(name, x, None))
-    near, dtype = _structure(name, structure, ndim), w.dtype_of(name, x, output or DType.int32, x.shape)
+    near, dtype = (
+        _structure(name, structure, ndim),
+        w.dtype_of(name, x, DType.int32 if output is None else output, x.shape),
+    )
     is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
     told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
     w.need(name, is_right, told)
@@ -191,7 +195,7 @@ async def label(
 
 @functools.cache
 def _labels(ndim: int, count: int) -> tuple[Any, Any, Any]:
-    """Write the expressions: the first labels, the least of neighbours with their places, and labels of places."""
+    """Write three expressions: first labels, the least of neighbours and their places, labels of places."""
     sizes, names = [f"n{axis}" for axis in range(1, ndim)], [f"y{n}" for n in range(count)]
     # Horner's rule for the place among all in C order.
     place = "(" * len(sizes) + ("i(0)" if ndim else "0")
@@ -214,9 +218,9 @@ async def distance_transform_edt(
 ) -> AccelRef | tuple[AccelRef, ...]:
     """Find the nearest element that is 0 of each one, exactly: `scipy.ndimage.distance_transform_edt`.
 
-    Along the first axis two scans find it. Along each other one, places that are farther and farther away are looked
-    at, until they are farther away than what was found, everywhere. The host looks at that. So it takes as long as the
-    longest distance is.
+    Along the first axis two scans find it. Along each other one, places that are farther and farther away are
+    looked at, until they are farther away than what was found, everywhere. The host looks at that. So it
+    takes as long as the longest distance is.
 
     Args:
         input: The image. What is not 0 has a distance.
@@ -225,9 +229,9 @@ async def distance_transform_edt(
         return_indices: Whether the places are.
 
     Returns:
-        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite, and
-        places are in the image, where nothing is 0. Which of several that are equally near is found may differ from
-        SciPy's choice.
+        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite,
+        and places are in the image, where nothing is 0. Which of several that are equally near is found may
+        differ from SciPy's choice.
 
     Raises:
         TypeError: `input` is no array of a device.

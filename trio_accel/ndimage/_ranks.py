@@ -1,8 +1,8 @@
-"""Filters by order: the least, the largest and the middle element of a window; and the mean, which is made alike.
+"""Filters by order: the least, the largest and the middle element of a window; and the mean, made alike.
 
 A window of one length is made of two of half of it, so a long one costs little more than a short one. Small
-windows are sorted by a network of comparisons in the text of an expression. It has those comparisons alone that
-the wanted element depends on.
+windows are sorted by a network of comparisons in the text of an expression. It has those comparisons alone
+that the wanted element depends on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from . import _windows as w
-from ._windows import Mode, Modes, Numbers, Output
+from . import windows as w
+from .windows import Mode, Modes, Numbers, Output
 
 __all__ = [
     "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
@@ -99,7 +99,8 @@ async def uniform_filter1d(
 def maximum_filter1d() -> None:
     """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
 
-    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are refused.
+    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are
+    refused.
     """
 
 
@@ -151,7 +152,10 @@ async def _ranked(
     """Find an element of each window by its order, or the mean."""
     x, name = input, f"ndimage.{name}"
     along = w.axes_of(name, x, axes)
-    sizes = [max(0, whole(name, "size", one)) for one in w.each(name, "size", size or 0, len(along))]
+    sizes = [
+        max(0, whole(name, "size", one))
+        for one in w.each(name, "size", 0 if size is None else size, len(along))
+    ]
     window = np.ones(sizes, bool) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
     is_right, told = (
         window.ndim == len(along) and window.any(),
@@ -167,9 +171,9 @@ async def _ranked(
         along, modes, origins = w.in_order(along, modes, origins)
     widths = [w.reach(name, one, start) for one, start in zip(window.shape, origins, strict=True)]
     if is_separable:
-        for axis, n, mode, pair in zip(along, window.shape, modes, widths, strict=True):
+        for axis, n, filled, pair in zip(along, window.shape, modes, widths, strict=True):
             if n > 1:
-                wider = await w.padded(made, w.spread(x, (axis,), (pair,), (0, 0)), [mode] * x.ndim, cval)
+                wider = await w.padded(made, w.spread(x, (axis,), (pair,), (0, 0)), [filled] * x.ndim, cval)
                 divisor = [float(n)] * (kind == "uniform")
                 made = await _windowed(kind, wider, axis, n, x.shape, dtype, *divisor)
         return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
@@ -221,8 +225,9 @@ async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
 
 @composed
 async def median_filter(
-    input: AccelRef, size: Numbers | None = None, footprint: npt.ArrayLike | None = None, output: Output = None,
-    mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0, *, axes: Numbers | None = None,
+    input: AccelRef, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
+    *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Find the median of windows, as `scipy.ndimage.median_filter` does: of an even count the larger one.
 
@@ -243,8 +248,8 @@ async def median_filter(
 
     Raises:
         TypeError: `input` is no array of a device, or complex; or `footprint` is on a device.
-        ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or `output`
-            of another shape.
+        ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or
+            `output` of another shape.
         NotSupportedError: float8.
     """
     return await _ranked("median_filter", input, None, size, footprint, output, mode, cval, origin, axes)

@@ -1,7 +1,7 @@
 """What all functions of images share: their arguments, what is beyond an edge, and windows as views.
 
-An array is padded once, by index arithmetic in an expression. Each element of a window is a view of that then.
-An expression over views has neither indices nor edges, and runs as fast as any other on all backends.
+An array is padded once, by index arithmetic in an expression. Each element of a window is a view of that
+then. An expression over views has neither indices nor edges, and runs as fast as any other on all backends.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def numbers(name: str, argument: str, value: object, dtype: str = "") -> npt.NDA
 
 
 def dtype_of(name: str, x: AccelRef, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
-    """Find the dtype of a result. Raises `TypeError` for a real one of complex sums, `ValueError` for a shape."""
+    """Find the dtype of a result. Raises `TypeError` for a real one of complex sums; `ValueError`."""
     is_complex = is_complex or x.dtype.kind == "complex"
     natural = np.result_type(x.dtype.dtype, np.complex64) if is_complex else x.dtype.dtype
     dtype = output.dtype if isinstance(output, AccelRef) else DType.of(natural if output is None else output)
@@ -100,7 +100,7 @@ def dtype_of(name: str, x: AccelRef, output: Output, shape: Sequence[int], is_co
 
 
 def reach(name: str, size: int, origin: object) -> tuple[int, int]:
-    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError` where it has none."""
+    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError`."""
     before, least = size // 2 + whole(name, "origin", origin), -(size // 2)
     told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
     need(name, 0 <= before < size, told)
