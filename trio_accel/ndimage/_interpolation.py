@@ -59,7 +59,9 @@ _PARTS = {"t": "0.5 - d", "z": "1 - d", "u": "1 + d", "v": "2 - d"}
 _BEYOND = {
     "grid-constant": "c = clip(c, -r, n + r)",
     "nearest": "c = clip(c, -r, n + r)",
-    "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s); c = minimum(m, s - m)",
+    "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s);"
+    # As of SciPy, where halves go to.
+    " c = where(m >= where(c < 0, n - 1, n), s - m, m)",
     "reflect": "s = 2 * n; m = abs(c + 0.5); m = m - s * floor(m / s); c = minimum(m, s - m) - 0.5",
     "wrap": "s = maximum(n - 1, 1); c = where(c < 0, c + s * (trunc(-c / s) + 1), c - s * trunc(c / s))",
     "grid-wrap": "c = c - n * floor(c / n)",

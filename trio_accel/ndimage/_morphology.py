@@ -55,8 +55,8 @@ async def _eroded(
     x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
     along, count = w.axes_of(name, x, axes), whole(name, "iterations", iterations)
     window = _structure(name, structure, len(along))
-    is_right = window.ndim == len(along) and window.size
-    w.need(name, is_right, f"structure must have {len(along)} axes and elements, got shape {window.shape}")
+    is_right, told = window.ndim == len(along) and window.any(), f"{len(along)} axes and an element that is
+    true" w.need(name, is_right, f"structure must have {told}, got {window.tolist()}")
     if mask is not None:
         check_ref(name, "mask", mask)
         w.need(name, mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
@@ -72,7 +72,7 @@ async def _eroded(
     places = [w.spread(x, along, place, 0) for place in np.argwhere(window).tolist()]
     operator, done = " or " if is_dilated else " and ", 0
     made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
-    while places and (done < count or count < 1):
+    while done < count or count < 1:
         wider = await w.padded(made, widths, ["constant"] * x.ndim, bool(border_value))
         views, new = [w.view(wider, x.shape, place) for place in places], list[AccelRef]()
         for start in range(0, len(views), w.MOST):
@@ -113,8 +113,8 @@ async def binary_erosion(
 
     Raises:
         TypeError: `input` is no array of a device, or `structure` is on one.
-        ValueError: A structure of another number of axes, an origin outside of it, or another shape of an
-            array.
+        ValueError: A structure of another number of axes or without elements, an origin outside of it, or
+            another shape of an array.
         NotSupportedError: float8.
     """
     given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes

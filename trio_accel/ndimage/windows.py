@@ -162,17 +162,20 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         modes: What they are, for each axis; see `mode_of`.
         cval: The number of ``"constant"``. Where the dtype does not hold it, the result has a wider one.
     """
-    if not any(map(any, widths)) or not x.size:
+    if not any(map(any, widths)):
         return x
+    rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
+    shape = [sum((n, *pair)) for _, (n, pair, _) in rows]
+    if not x.size:
+        return await x.device.zeros(shape, x.dtype)
     with np.errstate(all="ignore"):
         value = np.asarray(cval).astype(x.dtype.dtype)[()]
     if value != cval and not np.isnan(cval):
         value = np.asarray(cval, np.result_type(np.asarray(cval), np.float64))[()]
-    rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
     given = [x, *[one for _, (n, pair, _) in rows if any(pair) for one in (pair[0], n)]]
     made = _padding(x.ndim, tuple([(axis, mode) for axis, (_, pair, mode) in rows if any(pair)]))
     given += [value] * ("value" in made.inputs)
-    return await made(*given, shape=[sum((n, *pair)) for _, (n, pair, _) in rows])
+    return await made(*given, shape=shape)
 
 
 @functools.cache
