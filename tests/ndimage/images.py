@@ -34,14 +34,13 @@ def image(dtype: str, shape: tuple[int, ...] = (23, 31), seed: int = 0) -> Array
 async def compare(
     device: ta.Device, name: str, x: Array, *args: Any, tol: float = 1e-12, **kwargs: Any
 ) -> None:
-    """Compare a function with SciPy's. Interpolated whole numbers may differ by one, where SciPy is at a
-    half."""
-    wanted = getattr(scipy.ndimage, name)(x, *args, **kwargs)
+    """Compare a function with SciPy's. Interpolated whole numbers may differ by one, at halves."""
+    wanted: Any = getattr(scipy.ndimage, name)(x, *args, **kwargs)
     found = await getattr(ndimage, name)(await device.put(x), *args, **kwargs)
-    pairs = list(zip(found, wanted, strict=True)) if isinstance(wanted, tuple) else [(found, wanted)]
-    for one, expected in pairs:
+    several: Any = wanted if type(wanted) is tuple else (wanted,)
+    for one, expected in zip(found if type(wanted) is tuple else (found,), several, strict=True):
         got = await one.to_host() if isinstance(one, ta.AccelRef) else np.asarray(one)
-        want = np.asarray(expected)
+        want: Array = np.asarray(expected)
         assert got.shape == want.shape
         if not isinstance(expected, int):
             assert got.dtype == want.dtype

@@ -91,16 +91,15 @@ class Suite:
             elif output is not None:
                 output = np.dtype(output).newbyteorder("=")
             made = await getattr(ndimage, name)(**given, **({} if output is None else {"output": output}))
-            several: list[Any] = list(made) if isinstance(made, tuple) else [made]
+            several: Any = made if type(made) in (tuple, ndimage.LabelResult) else (made,)
             results = [await one.to_host() if isinstance(one, ta.AccelRef) else one for one in several]
         except (ValueError, TypeError, ta.AccelError) as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
-        names: list[str] = ["output", "count"] if name == "label" else ["output"]
+        names: list[str]
+        names = ["output", "count"] if name == "label" else ["output"]
         if name == "distance_transform_edt":
             wanted = given.get("return_distances", True), given.get("return_indices", False)
-            names = [
-                one for one, is_wanted in zip(("distances", "indices"), wanted, strict=True) if is_wanted
-            ]
+            names = ["distances"] * wanted[0] + ["indices"] * wanted[1]
         return self._filled(filled, dict(zip(names, results, strict=True)))
 
     @staticmethod

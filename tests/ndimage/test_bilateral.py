@@ -26,8 +26,8 @@ def defined(
 ) -> Array:
     """Compute it by definition, element for element."""
     half, low, high = size // 2, min(float(x.min()), 0), float(x.max())
-    more = {"constant_values": cval} if mode == "constant" else {}
-    wide = np.pad(x.astype(float) - low, half, mode, **more)
+    more: Any = {"constant_values": cval} if mode == "constant" else {}
+    wide: Any = np.pad(x.astype(float) - low, half, mode, **more)
     out = np.empty(x.shape)
     for row, column in np.ndindex(x.shape):
         window = wide[row : row + size, column : column + size]
@@ -44,7 +44,7 @@ def defined(
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 async def test_by_definition(device: ta.Device, mode: Any, dtype: str) -> None:
     x = np.random.default_rng(1).random((11, 12)).astype(dtype) - 0.3
-    given = {"win_size": 7, "sigma_spatial": 2.0, "bins": 50, "cval": 0.25}
+    given: Any = {"win_size": 7, "sigma_spatial": 2.0, "bins": 50, "cval": 0.25}
     got = await ndimage.bilateral_filter(await device.put(x), sigma_color=0.4, mode=mode, **given).to_host()
     assert got.dtype == dtype
     wanted = defined(x, 7, 0.4, 2.0, 50, mode, 0.25)

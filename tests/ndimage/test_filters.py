@@ -1,5 +1,4 @@
-"""Filters beside SciPy's: by modes, dtypes, windows and axes; and in chains, graphs and arrays that are
-there."""
+"""Filters beside SciPy's: by modes, dtypes, windows and axes; and in chains and graphs."""
 
 from __future__ import annotations
 
@@ -162,7 +161,7 @@ async def test_in_a_graph(device: ta.Device) -> None:
 async def test_a_window_with_nan_has_nan(device: ta.Device) -> None:
     x = image("float64", (9, 9))
     x[4, 4] = np.nan
-    near = scipy.ndimage.binary_dilation(np.isnan(x), np.ones((3, 3)))
+    near = scipy.ndimage.binary_dilation(np.isnan(x), np.ones((3, 3), bool))
     for name in ("median_filter", "maximum_filter", "minimum_filter", "uniform_filter"):
         got = await getattr(ndimage, name)(await device.put(x), 3).to_host()
         assert np.array_equal(np.isnan(got), near), name
@@ -241,8 +240,8 @@ async def test_bad_arguments_are_told_by_the_functions_name(device: ta.Device, c
 async def test_what_is_on_the_wrong_side(device: ta.Device) -> None:
     x = image("float64")
     ref = await device.put(x)
-    with pytest.raises(TypeError, match="input must be an AccelRef|none of its arrays is on a device|device"):
-        await ndimage.sobel(x)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="device"):
+        await ndimage.sobel(x)
     with pytest.raises(TypeError, match="footprint must be numbers on the host"):
         await ndimage.median_filter(ref, footprint=ref)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"output must have shape \(23, 31\), got \(2, 2\)"):

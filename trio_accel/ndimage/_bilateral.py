@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef
+from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
@@ -24,7 +24,7 @@ _INPUTS = "x", "high", "low", "deviation", "bins"
 
 @composed
 async def bilateral_filter(
-    image: AccelRef, win_size: int | None = None, sigma_color: float | None = None, sigma_spatial: float = 1,
+    image: Operand, win_size: int | None = None, sigma_color: float | None = None, sigma_spatial: float = 1,
     bins: int = 10000, mode: Literal["constant", "edge", "symmetric", "reflect", "wrap"] = "constant",
     cval: float = 0, *, channel_axis: int | None = None,
 ) -> AccelRef:  # fmt: skip
@@ -53,7 +53,8 @@ async def bilateral_filter(
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """
-    name, x = "ndimage.bilateral_filter", image
+    name: str = "ndimage.bilateral_filter"
+    x: Any = image
     w.axes_of(name, x, None)
     if channel_axis is not None:
         raise NotSupportedError(f"{name}: channel_axis must be None: filter each channel by itself")
@@ -73,7 +74,7 @@ async def bilateral_filter(
     )
     w.need(name, size > 0 and size % 2, f"win_size must be odd and above 0, got {win_size}")
     if not x.size:
-        return await x.copy()
+        return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)
     deviation: Any = await arrays.std(x) if sigma_color is None else float(sigma_color)
     shifted = await w.compute("bilateral_filter", "x - minimum(low, 0)", ("x", "low"))(x, low)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..actors import arguments_of
 from ..arrays import add
 from ..backends.base import DType
-from ..devices import AccelRef
+from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
@@ -74,7 +74,7 @@ async def line(
 
 
 async def _correlate(
-    name: str, input: AccelRef, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
+    name: str, input: Any, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
     axes: object,
 ) -> AccelRef:  # fmt: skip
     """Correlate, or convolve: then weights are in reverse, and not conjugated."""
@@ -102,7 +102,7 @@ async def _correlate(
 
 @composed
 async def correlate(
-    input: AccelRef, weights: Weights, output: Output = None, mode: Mode = "reflect", cval: complex = 0.0,
+    input: Operand, weights: Weights, output: Output = None, mode: Mode = "reflect", cval: complex = 0.0,
     origin: Numbers = 0, *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Correlate an image with weights, as `scipy.ndimage.correlate` does.
@@ -144,7 +144,7 @@ async def _correlate1d(name: str, axis: int, **given: Any) -> AccelRef:
 
 @composed
 async def correlate1d(
-    input: AccelRef, weights: Weights, axis: int = -1, output: Output = None, mode: Mode = "reflect",
+    input: Operand, weights: Weights, axis: int = -1, output: Output = None, mode: Mode = "reflect",
     cval: complex = 0.0, origin: int = 0,
 ) -> AccelRef:  # fmt: skip
     """Correlate lines along an axis with a vector of weights, as `scipy.ndimage.correlate1d` does.
@@ -177,7 +177,7 @@ def _gaussian(name: str, sigma: float, order: int, truncate: float, radius: int 
 
 
 async def _separable(
-    name: str, x: AccelRef, output: Output, mode: Any, cval: complex, axes: object, sums: Sequence[_Kernels]
+    name: str, x: Any, output: Output, mode: Any, cval: complex, axes: object, sums: Sequence[_Kernels]
 ) -> AccelRef:
     """Correlate along one axis after the other, and add up what several kernels for these give."""
     along, total = w.axes_of(name, x, axes), list[AccelRef]()
@@ -195,7 +195,7 @@ async def _separable(
 
 @composed
 async def gaussian_filter1d(
-    input: AccelRef, sigma: float, axis: int = -1, order: int = 0, output: Output = None,
+    input: Operand, sigma: float, axis: int = -1, order: int = 0, output: Output = None,
     mode: Mode = "reflect", cval: complex = 0.0, truncate: float = 4.0, *, radius: int | None = None,
 ) -> AccelRef:  # fmt: skip
     """Smooth lines along an axis, or compute derivatives, as `scipy.ndimage.gaussian_filter1d` does.
@@ -222,7 +222,7 @@ async def gaussian_filter1d(
 
 @composed
 async def gaussian_filter(
-    input: AccelRef, sigma: Floats, order: Numbers = 0, output: Output = None, mode: Modes = "reflect",
+    input: Operand, sigma: Floats, order: Numbers = 0, output: Output = None, mode: Modes = "reflect",
     cval: complex = 0.0, truncate: float = 4.0, *, radius: Numbers | None = None, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Smooth an image by a Gaussian, or compute its derivatives, as `scipy.ndimage.gaussian_filter` does.
@@ -252,7 +252,7 @@ async def gaussian_filter(
 
 
 async def _differences(
-    name: str, input: AccelRef, axis: int, output: Output, mode: Any, cval: complex
+    name: str, input: Any, axis: int, output: Output, mode: Any, cval: complex
 ) -> AccelRef:
     x, name, middle = input, f"ndimage.{name}", 2.0 if name == "sobel" else 1.0
     [place] = w.axes_of(name, x, axis)
@@ -264,7 +264,7 @@ async def _differences(
 
 @composed
 async def sobel(
-    input: AccelRef, axis: int = -1, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0
+    input: Operand, axis: int = -1, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0
 ) -> AccelRef:
     """Compute differences along an axis, smoothed by 1, 2, 1 along the others, as `scipy.ndimage.sobel` does.
 
@@ -291,7 +291,7 @@ def prewitt() -> None:
 
 @composed
 async def laplace(
-    input: AccelRef, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    input: Operand, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
     *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Add up second differences along axes, as `scipy.ndimage.laplace` does.
@@ -317,7 +317,7 @@ async def laplace(
 
 @composed
 async def gaussian_laplace(
-    input: AccelRef, sigma: Floats, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    input: Operand, sigma: Floats, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
     *, axes: Numbers | None = None, truncate: float = 4.0, radius: int | None = None,
 ) -> AccelRef:  # fmt: skip
     """Add up second derivatives of a smoothed image, as `scipy.ndimage.gaussian_laplace` does.

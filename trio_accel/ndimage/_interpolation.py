@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Operand
+from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
@@ -97,7 +97,7 @@ async def _filtered(x: AccelRef, order: int, mode: str, axes: Sequence[int]) -> 
 
 
 async def _sampled(
-    name: str, x: AccelRef, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
+    name: str, x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
     output: Output, order: int, mode: str, cval: complex, prefilter: bool,
 ) -> AccelRef:  # fmt: skip
     """Interpolate an image at coordinates, whose texts are by its axes; along others it stays."""
@@ -180,7 +180,7 @@ def _rounded(dtype: DType) -> list[str]:
 
 
 async def _splines(
-    name: str, x: AccelRef, order: int, axes: object, output: Output, mode: Mode, least: int
+    name: str, x: Any, order: int, axes: object, output: Output, mode: Mode, least: int
 ) -> AccelRef:
     along, filled = w.axes_of(name, x, axes), _checked(name, order, mode, least)
     is_complex = x.dtype.kind == "complex" and not isinstance(output, AccelRef)
@@ -190,7 +190,7 @@ async def _splines(
 
 @composed
 async def spline_filter1d(
-    input: AccelRef, order: int = 3, axis: int = -1, output: Output = "float64", mode: Mode = "mirror"
+    input: Operand, order: int = 3, axis: int = -1, output: Output = "float64", mode: Mode = "mirror"
 ) -> AccelRef:
     """Compute coefficients of splines along an axis, as `scipy.ndimage.spline_filter1d` does.
 
@@ -214,7 +214,7 @@ async def spline_filter1d(
 
 @composed
 async def spline_filter(
-    input: AccelRef, order: int = 3, output: Output = "float64", mode: Mode = "mirror"
+    input: Operand, order: int = 3, output: Output = "float64", mode: Mode = "mirror"
 ) -> AccelRef:
     """Compute coefficients of splines along all axes, as `scipy.ndimage.spline_filter` does.
 
@@ -225,7 +225,7 @@ async def spline_filter(
 
 @composed
 async def map_coordinates(
-    input: AccelRef, coordinates: Operand, output: Output = None, order: int = 3, mode: Mode = "constant",
+    input: Operand, coordinates: Operand, output: Output = None, order: int = 3, mode: Mode = "constant",
     cval: complex = 0.0, prefilter: bool = True,
 ) -> AccelRef:  # fmt: skip
     """Interpolate an image at coordinates by splines, as `scipy.ndimage.map_coordinates` does.
@@ -254,7 +254,7 @@ async def map_coordinates(
     where: Any = coordinates if is_on_device else w.numbers(name, "coordinates", coordinates)
     if where.ndim < 2 or where.shape[0] != ndim:
         raise ValueError(f"{name}: coordinates must have shape ({ndim}, ...), got {where.shape}")
-    where = where if is_on_device else await input.device.put(where)
+    where = where if is_on_device else await device_of(name, input).put(where)
     texts = {axis: f"float64(at{axis})" for axis in range(ndim)}
     given = {f"at{axis}": where[axis] for axis in texts}
     return await _sampled(name, input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
@@ -262,7 +262,7 @@ async def map_coordinates(
 
 @composed
 async def affine_transform(
-    input: AccelRef, matrix: npt.ArrayLike, offset: Floats = 0.0, output_shape: Sequence[int] | None = None,
+    input: Operand, matrix: npt.ArrayLike, offset: Floats = 0.0, output_shape: Sequence[int] | None = None,
     output: Output = None, order: int = 3, mode: Mode = "constant", cval: complex = 0.0,
     prefilter: bool = True,
 ) -> AccelRef:  # fmt: skip
@@ -311,7 +311,7 @@ async def affine_transform(
 
 
 async def _scaled(
-    name: str, x: AccelRef, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
+    name: str, x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate at ``(place + offset) * factor - less`` along each axis."""
     texts = {axis: f"(i({axis}) + a{axis}) * k{axis} - half" for axis in range(x.ndim)}
@@ -324,7 +324,7 @@ async def _scaled(
 
 
 async def _turned(
-    name: str, x: AccelRef, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
+    name: str, x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate along some axes by a matrix, whose columns are for axes of the result."""
     texts, given = dict[int, str](), dict[str, Any]()
@@ -337,7 +337,7 @@ async def _turned(
 
 @composed
 async def shift(
-    input: AccelRef, shift: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
+    input: Operand, shift: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
     cval: complex = 0.0, prefilter: bool = True,
 ) -> AccelRef:  # fmt: skip
     """Move an image, as `scipy.ndimage.shift` does.
@@ -365,7 +365,7 @@ async def shift(
 
 @composed
 async def zoom(
-    input: AccelRef, zoom: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
+    input: Operand, zoom: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
     cval: complex = 0.0, prefilter: bool = True, *, grid_mode: bool = False,
 ) -> AccelRef:  # fmt: skip
     """Make an image larger or smaller, as `scipy.ndimage.zoom` does.
@@ -402,7 +402,7 @@ async def zoom(
 
 @composed
 async def rotate(
-    input: AccelRef, angle: float, axes: Sequence[int] = (1, 0), reshape: bool = True, output: Output = None,
+    input: Operand, angle: float, axes: Sequence[int] = (1, 0), reshape: bool = True, output: Output = None,
     order: int = 3, mode: Mode = "constant", cval: complex = 0.0, prefilter: bool = True,
 ) -> AccelRef:  # fmt: skip
     """Rotate an image in the plane of two axes, as `scipy.ndimage.rotate` does.

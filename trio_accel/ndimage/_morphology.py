@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import arrays
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..devices import AccelRef
+from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..expressions import Scatter, check_ref
@@ -48,15 +48,15 @@ async def _differ(x: AccelRef, y: AccelRef) -> bool:
 
 
 async def _eroded(
-    name: str, input: AccelRef, structure: Any, iterations: object, mask: AccelRef | None, output: Output,
+    name: str, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
     border_value: object, origin: Any, brute_force: object, axes: object,
 ) -> AccelRef:  # fmt: skip
     """Erode, or dilate: then an element is looked for on the structure's opposite side."""
     x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
     along, count = w.axes_of(name, x, axes), whole(name, "iterations", iterations)
     window = _structure(name, structure, len(along))
-    is_right, told = window.ndim == len(along) and window.any(), f"{len(along)} axes and an element that is
-    true" w.need(name, is_right, f"structure must have {told}, got {window.tolist()}")
+    told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
+    w.need(name, window.ndim == len(along) and window.any(), f"structure must have {told}")
     if mask is not None:
         check_ref(name, "mask", mask)
         w.need(name, mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
@@ -90,8 +90,8 @@ async def _eroded(
 
 @composed
 async def binary_erosion(
-    input: AccelRef, structure: npt.ArrayLike | None = None, iterations: int = 1,
-    mask: AccelRef | None = None, output: Output = None, border_value: int = 0, origin: Numbers = 0,
+    input: Operand, structure: npt.ArrayLike | None = None, iterations: int = 1,
+    mask: Operand | None = None, output: Output = None, border_value: int = 0, origin: Numbers = 0,
     brute_force: bool = False, *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
@@ -136,9 +136,7 @@ class LabelResult(NamedTuple):
 
 
 @composed
-async def label(
-    input: AccelRef, structure: npt.ArrayLike | None = None, output: Output = None
-) -> LabelResult:
+async def label(input: Operand, structure: npt.ArrayLike | None = None, output: Output = None) -> LabelResult:
     """Number the connected parts of an image in the order of their first elements: `scipy.ndimage.label`.
 
     Each element begins with its own place as its label. The place that is its label takes the least label of
@@ -160,7 +158,8 @@ async def label(
             another shape, or too small a dtype.
         NotSupportedError: float8.
     """
-    name, x = "ndimage.label", input
+    name: str = "ndimage.label"
+    x: Any = input
     ndim = len(w.axes_of(name, x, None))
     near, dtype = (
         _structure(name, structure, ndim),
@@ -211,7 +210,7 @@ def _labels(ndim: int, count: int) -> tuple[Any, Any, Any]:
 
 @composed
 async def distance_transform_edt(
-    input: AccelRef,
+    input: Operand,
     sampling: Floats | None = None,
     return_distances: bool = True,
     return_indices: bool = False,
@@ -239,7 +238,8 @@ async def distance_transform_edt(
         NotSupportedError: float8.
     """
     name = "ndimage.distance_transform_edt"
-    x = input if w.axes_of(name, input, None) else input.reshape((1,))
+    x: Any = input
+    x = x if w.axes_of(name, x, None) else x.reshape((1,))
     sizes = [float(one) for one in w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)]
     w.need(name, return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..actors import arguments_of
 from ..arrays import concat, sort, stack
 from ..backends.base import DType
-from ..devices import AccelRef
+from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
@@ -72,7 +72,7 @@ async def _filter1d(name: str, axis: int, **given: Any) -> AccelRef:
 
 @composed
 async def uniform_filter1d(
-    input: AccelRef, size: int, axis: int = -1, output: Output = None, mode: Mode = "reflect",
+    input: Operand, size: int, axis: int = -1, output: Output = None, mode: Mode = "reflect",
     cval: complex = 0.0, origin: int = 0,
 ) -> AccelRef:  # fmt: skip
     """Compute means of windows along an axis, as `scipy.ndimage.uniform_filter1d` does.
@@ -111,7 +111,7 @@ def minimum_filter1d() -> None:
 
 @composed
 async def uniform_filter(
-    input: AccelRef, size: Numbers = 3, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    input: Operand, size: Numbers = 3, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
     origin: Numbers = 0, *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
     """Compute means of windows, as `scipy.ndimage.uniform_filter` does.
@@ -146,7 +146,7 @@ def _nth(name: str, rank: Any, count: int) -> int:
 
 
 async def _ranked(
-    name: str, input: AccelRef, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
+    name: str, input: Any, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
     origin: Any, axes: object,
 ) -> AccelRef:  # fmt: skip
     """Find an element of each window by its order, or the mean."""
@@ -225,7 +225,7 @@ async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
 
 @composed
 async def median_filter(
-    input: AccelRef, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    input: Operand, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
     output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
     *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
@@ -271,7 +271,7 @@ def minimum_filter() -> None:
 
 @composed
 async def rank_filter(
-    input: AccelRef, rank: int, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    input: Operand, rank: int, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
     output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
     *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip
@@ -284,7 +284,7 @@ async def rank_filter(
 
 @composed
 async def percentile_filter(
-    input: AccelRef, percentile: float, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    input: Operand, percentile: float, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
     output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
     *, axes: Numbers | None = None,
 ) -> AccelRef:  # fmt: skip

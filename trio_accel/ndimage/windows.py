@@ -67,7 +67,7 @@ def each(name: str, argument: str, value: Any, count: int) -> list[Any]:
     return found
 
 
-def axes_of(name: str, x: AccelRef, axes: object) -> list[int]:
+def axes_of(name: str, x: Any, axes: object) -> list[int]:
     """Take the array of a device, and axes of it in their order. Raises `TypeError`, `ValueError`."""
     check_ref(name, "input", x)
     given: Any = range(x.ndim) if axes is None else axes if np.iterable(axes) else (axes,)
@@ -87,7 +87,7 @@ def numbers(name: str, argument: str, value: object, dtype: str = "") -> npt.NDA
     return found.astype(dtype or ("complex128" if found.dtype.kind == "c" else "float64"))
 
 
-def dtype_of(name: str, x: AccelRef, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
+def dtype_of(name: str, x: Any, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
     """Find the dtype of a result. Raises `TypeError` for a real one of complex sums; `ValueError`."""
     is_complex = is_complex or x.dtype.kind == "complex"
     natural = np.result_type(x.dtype.dtype, np.complex64) if is_complex else x.dtype.dtype
@@ -143,7 +143,7 @@ def several(name: str, text: str, inputs: Any, outputs: Any, dtype: DType | None
     return Elementwise(text, inputs=inputs, outputs=outputs, dtypes=dtype, operation=f"ndimage.{name}")
 
 
-async def converted(x: AccelRef, dtype: DType, out: AccelRef | None = None) -> AccelRef:
+async def converted(x: Any, dtype: DType, out: AccelRef | None = None) -> AccelRef:
     """Copy an array, to a dtype as `stored` says."""
     return await compute("copy", f"y = {stored('x', dtype)}", ("x",), dtype)(x, out=out)
 
