@@ -1,6 +1,6 @@
 """What all functions of images share: their arguments, what is beyond an edge, and windows as views.
 
-An array is padded once, by index arithmetic in an expression. Each element of a window is a view of that
+An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of that
 then. An expression over views has neither indices nor edges, and runs as fast as any other on all backends.
 """
 
