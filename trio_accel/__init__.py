@@ -130,6 +130,8 @@ if _typing.TYPE_CHECKING:
         programs as programs,
         random as random,
         sparse as sparse,
+        spatial as spatial,
+        tables as tables,
         telemetry as telemetry,
         tensor as tensor,
         testing as testing,
@@ -147,7 +149,7 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
-        "random", "sparse", "telemetry", "tensor", "testing", "weights",
+        "random", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
