@@ -33,6 +33,7 @@ CAPABILITIES = (
     "nn",
     "programs",
     "random",
+    "signal",
     "sparse",
     "tensor",
     "weights",
@@ -50,6 +51,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
+    # Composed of transforms, systems and functions of arrays.
+    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "linalg"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),

@@ -128,6 +128,7 @@ if _typing.TYPE_CHECKING:
         patterns as patterns,
         programs as programs,
         random as random,
+        signal as signal,
         sparse as sparse,
         telemetry as telemetry,
         tensor as tensor,
@@ -146,7 +147,7 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs", "random",
-        "sparse", "telemetry", "tensor", "testing", "weights",
+        "signal", "sparse", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
