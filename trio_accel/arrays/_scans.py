@@ -270,9 +270,7 @@ def _combination(text: str, dtype: DType) -> Elementwise[AccelRef]:
     return made
 
 
-async def prefixes(
-    parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Parts]], axis: int
-) -> AccelRef:
+async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Parts]], axis: int) -> AccelRef:
     """Combine the elements up to each one: pairs first, of which half as many are combined.
 
     Source: R. P. Brent and H. T. Kung, "A regular layout for parallel adders", 1982.

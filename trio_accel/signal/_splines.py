@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
@@ -21,6 +20,8 @@ __all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]
 
 BoundaryType: TypeAlias = Literal["not-a-knot", "clamped", "natural"]
 """What holds at both ends: the first two pieces are one polynomial; the slope is 0; the curvature is 0."""
+
+_ENDS = get_args(BoundaryType)
 
 
 @attrs.frozen(eq=False)
@@ -40,7 +41,7 @@ class CubicSpline:
 async def cubic_spline(
     x: npt.ArrayLike, y: AccelRef, axis: int = 0, bc_type: BoundaryType = "not-a-knot"
 ) -> CubicSpline:
-    """Find the cubic spline with two continuous derivatives through points, as `scipy.interpolate.CubicSpline`.
+    """Find the cubic spline through points, as `scipy.interpolate.CubicSpline`.
 
     Source: C. de Boor, "A practical guide to splines", 1978.
 
@@ -60,39 +61,35 @@ async def cubic_spline(
     """
     check_ref("cubic_spline", "y", y)
     knots, place = np.asarray(x, np.float64), axis_of("cubic_spline", y, axis)
-    count = len(knots) if knots.ndim == 1 else 0
-    if count < 2 or not np.isfinite(knots).all() or (np.diff(knots) <= 0).any() or y.shape[place] != count:
+    step = np.diff(knots) if knots.ndim == 1 else np.zeros(0)
+    if not len(step) or len(knots) != y.shape[place] or not (np.isfinite(knots).all() and (step > 0).all()):
         raise ValueError(
-            f"cubic_spline: x must be at least two ascending knots, one for each of {y.shape[place]} elements of "
-            f"y, got shape {knots.shape}"
+            f"cubic_spline: x must be two or more ascending knots, one for each of {y.shape[place]} elements "
+            f"of y, got shape {knots.shape}"
         )
-    if bc_type not in ("not-a-knot", "clamped", "natural"):
-        raise ValueError(
-            f"cubic_spline: bc_type must be 'not-a-knot', 'clamped' or 'natural', got {bc_type!r}"
-        )
-    dtype = y.dtype if y.dtype.is_inexact else DType.float64
-    moved = moveaxis(y if dtype is y.dtype else await y.cast(dtype), place, 0)
-    values = await reshape(moved, (count, -1))
-    step, kind = np.diff(knots), np.dtype(dtype)
-    h: Any = step.astype(kind.type(0).real.dtype)[:, None]
+    if bc_type not in _ENDS:
+        raise ValueError(f"cubic_spline: bc_type must be one of {', '.join(_ENDS)}, got {bc_type!r}")
+    dtype = DType.of(np.result_type(y.dtype.dtype, np.float32))
+    moved = moveaxis(await y.cast(dtype), place, 0)
+    values = await reshape(moved, (len(knots), -1))
+    h: Any = step.astype(dtype.dtype.type(0).real.dtype)[:, None]
     slope = await ((values[1:] - values[:-1]) / h)
     ends = [_end(each, bc_type) for each in (step, step[::-1])]
     # The system of the derivatives: at inner knots the curvature is continuous.
-    (first, above, *_), (last, below, *_) = ends
     diagonals = (
-        np.concatenate([[0.0], step[1:], [below]]),
-        np.concatenate([[first], 2 * (step[:-1] + step[1:]), [last]]),
-        np.concatenate([[above], step[:-1], [0.0]]),
+        np.concatenate([[0.0], step[1:], [ends[1][1]]]),
+        np.concatenate([[ends[0][0]], 2 * (step[:-1] + step[1:]), [ends[1][0]]]),
+        np.concatenate([[ends[0][1]], step[:-1], [0.0]]),
     )
     given: list[Any] = []
     for (_, _, one, two), edge in zip(ends, (slope, flip(slope, axis=0)), strict=True):
-        given.append(one * edge[:1] + two * edge[1:2] if two else one * edge[:1])
-    if count > 2:
-        given.insert(1, 3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))
-    s = await solve_tridiagonal(*[each.astype(kind) for each in diagonals], concat(given))
+        given.append(await (one * edge[:1] + two * edge[1:2] if two else one * edge[:1]))
+    given[1:1] = [await (3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))] if len(step) > 1 else []
+    below, main, above = (each.astype(dtype.dtype) for each in diagonals)
+    s = await solve_tridiagonal(below, main, above, await concat(given))
     bend = await ((s[:-1] + s[1:] - 2 * slope) / h)
-    made = await stack([bend / h, (slope - s[:-1]) / h - bend, s[:-1], values[:-1]])
-    return CubicSpline(knots, made.reshape((4, count - 1, *moved.shape[1:])))
+    made = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
+    return CubicSpline(knots, made.reshape((4, len(step), *moved.shape[1:])))
 
 
 def _end(step: npt.NDArray[Any], bc_type: BoundaryType) -> tuple[float, float, float, float]:
@@ -108,16 +105,21 @@ def _end(step: npt.NDArray[Any], bc_type: BoundaryType) -> tuple[float, float, f
 
 
 # Pieces and their derivatives, of the powers of the distance to the knot.
-_PIECES = (
-    "((c0 * d + c1) * d + c2) * d + c3", "(3 * c0 * d + 2 * c1) * d + c2", "6 * c0 * d + 2 * c1", "6 * c0 + 0 * d",
-)  # fmt: skip
-
-
-@functools.cache
-def _piece(nu: int) -> Elementwise[AccelRef]:
-    loads = "".join(f"c{power} = c[{power}, k, i(1)];" for power in range(4) if f"c{power}" in _PIECES[nu])
-    text = f"k = minimum(maximum(j - 1, 0), last); d = q - t[k]; {loads} y = {_PIECES[nu]}"
-    return Elementwise(text, inputs=("c", "q", "j", "t", "last"), operation="signal.evaluate_spline")
+_PIECES = [
+    Elementwise[AccelRef](
+        "k = minimum(maximum(j - 1, 0), last); d = q - t[k];"
+        + "".join(f"c{power} = c[{power}, k, i(1)];" for power in range(4) if f"c{power}" in text)
+        + f"y = {text}",
+        inputs=("c", "q", "j", "t", "last"),
+        operation="signal.evaluate_spline",
+    )
+    for text in (
+        "((c0 * d + c1) * d + c2) * d + c3",
+        "(3 * c0 * d + 2 * c1) * d + c2",
+        "6 * c0 * d + 2 * c1",
+        "6 * c0 + 0 * d",
+    )
+]
 
 
 @composed
@@ -140,12 +142,12 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
     if not 0 <= order < len(_PIECES):
         raise ValueError(f"evaluate_spline: nu must be from 0 to 3, got {nu}")
     device, c = spline.c.device, spline.c
-    given = await asarray(device, x)
+    given = await asarray(device, cast("AccelRef", x))
     points = await reshape(given if given.dtype.kind == "float" else await given.cast("float64"), (-1,))
     knots = await device.put(spline.x.astype(points.dtype.dtype))
     place = await searchsorted(knots, points, side="right")
     table, count = c.reshape((*c.shape[:2], -1)), points.size
     columns = [each.reshape((count, 1)) for each in (points, place)]
     last, shape = len(spline.x) - 2, (count, table.shape[2])
-    made = await _piece(order)(table, *columns, knots, last, shape=shape)
+    made = await _PIECES[order](table, *columns, knots, last, shape=shape)
     return made.reshape((*given.shape, *c.shape[2:]))
