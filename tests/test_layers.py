@@ -34,6 +34,7 @@ CAPABILITIES = (
     "nn",
     "programs",
     "random",
+    "signal",
     "sparse",
     "spatial",
     "tables",
@@ -59,6 +60,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")
     ),
+    # Composed of transforms, systems and functions of arrays.
+    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "linalg"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
