@@ -319,7 +319,8 @@ class Elementwise(Generic[ReplyT]):
         }
         if not casts:
             return self._expression, {}
-        text = "; ".join([*[f"{name} = {dtype}({name})" for name, dtype in casts.items()], self.text])
+        # A loop begins a line.
+        text = "\n".join([*[f"{name} = {dtype}({name})" for name, dtype in casts.items()], self.text])
         return parse(text, self.inputs, self.outputs), casts
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:

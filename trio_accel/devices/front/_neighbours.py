@@ -155,11 +155,15 @@ class _Writer:
                 at = self._input(argument, next(loaded), is_loaded=True)
                 if names.setdefault(name, at) != at:
                     raise ValueError("an array is read by element, and elements are loaded from it")
-        for assigned, _ in expression.statements:
-            if assigned in expression.inputs:
-                raise ValueError("an input has another value later on")
-            names.setdefault(assigned, f"t{len(self.statements)}_{len(names)}")
-        renamed = _Renamer(names).visit(ast.parse(expression.text.strip()))
+        tree = ast.parse(expression.text.strip())
+        # Indices of loops are names, too.
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                if node.id in expression.inputs:
+                    raise ValueError("an input has another value later on")
+                names.setdefault(node.id, f"t{len(self.statements)}_{len(names)}")
+        names.setdefault(expression.outputs[0], f"t{len(self.statements)}_{len(names)}")
+        renamed = _Renamer(names).visit(tree)
         text = ast.unparse(renamed)
         if isinstance(renamed.body[-1], ast.Expr):
             text = f"{names[expression.outputs[0]]} = {text}"

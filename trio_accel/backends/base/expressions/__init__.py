@@ -3,6 +3,7 @@
 from ...._names import export as _export
 from ._evaluate import *
 from ._expression import *
+from ._parse import *
 from ._reduction import *
 from ._rows import *
 from ._typing import *

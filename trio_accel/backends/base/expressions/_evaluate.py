@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -274,37 +275,156 @@ def evaluate(
         OutOfRangeError: An index that is checked is outside.
         FloatingPointError: A step over- or underflows, and that is to be raised.
     """
-    values: list[Any] = []
-    left = _last_uses(expression)
+    evaluation = _Evaluation(expression, arguments, indices, loaded, out)
+    values: dict[int, Any] = {}
     with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
-        for number, step in enumerate(expression.steps):
-            if step.function == "index":
-                value: Any = indices[int(step.value.real)]
-            elif step.function == "load":
-                value = _load(expression, number, loaded[int(step.value.real)], values)
-            else:
-                is_last = out is not None and number == expression.outputs[0]
-                value = _value(step, values, arguments, out if is_last else None)
-            values.append(value)
-            for used in left[number]:
-                # Large temporaries make way for the next ones.
-                values[used] = None
+        evaluation.run(range(len(expression.steps)), values)
     return [np.asarray(values[number]) for number in expression.outputs]
 
 
-def _last_uses(expression: TypedExpression) -> list[list[int]]:
-    """List, for each step, the values that no later step needs."""
+@attrs.define(eq=False)
+class _Active:
+    """The elements for which a loop still runs, one behind another.
+
+    Attributes:
+        carried: The variables of the loop.
+        values: The values of steps, by their numbers; one that all elements share has no axis.
+        at: Where the elements are among all.
+        index: The index of the loop for each.
+        stop: Where it ends for each.
+        found: The variables, of all elements.
+    """
+
+    carried: Sequence[int]
+    values: dict[int, Any]
+    at: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    stop: npt.NDArray[np.int64]
+    found: Sequence[npt.NDArray[Any]]
+
+    def end(self, where: Any, numbers: Sequence[int]) -> None:
+        """End the loop for some elements, with these steps as the values of its variables."""
+        ends = np.broadcast_to(where, self.at.shape)
+        if not ends.any():
+            return
+        for found, number in zip(self.found, numbers, strict=True):
+            found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
+        goes = ~ends
+        self.at, self.index, self.stop = self.at[goes], self.index[goes], self.stop[goes]
+        # What is computed of the others costs no more than they need.
+        self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
+
+
+@attrs.define(eq=False)
+class _Evaluation:
+    """One evaluation; see `evaluate` for what it is made of."""
+
+    expression: TypedExpression
+    arguments: Sequence[Any]
+    indices: Mapping[int, npt.NDArray[Any]]
+    loaded: Mapping[int, npt.NDArray[Any]]
+    out: npt.NDArray[Any] | None
+    # How many loops are computed for the elements that are left.
+    flat: int = 0
+    left: Mapping[int, Sequence[int]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.left = _last_uses(self.expression)
+
+    def run(self, numbers: range, values: dict[int, Any], active: _Active | None = None) -> None:
+        """Compute steps one after another."""
+        steps, number = self.expression.steps, numbers.start
+        while number < numbers.stop and (active is None or active.at.size):
+            step = steps[number]
+            if step.function == "loop":
+                self._loop(number, step, values)
+                number = int(step.value.real)
+            elif step.function == "break" and active is not None:
+                active.end(values[step.steps[1]], step.steps[2:])
+            elif step.function == "load":
+                source = self.loaded[int(step.value.real)]
+                values[number] = _load(self.expression, number, source, values, is_flat=self.flat > 0)
+            elif step.function == "index":
+                values[number] = self.indices[int(step.value.real)]
+            else:
+                is_last = self.out is not None and number == self.expression.outputs[0]
+                values[number] = _value(step, values, self.arguments, self.out if is_last else None)
+            for used in self.left.get(number, ()):
+                # Large temporaries make way for the next ones.
+                values.pop(used, None)
+            number += 1
+
+    def _loop(self, number: int, step: Step, values: dict[int, Any]) -> None:
+        """Run a loop: of all elements at once if its range is the same for all, and none ends early."""
+        steps, end = self.expression.steps, int(step.value.real)
+        start, stop, *carried = step.steps
+        body, last = range(number + 1, end), steps[end].steps[1:]
+        has_break = any(steps[each].steps[0] == number for each in body if steps[each].function == "break")
+        if not has_break and np.ndim(values[start]) == np.ndim(values[stop]) == 0:
+            for index in range(int(values[start]), int(values[stop])):
+                values[number] = np.int64(index)
+                self.run(body, values)
+                values.update(zip(carried, [values[each] for each in last], strict=True))
+            return
+        active, shape = self._flattened(number, step, values)
+        self.flat += 1
+        active.end(active.index >= active.stop, carried)
+        while active.at.size:
+            active.values[number] = active.index
+            self.run(body, active.values, active)
+            if active.at.size:
+                active.values.update(zip(carried, [active.values[each] for each in last], strict=True))
+            for each in (number, *body):
+                active.values.pop(each, None)
+            active.index = active.index + 1
+            active.end(active.index >= active.stop, carried)
+        self.flat -= 1
+        values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
+
+    def _flattened(
+        self, number: int, step: Step, values: Mapping[int, Any]
+    ) -> tuple[_Active, tuple[int, ...]]:
+        """Lay all that a loop reads out one element behind another; returns the shape that they had."""
+        start, stop, *carried = step.steps
+        within = self.expression.steps[number : int(step.value.real) + 1]
+        read = {each for one in within for each in one.steps if each < number}
+        shape = np.broadcast_shapes(*[np.shape(values[each]) for each in read])
+
+        def flat(value: Any) -> npt.NDArray[Any]:
+            return np.broadcast_to(value, shape).reshape(-1)
+
+        taken = {each: flat(values[each]) if np.ndim(values[each]) else values[each] for each in read}
+        found = [flat(values[each]).copy() for each in carried]
+        at = np.arange(math.prod(shape))
+        return _Active(carried, taken, at, flat(values[start]), flat(values[stop]), found), shape
+
+
+def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
+    """List, by steps, the values that no later step needs. A loop needs what it reads up to its end."""
     last = dict[int, int]()
+    loops: list[tuple[int, int]] = []
     for number, step in enumerate(expression.steps):
-        last.update(dict.fromkeys(step.steps, number))
-    found: list[list[int]] = [[] for _ in expression.steps]
+        loops = [loop for loop in loops if loop[1] >= number]
+        for used in step.steps:
+            last[used] = next((end for begin, end in loops if used < begin), number)
+        if step.function == "loop":
+            loops.append((number, int(step.value.real)))
+    found: dict[int, list[int]] = {}
     for used, number in last.items():
-        if used not in expression.outputs:
-            found[number].append(used)
+        # Of a loop, its variables are needed once more in each iteration.
+        if used not in expression.outputs and expression.steps[used].function not in ("loop", "carried"):
+            found.setdefault(number, []).append(used)
     return found
 
 
-def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], values: Sequence[Any]) -> Any:
+def _load(
+    expression: TypedExpression,
+    number: int,
+    array: npt.NDArray[Any],
+    values: Mapping[int, Any],
+    *,
+    is_flat: bool,
+) -> Any:
     """Load elements: an index outside of the array is refused, or is the nearest one inside."""
     steps = expression.steps[number].steps
     at = [values[index] for index in steps]
@@ -312,18 +432,25 @@ def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], val
         check_places(expression, number, at, array.shape)
     else:
         at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
+    if is_flat:
+        # Indices of the result are none of lines here.
+        return array[tuple(at)]
     return Places.of(array, at, [expression.steps[index] for index in steps]).load()
 
 
-def _value(step: Step, values: list[Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None) -> Any:
+def _value(
+    step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None
+) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)
     if step.function == "constant":
         return number_array(step.value, step.dtype)
+    if step.function in ("carried", "result"):
+        return values[step.steps[0]]
     given = [values[number] for number in step.steps]
     if step.function == "cast":
-        return given[0].astype(dtype)
+        return given[0].astype(dtype, copy=False)
     other = _OTHERS.get(step.function)
     if other is not None:
         return other(*given)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from ..contract.dtypes import DType
 from ..contract.foreign_names import instead_of
 from ._evaluate import Overflow, evaluate
-from ._expression import Expression, parse
+from ._expression import Expression
+from ._parse import parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
 __all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]

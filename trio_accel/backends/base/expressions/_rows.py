@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ..contract.dtypes import DType
 from ._evaluate import Overflow, evaluate
-from ._expression import CONSTANTS, FUNCTIONS, Expression, parse
+from ._expression import CONSTANTS, FUNCTIONS, Expression
+from ._parse import parse
 from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, evaluate_reduction, typed_reduction
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
@@ -259,7 +260,7 @@ class RowExpression:
         if not dtypes:
             return self
         casts = "; ".join(f"{name} = {dtype}({name})" for name, dtype in dtypes.items())
-        return RowExpression.parse(f"{casts}; {self.text}", self.inputs)
+        return RowExpression.parse(f"{casts}\n{self.text}", self.inputs)
 
 
 def found(stage: int) -> str:
@@ -293,7 +294,8 @@ class _Cutter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:  # the visitor's name
         self.generic_visit(node)
-        if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS:
+        is_of_range = len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp)
+        if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS or is_of_range:
             return node
         if len(node.args) != 1 or node.keywords:
             raise ValueError(f"{node.func.id} of one value reduces: {ast.unparse(node)}")

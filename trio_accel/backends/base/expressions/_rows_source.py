@@ -27,6 +27,7 @@ from ._source import (
     prelude,
     register_of,
     structure,
+    work_of,
 )
 
 ROW_THREADS = 256
@@ -81,7 +82,7 @@ def reduction_source(specialized: SpecializedReduction, layouts: RowLayouts) -> 
     store = f"{element_of(typed.dtype)}::store(arguments.out + output * {typed.dtype.itemsize}, result);"
     return "\n".join(
         (
-            _passes([typed], names, layouts, own, len(names.arrays), len(typed.map.steps)),
+            _passes([typed], names, layouts, own, len(names.arrays), work_of(typed.map)),
             _REDUCE.replace("STORE", store),
         )
     )
@@ -96,7 +97,7 @@ def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
     """
     typed = specialized.typed
     names = _Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
-    steps = sum(len(stage.map.steps) for stage in typed.stages) + len(typed.last.steps)
+    steps = sum(work_of(stage.map) for stage in typed.stages) + work_of(typed.last)
     results = [
         f"row.{found(number)} = Stage{number}::result(arguments, in_group<Stage{number}, GROUP>("
         f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)));"

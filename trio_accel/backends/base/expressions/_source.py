@@ -37,6 +37,7 @@ _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
 # The next number of these dtypes is another one than that of the float that a value is computed in.
 _OF_CODES = ("nextafter",)
 
+_CHOICES = ("maximum", "minimum", "fmax", "fmin")
 # These functions make results that need no rounding if their operands are rounded.
 _EXACT = frozenset(
     {
@@ -78,6 +79,9 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
     """
     lines: list[str] = []
     for number, step in enumerate(expression.steps):
+        if of_loop := loop_lines(number, expression.steps):
+            lines += of_loop
+            continue
         if step.function == "index":
             value = _index(step, expression)
         elif step.function == "load":
@@ -89,6 +93,32 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
             value = _value(step, arguments, expression.steps)
         lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
     return "\n".join(lines), [f"t{number}" for number in expression.outputs]
+
+
+def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
+    """Return the C++ of a step of a loop (see `_typing`), and nothing for another one.
+
+    Args:
+        number: Number of the step. A loop opens a block, and its end closes it.
+        steps: All steps.
+    """
+    step = steps[number]
+    given = [f"t{each}" for each in step.steps]
+    if step.function == "carried":
+        return [f"{register_of(step.dtype)} t{number} = {given[0]};"]
+    if step.function == "result":
+        return [f"const {register_of(step.dtype)} t{number} = {given[0]};"]
+    if step.function == "loop":
+        return [f"for (i64 t{number} = {given[0]}; t{number} < {given[1]}; t{number}++) {{"]
+    if step.function not in ("break", "end"):
+        return []
+    values = step.steps[2 if step.function == "break" else 1 :]
+    variables = steps[step.steps[0]].steps[2:]
+    changed = [(one, value) for one, value in zip(variables, values, strict=True) if one != value]
+    # A variable may become what another one was.
+    lines = [f"const {register_of(steps[one].dtype)} n{one} = t{value};" for one, value in changed]
+    lines += [f"t{one} = n{one};" for one, _ in changed]
+    return [f"if ({given[1]}) {{", *lines, "break;", "}"] if step.function == "break" else [*lines, "}"]
 
 
 def _index(step: Step, expression: TypedExpression) -> str:
@@ -149,6 +179,9 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
 def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
     is_low = dtype in _LOW
+    if dtype is DType.float16 and function in _CHOICES:
+        # Of zeros with different signs NumPy has the first one of float16, and the second one of others.
+        given = given[::-1]
     if is_low and function in _OF_CODES:
         return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
     value = f"f_{function}({', '.join(given)})"
@@ -264,7 +297,7 @@ def kernel_source(
     statements, names = body(expression, taken)
     return f"""{prelude()}
 {_arguments(expression, results, len(arrays), scalars, layouts)}
-enum {{ EACH = {elements_of_thread((*written, *arrays), len(expression.steps))} }};
+enum {{ EACH = {elements_of_thread((*written, *arrays), work_of(expression))} }};
 {structure("Loaded", arrays)}
 {structure("Made", expression.dtypes)}
 {functions}
@@ -282,6 +315,11 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {indented(store, 4)}
 }}
 {kernel or _ELEMENTWISE}"""
+
+
+def work_of(expression: TypedExpression) -> int:
+    """Count the steps of an element; a loop is as good as many."""
+    return sum(_LONG + 1 if step.function == "loop" else 1 for step in expression.steps)
 
 
 def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:

@@ -2,6 +2,17 @@
 
 A typed expression is a list of steps. Each step has one dtype and works on earlier steps that have just the
 dtypes that it is computed in, so the backends need no rules of their own: conversions are steps, too.
+
+Loops are steps between the others (D187). The number of a step means the same in all of them, and what does
+not change in a loop stands ahead of it. These steps are of loops only:
+
+* ``carried`` (v): a variable whose first value is v, ahead of its loop; in it, the value that an iteration
+  begins with.
+* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `Step.value`, is the body. Its own
+  value is the index, from a on, below b. The others are the variables that it changes.
+* ``break`` (l, q, v...): where q holds, the variables of loop l become these values, and it ends.
+* ``end`` (l, v...): the variables of loop l become these values, all at once; then comes the next index.
+* ``result`` (c, e): the value of variable c behind the loop with the end e.
 """
 
 from __future__ import annotations
@@ -16,8 +27,25 @@ import numpy as np
 
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
-from ..contract.ops import real_of
-from ._expression import FUNCTIONS, Apply, Expression, Function, Index, Literal, Load, Node, Place
+from ..contract.ops import identity_of, real_of
+from ._expression import (
+    COMBINED,
+    FUNCTIONS,
+    Apply,
+    Break,
+    Counter,
+    Expression,
+    Function,
+    Index,
+    Literal,
+    Load,
+    Loop,
+    Node,
+    Place,
+    Start,
+    Statement,
+    assigned_in,
+)
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
 
@@ -38,6 +66,8 @@ class Weak(enum.Enum):
 _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
+# A loop is typed so often: a Python number that it carries becomes whole, floating and complex at most.
+_MOST_ROUNDS = 6
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
 
@@ -71,12 +101,12 @@ class Step:
     """One value of a typed expression.
 
     Attributes:
-        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, or a name of
-            `Function`.
+        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, a step of a loop (see
+            the module), or a name of `Function`.
         dtype: Type of the value.
         steps: Numbers of the steps that it is computed of.
         value: Of a constant its value, of an argument and of a load the number of the argument, of an index
-            its axis.
+            its axis, of a loop the number of its end.
     """
 
     function: str
@@ -184,21 +214,51 @@ def typed(
         ValueError: A number that its type cannot hold.
     """
     typist = _Typist(expression, arguments)
-    for name, node in expression.statements:
-        typist.assign(name, node)
+    typist.run(expression.statements)
     return typist.finish(dtypes or (None,) * len(expression.outputs))
 
 
+@attrs.define
+class _OpenLoop:
+    """A loop whose body is being typed.
+
+    Attributes:
+        number: The number of its step.
+        carried: The variables, by their names.
+        kinds: Their types; None as long as a value of it has none.
+        found: The types that they would need to have for all that is assigned.
+    """
+
+    number: int
+    carried: Mapping[str, int]
+    kinds: Mapping[str, ArgumentType | None]
+    found: dict[str, ArgumentType | None]
+
+
 class _Typist:
-    """Makes the steps; equal steps are made once."""
+    """Makes the steps; equal steps are made once, in the outermost loop where all that they need is there."""
 
     def __init__(self, expression: Expression, arguments: tuple[ArgumentType, ...]) -> None:
         self._expression = expression
         self._steps: list[Step] = []
         self._found: dict[tuple[object, ...], int] = {}
+        # For each step, how many loops are around it; and the steps of each open loop, in order.
+        self._depths: list[int] = []
+        self._blocks: list[list[int]] = [[]]
+        self._loops: list[_OpenLoop] = []
+        self._counters: dict[int, int] = {}
+        # The steps and the breaks of each closed loop, by the number of its step.
+        self._bodies: dict[int, list[int]] = {}
+        self._breaks: dict[int, list[int]] = {}
+        # Values of no type yet, and the reductions that they are of.
+        self._starts: dict[int, str] = {}
+        # Whole numbers that loops change, so that Python cannot compute them ahead.
+        self._changing: set[int] = set()
         # The weak steps, by their numbers.
         self._weak: dict[int, Weak] = {}
         self._names: dict[str, int] = {}
+        # Where each name was assigned last.
+        self._places: dict[str, Place] = {}
         self._bounds: dict[tuple[int, DType], None] = {}
         for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
             if kind in _LOW:
@@ -210,15 +270,23 @@ class _Typist:
                 self._names[name] = self._step(Step("argument", dtype, (), place), kind)
         self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
-    def assign(self, name: str, node: Node) -> None:
-        self._names[name] = self._node(node)
+    def run(self, statements: Sequence[Statement]) -> None:
+        for statement in statements:
+            if isinstance(statement, Loop):
+                self._loop(statement)
+            elif isinstance(statement, Break):
+                self._break(statement)
+            else:
+                name, node = statement
+                self._names[name], self._places[name] = self._node(node), node.place
 
     def finish(self, dtypes: Sequence[DType | None]) -> TypedExpression:
         outputs: list[int] = []
         for name, dtype in zip(self._expression.outputs, dtypes, strict=True):
             number = self._strong(self._names[name])
-            place = next(node.place for other, node in reversed(self._expression.statements) if other == name)
-            outputs.append(number if dtype is None else self._convert(number, dtype, place))
+            outputs.append(number if dtype is None else self._convert(number, dtype, self._places[name]))
+        if self._bodies:
+            outputs = self._flatten(outputs)
         inputs, loads = self._expression.inputs, self._expression.loads
         axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
         return TypedExpression(
@@ -230,28 +298,174 @@ class _Typist:
             loads=tuple((n, loads[name]) for n, name in enumerate(inputs) if name in loads),
         )
 
+    def _flatten(self, outputs: Sequence[int]) -> list[int]:
+        """Bring the steps that are needed into the order of the text, with those of loops between the others.
+
+        What was typed for other types of what a loop carries is not needed.
+        """
+        live, todo = set[int](), [*outputs, *[number for number, _ in self._bounds]]
+        while todo:
+            number = todo.pop()
+            if number not in live:
+                live.add(number)
+                todo += (*self._steps[number].steps, *self._breaks.get(number, ()))
+        order: list[int] = []
+
+        def take(block: Sequence[int]) -> None:
+            for number in block:
+                if number in live:
+                    order.append(number)
+                    take(self._bodies.get(number, ()))
+
+        take(self._blocks[0])
+        new = {number: place for place, number in enumerate(order)}
+        steps: list[Step] = []
+        for number in order:
+            step = self._steps[number]
+            value = new[self._bodies[number][-1]] if step.function == "loop" else step.value
+            steps.append(Step(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
+        self._steps = steps
+        self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
+        return [new[number] for number in outputs]
+
     def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
         weak = kind if isinstance(kind, Weak) else None
         # Zeros of both signs are different values.
         key = (step.function, step.dtype, step.steps, repr(step.value), weak)
         number = self._found.get(key)
         if number is None:
-            number = self._found[key] = len(self._steps)
-            self._steps.append(step)
-            if weak is not None:
-                self._weak[number] = weak
+            depth = max((self._depths[each] for each in step.steps), default=0)
+            number = self._found[key] = self._new(step, depth, weak)
+            self._blocks[depth].append(number)
         return number
 
+    def _new(self, step: Step, depth: int, kind: ArgumentType | None) -> int:
+        """Make a step that is unlike all others, and in no place yet."""
+        number = len(self._steps)
+        self._steps.append(step)
+        self._depths.append(depth)
+        if isinstance(kind, Weak):
+            self._weak[number] = kind
+        if any(each in self._changing for each in step.steps):
+            self._changing.add(number)
+        return number
+
+    def _loop(self, loop: Loop) -> None:
+        """Type a loop, whose body may change the types of Python numbers that are carried."""
+        start, stop = (
+            self._whole_index(self._node(each), each.place, "a range takes whole numbers")
+            for each in (loop.start, loop.stop)
+        )
+        names = dict(self._names)
+        assigned = [name for name in assigned_in(loop.body) if name in names]
+        kinds: Mapping[str, ArgumentType | None] = {
+            name: self._carried_kind(names[name]) for name in assigned
+        }
+        fixed = {name for name, kind in kinds.items() if isinstance(kind, DType)}
+        for _ in range(_MOST_ROUNDS):
+            self._names = dict(names)
+            found = self._loop_of(loop, (start, stop), kinds)
+            for name in fixed:
+                if found[name] is not kinds[name]:
+                    self._refuse(
+                        f"{name} is {_told(kinds[name])} before the loop, and what the loop assigns makes it "
+                        f"{_told(found[name])}: convert that, or begin with {_told(found[name])}",
+                        self._places[name],
+                        TypeError,
+                    )
+            if found == kinds:
+                return
+            kinds = found
+        self._refuse("what the loop carries has another dtype in each iteration", loop.place, TypeError)
+
+    def _loop_of(
+        self, loop: Loop, over: tuple[int, int], kinds: Mapping[str, ArgumentType | None]
+    ) -> Mapping[str, ArgumentType | None]:
+        """Type a loop with certain types of what it carries; returns those that it needs."""
+        depth, names = len(self._blocks), dict(self._names)
+        carried: dict[str, int] = {}
+        for name, kind in kinds.items():
+            first = self._as_kind(names[name], kind, loop.place)
+            number = self._new(Step("carried", self._steps[first].dtype, (first,)), depth, kind)
+            if kind is None:
+                self._starts[number] = self._starts[first]
+            carried[name] = number
+        index = self._new(Step("loop", DType.int64, (*over, *carried.values())), depth, Weak.int)
+        self._changing.update((index, *carried.values()))
+        self._names.update(carried)
+        self._counters[loop.number] = index
+        self._loops.append(_OpenLoop(index, carried, kinds, dict(kinds)))
+        self._blocks.append([])
+        self.run(loop.body)
+        end = self._new(Step("end", DType.int64, (index, *self._left())), depth, None)
+        self._bodies[index] = [*self._blocks.pop(), end]
+        self._blocks[-1] += (*carried.values(), index)
+        self._names = names
+        for name, number in carried.items():
+            dtype = self._steps[number].dtype
+            made = self._names[name] = self._new(Step("result", dtype, (number, end)), depth - 1, kinds[name])
+            self._blocks[-1].append(made)
+            if kinds[name] is None:
+                self._starts[made] = self._starts[number]
+        return self._loops.pop().found
+
+    def _break(self, node: Break) -> None:
+        condition = self._convert(self._strong(self._node(node.condition)), DType.bool, node.condition.place)
+        loop = self._loops[-1].number
+        step = Step("break", DType.bool, (loop, condition, *self._left()))
+        number = self._new(step, len(self._loops), None)
+        self._blocks[-1].append(number)
+        self._breaks.setdefault(loop, []).append(number)
+
+    def _left(self) -> list[int]:
+        """Return the values that the innermost loop carries now, in the types that it carries them in."""
+        loop, left = self._loops[-1], list[int]()
+        for name, carried in loop.carried.items():
+            number, kind = self._names[name], loop.kinds[name]
+            needed = _wider(kind, self._carried_kind(number))
+            loop.found[name] = _wider(loop.found[name], needed)
+            # With another type, all of the loop is typed once more.
+            place = self._places.get(name, (1, 0))
+            left.append(self._as_kind(number, kind, place) if needed == kind else carried)
+        return left
+
+    def _carried_kind(self, number: int) -> ArgumentType | None:
+        return None if number in self._starts else self._kind(number)
+
+    def _as_kind(self, number: int, kind: ArgumentType | None, place: Place) -> int:
+        """Return a value as another type, which may be a weak one."""
+        if kind is None or self._carried_kind(number) == kind:
+            return number
+        if number in self._starts:
+            dtype = kind.carrier if isinstance(kind, Weak) else kind
+            return self._step(Step("constant", dtype, (), identity_of(self._starts[number], dtype)), kind)
+        if isinstance(kind, Weak):
+            return self._step(Step("cast", kind.carrier, (number,)), kind)
+        return self._convert(number, kind, place)
+
     def _node(self, node: Node) -> int:
-        if isinstance(node, Literal):
-            return self._literal(node)
-        if isinstance(node, Index):
-            return self._step(Step("index", DType.int64, (), node.axis))
-        if isinstance(node, Load):
-            return self._load(node)
-        if not isinstance(node, Apply):
-            return self._names[node.name]
+        match node:
+            case Literal():
+                made = self._literal(node)
+            case Index():
+                made = self._step(Step("index", DType.int64, (), node.axis))
+            case Load():
+                made = self._load(node)
+            case Counter():
+                made = self._counters[node.loop]
+            case Start():
+                made = self._step(Step("start", DType.bool, (), len(self._steps)))
+                self._starts[made] = node.reduce
+            case Apply():
+                made = self._apply(node)
+            case _:
+                made = self._names[node.name]
+        return made
+
+    def _apply(self, node: Apply) -> int:
         steps = tuple(self._node(argument) for argument in node.arguments)
+        if node.function in COMBINED:
+            return self._combine(node, steps)
         function = FUNCTIONS[node.function]
         if function.rule == "cast":
             return self._convert(self._strong(steps[0]), DType(function.name), node.place)
@@ -266,10 +480,34 @@ class _Typist:
         indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
         return self._step(Step("load", kind, indices, self._expression.inputs.index(node.name)))
 
-    def _whole_index(self, number: int, place: Place) -> int:
+    def _combine(self, node: Apply, steps: tuple[int, ...]) -> int:
+        """Combine what a reduction over a range has with one more value, where a condition holds."""
+        found, value, *condition = steps
+        kind = self._kind(value)
+        if node.function in ("any", "all"):
+            kind = DType.bool
+        elif node.function in ("min", "max"):
+            if (kind.carrier if isinstance(kind, Weak) else kind).kind == "complex":
+                self._refuse(
+                    f"{node.function} of complex numbers, which have no order", node.place, TypeError
+                )
+        elif isinstance(kind, DType) and not kind.is_inexact:
+            kind = DType.uint64 if kind.kind == "uint" else DType.int64
+        value = self._as_kind(value, kind, node.place)
+        if found in self._starts:
+            # It has a type from the next time on.
+            return value
+        dtype = self._steps[value].dtype
+        made = self._step(Step(COMBINED[node.function], dtype, (found, value)), kind)
+        if condition:
+            holds = self._convert(self._strong(condition[0]), DType.bool, node.place)
+            made = self._step(Step("where", dtype, (holds, made, found)), kind)
+        return made
+
+    def _whole_index(self, number: int, place: Place, told: str = "an index is a whole number") -> int:
         dtype = self._steps[number].dtype
         if dtype.kind not in ("int", "uint"):
-            self._refuse(f"an index is a whole number, got {dtype}: int64(...) makes one", place, TypeError)
+            self._refuse(f"{told}, got {dtype}: int64(...) makes one", place, TypeError)
         if dtype is DType.uint64:
             # An index that int64 does not hold is beyond the end of any array.
             most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
@@ -344,8 +582,13 @@ class _Typist:
         number = self._step(Step(function.name, kind.carrier, converted), kind)
         if kind is Weak.int:
             # Python's whole numbers have any size.
-            self._bounds[(number, DType.int64)] = None
+            self._bound(number, DType.int64)
         return number
+
+    def _bound(self, number: int, dtype: DType) -> None:
+        """Require that a dtype holds a whole number, once there is one; it is not known what loops make."""
+        if number not in self._changing:
+            self._bounds[(number, dtype)] = None
 
     def _check_power(self, node: Apply, kinds: list[ArgumentType], number: int) -> None:
         """Refuse a power of whole numbers by a negative Python number: its value is no whole number."""
@@ -353,7 +596,7 @@ class _Typist:
             return
         step, exponent = self._steps[number], node.arguments[1]
         if step.function != "constant":
-            self._bounds[(number, DType.uint64)] = None
+            self._bound(number, DType.uint64)
         elif step.value.real < 0:
             self._refuse(
                 "a power of whole numbers needs an exponent that is not negative; convert one of them: "
@@ -399,20 +642,10 @@ class _Typist:
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
     def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
-        """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
+        """Return the dtype that values are brought to."""
         kinds = [self._kind(number) for number in steps]
-        low = DType.bfloat16 in kinds
-        if low and DType.float16 in kinds:
-            # NumPy's `result_type` has none of both; its functions take this.
-            kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
-        given = [
-            kind.dtype
-            if isinstance(kind, DType)
-            else (DType.bfloat16.dtype if low and kind is Weak.float else _PYTHON[kind]())
-            for kind in kinds
-        ]
         try:
-            return DType.of(np.result_type(*given))
+            return _common_of(kinds)
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
@@ -453,7 +686,7 @@ class _Typist:
         """Require that a dtype holds a whole Python number, now or when there is one."""
         step = self._steps[number]
         if step.function != "constant":
-            self._bounds[(number, dtype)] = None
+            self._bound(number, dtype)
         elif reason := _outside(cast("int", step.value), dtype):
             self._refuse(reason, place)
 
@@ -476,6 +709,34 @@ class _Typist:
             self._expression.refuse(message, place)
         except ValueError as told:
             raise error(str(told)) from None
+
+
+def _common_of(kinds: Sequence[ArgumentType]) -> DType:
+    """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
+    low = DType.bfloat16 in kinds
+    if low and DType.float16 in kinds:
+        # NumPy's `result_type` has none of both; its functions take this.
+        kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
+    given = [
+        kind.dtype
+        if isinstance(kind, DType)
+        else (DType.bfloat16.dtype if low and kind is Weak.float else _PYTHON[kind]())
+        for kind in kinds
+    ]
+    return DType.of(np.result_type(*given))
+
+
+def _wider(one: ArgumentType | None, other: ArgumentType | None) -> ArgumentType | None:
+    """Return the type that holds values of both, of which Python numbers have the other's."""
+    if one is None or other is None or one == other:
+        return one or other
+    if isinstance(one, Weak) and isinstance(other, Weak):
+        return max(one, other, key=_RANKS.index)
+    return _common_of([one, other])
+
+
+def _told(kind: ArgumentType | None) -> str:
+    return kind.value if isinstance(kind, DType) else "a Python number"
 
 
 def _is_whole(kind: ArgumentType) -> bool:

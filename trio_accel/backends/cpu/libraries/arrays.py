@@ -25,6 +25,7 @@ from ...base.expressions import (
     unpack_scalars,
 )
 from ...base.kit.kernels import HostCall, kernel
+from ..compiled import _plans as compiled
 from ..runtime._memory import HostArray, pieces
 
 # Elements of the rows that are made at a time.
@@ -35,7 +36,9 @@ _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.m
 
 @kernel(ops.ElementwiseSpec, backend="cpu")
 def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
-    """Compute pieces one after another."""
+    """Compute by compiled code, or pieces one after another."""
+    if compiled.elementwise(spec, call):
+        return
     results = [call.array(result) for result in spec.results]
     loaded = [call.array(array) for array in spec.loaded]
     expression = SpecializedExpression.decode(spec.expression).typed
@@ -52,7 +55,9 @@ def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
 
 @kernel(ops.ScatterSpec, backend="cpu")
 def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
-    """Combine pieces one after another."""
+    """Combine by compiled code, or pieces one after another."""
+    if compiled.scatter(spec, call):
+        return
     out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
     expression = SpecializedExpression.decode(spec.expression).typed
     places = places_of(expression)
