@@ -454,6 +454,9 @@ CALLS: dict[str, Use] = {
         "updates",
         "writes",
     ),
+    "jit.TensorMap": lambda at, given: jit.TensorMap(
+        **{"box": (4, 4)} | {name: (number, number) for name, number in given.items()}
+    ),
     "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
     "patterns.Batcher": batched,
     "patterns.ContinuousBatcher": stepped,
@@ -632,6 +635,7 @@ UNSAID: dict[str, tuple[str, ...]] = {
     "sparse.Spmm": ("alpha", "beta"),
     "sparse.LeastResidual": ("made", "wanted"),
     "jit.Kernel": ("grid", "block", "shared", "cluster"),
+    "jit.TensorMap": ("box", "element_strides"),
     "Elementwise of numbers": ("n",),
     "Elementwise of indices": ("shape",),
     "Generator.advance of mrg32k3a": ("words",),

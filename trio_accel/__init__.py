@@ -129,6 +129,8 @@ if _typing.TYPE_CHECKING:
         programs as programs,
         random as random,
         sparse as sparse,
+        spatial as spatial,
+        tables as tables,
         telemetry as telemetry,
         tensor as tensor,
         testing as testing,
@@ -146,7 +148,7 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs", "random",
-        "sparse", "telemetry", "tensor", "testing", "weights",
+        "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

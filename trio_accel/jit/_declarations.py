@@ -22,6 +22,7 @@ from ..backends.base.contract.ops import (
     KernelLayout,
     KernelParameter,
     KernelRole,
+    TensorMap,
     contiguous_strides,
 )
 from ..backends.base.contract.values import ALWAYS_HELD
@@ -29,6 +30,7 @@ from ..backends.base.contract.values import ALWAYS_HELD
 __all__ = [
     "CompileOptions",
     "Parameter",
+    "TensorMap",
     "cdiv",
     "cubin",
     "fatbin",
@@ -296,6 +298,7 @@ class Parameter:
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
         shape: Tells the shape of an output that is not given.
+        copy: Whether a copy of the array is changed in its place.
     """
 
     role: KernelRole
@@ -303,6 +306,7 @@ class Parameter:
     ndim: int | None = None
     layout: KernelLayout = "contiguous"
     shape: ShapeRule | None = None
+    copy: bool = False
 
     def named(self, name: str) -> KernelParameter:
         """Make the same as a definition has it."""
@@ -318,17 +322,29 @@ def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "
         dtype: Element type; an array of another one is refused.
         ndim: How many axes it has; None for any number.
         layout: ``"contiguous"``: one that is not in C order without gaps is refused. ``"packed"``: it is
-            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars.
+            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars. A
+            `TensorMap`: the kernel gets a map of the array in place of an address.
 
     Raises:
-        TypeError, ValueError: There is no such dtype or layout.
+        TypeError, ValueError: There is no such dtype or layout, or the map does not suit the dtype.
     """
     return _array("read", dtype, ndim, layout)
 
 
-def updates(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous") -> Parameter:
-    """Declare an array that is read and changed in place; see `reads`."""
-    return _array("update", dtype, ndim, layout)
+def updates(
+    dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous", copy: bool = False
+) -> Parameter:
+    """Declare an array that is read and changed in place; see `reads`.
+
+    Args:
+        dtype: Element type.
+        ndim: How many axes it has.
+        layout: Arrays that it takes.
+        copy: Whether the kernel changes a copy, which is made ahead of it and is part of the reply. The
+            argument stays as it was. A launch that is lost changes nothing then, and may run again, as
+            `DeviceOptions.retry` says.
+    """
+    return attrs.evolve(_array("update", dtype, ndim, layout), copy=bool(copy))
 
 
 def writes(
@@ -359,12 +375,19 @@ def scalar(dtype: DTypeLike) -> Parameter:
 
 def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
     given: object = layout
-    if given not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {given!r}")
+    if not isinstance(given, TensorMap) and given not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {given!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
         raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")
-    return Parameter(role, DType.of(dtype), ndim, layout)
+    kind = DType.of(dtype)
+    if isinstance(layout, TensorMap):
+        layout.codes(kind)
+        rank = len(layout.box)
+        if ndim not in (None, rank):
+            raise ValueError(f"ndim: must be {rank}, as the box of the tensor map has, got {ndim}")
+        ndim = rank
+    return Parameter(role, kind, ndim, layout)
 
 
 def always_held(

@@ -19,6 +19,7 @@ from ..backends.base.contract.ops import (
     KernelInfoSpec,
     KernelParameter,
     KernelSpec,
+    TensorMap,
     scalar_offsets,
 )
 from ..backends.base.contract.values import element
@@ -119,8 +120,9 @@ class Kernel:
     the device has done it, and runs in a worker process where the device is in one. The kernel is compiled on
     its first launch on a device, off the event loop.
 
-    It gets arrays as pointers to their first elements, and scalars by value, in the order in which they are
-    declared. Grid, block, shared memory and the shapes of outputs are given, or follow from the arguments.
+    It gets arrays as pointers to their first elements, or as tensor maps (see `TensorMap`), and scalars by
+    value, in the order in which they are declared. Grid, block, shared memory and the shapes of outputs are
+    given, or follow from the arguments.
 
     >>> import trio_accel as ta
     >>> scale = ta.jit.Kernel(
@@ -159,8 +161,8 @@ class Kernel:
 
     __slots__ = (
         "_asked",
-        "_block", "_definition", "_grid", "_names", "_optional", "_scalars", "_shared", "_skips_empty",
-        "_steps", "_text", "operation",
+        "_block", "_definition", "_grid", "_mapped", "_names", "_optional", "_scalars", "_shared",
+        "_skips_empty", "_steps", "_text", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -202,10 +204,16 @@ class Kernel:
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
         self._names = names = tuple(parameters)
         self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
+        shapes = [
+            None if one.shape is None else Rule(f"shape of {name}", one.shape, names)
+            for name, one in parameters.items()
+        ]
         self._steps = tuple(
-            (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
-            for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
+            (each, shape, always_held(each), given.copy)
+            for each, shape, given in zip(named, shapes, parameters.values(), strict=True)
         )
+        maps = [(each.name, each.layout) for each in named]
+        self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
         with_block = (*names, "block")
         self._block = Rule("block", _fixed(where, "block", block), names)
         self._grid = Rule("grid", _fixed(where, "grid", grid), with_block)
@@ -302,9 +310,9 @@ class Kernel:
         taken = _Taken()
         values, scalars, name = taken.values, taken.scalars, planner.name
         for step, argument in zip(self._steps, arguments, strict=True):
-            parameter, shape, holds = step
+            parameter, shape, holds, copies = step
             if holds is None:
-                taken.add_array(planner, parameter, shape, argument)
+                taken.add_array(planner, parameter, shape, argument, copies)
                 continue
             # Nearly all numbers need no closer look.
             kinds, least, most = holds
@@ -316,6 +324,8 @@ class Kernel:
         if taken.outputs:
             taken.make_outputs(planner)
         grid, block, shared = self._extents(name, values)
+        for mapped, tensor_map in self._mapped if 0 not in grid else ():
+            tensor_map.check(f"{name}: {mapped}", values[mapped])
         arrays = tuple(taken.read), tuple(taken.updated), tuple(taken.written)
         spec = KernelSpec(self._text, grid, block, shared, *arrays, self._scalars.pack(scalars))
         return Planned(spec, tuple(taken.changed))
@@ -362,9 +372,9 @@ class _Taken:
         self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
 
     def add_array(
-        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any
+        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any, copies: bool
     ) -> None:
-        """Take an array, or note that it is to be made."""
+        """Take an array, or a copy of it, or note that it is to be made."""
         name, role = parameter.name, parameter.role
         if role == "read":
             array = planner.read(name, argument)
@@ -377,8 +387,10 @@ class _Taken:
                     several.append(None)
                     self.changed.append(None)
                     return
+            if copies:
+                argument = planner.copied(name, argument)
             # One that is written in full is in use in the same way.
-            array = planner.update(name, argument)
+            array = argument.spec if copies else planner.update(name, argument)
             several.append(array)
             self.changed.append(argument)
         check_array(planner.name, parameter, array)

@@ -423,20 +423,20 @@ static CUresult launch(struct kernel *kernel, const unsigned *shape, unsigned sh
     CHECK(get_stream(handle, &stream));
     CHECK(check_shape(shape, shared));
     for (; kernel->sizes[count]; count++)
-        total += (kernel->sizes[count] + 15) & ~(size_t)15;
+        total += (kernel->sizes[count] + 63) & ~(size_t)63;
     if (extra)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (count > MAXIMUM_PARAMETERS || (count && !parameters))
         return CUDA_ERROR_INVALID_VALUE;
-    struct launch_work *work = new_work(sizeof *work + total + 15, run_launch);
-    char *value = (char *)(((uintptr_t)work->values + 15) & ~(uintptr_t)15);
+    struct launch_work *work = new_work(sizeof *work + total + 63, run_launch);
+    char *value = (char *)(((uintptr_t)work->values + 63) & ~(uintptr_t)63); /* as a tensor map wants it */
     work->work.drop = drop_launch;
     work->work.node = NODE_KERNEL + 1;
     work->kernel = kernel;
     memcpy(work->shape, shape, sizeof work->shape);
     for (size_t i = 0; i < count; i++) {
         work->parameters[i] = memcpy(value, parameters[i], kernel->sizes[i]);
-        value += (kernel->sizes[i] + 15) & ~(size_t)15;
+        value += (kernel->sizes[i] + 63) & ~(size_t)63;
     }
     __atomic_add_fetch(&kernel->image->references, 1, __ATOMIC_RELAXED);
     CUresult code = submit(stream, &work->work);
@@ -466,4 +466,35 @@ CUDA(cuLaunchKernelEx, 11060, cuLaunchKernelEx, const struct launch_config *conf
      void **parameters, void **extra) {
     ENTER(cuLaunchKernelEx);
     return launch(function, config->shape, config->shared, config->stream, parameters, extra);
+}
+
+/* A tensor map: what was asked for, in an order of its own, since the GPUs' is no one else's to know. Kernels
+ * may read it, and compute addresses by it; there are no instructions that do. */
+struct tensor_map {
+    uint64_t address, extents[5], strides[4];
+    uint8_t box[5], steps[5], type, rank, interleave, swizzle, promotion, fill; /* a box of 256 is 0 */
+};
+
+CUDA(cuTensorMapEncodeTiled, 12000, cuTensorMapEncodeTiled, struct tensor_map *map, int type, unsigned rank,
+     uint64_t address, const uint64_t *extents, const uint64_t *strides, const unsigned *box,
+     const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
+    ENTER(cuTensorMapEncodeTiled);
+    uint64_t multiple = interleave == 2 ? 32 : 16;
+    if ((uintptr_t)map % 64 || rank < 1 || rank > 5 || address % multiple)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(map, 0, 128);
+    *map = (struct tensor_map){.address = address, .type = type, .rank = rank, .interleave = interleave,
+                               .swizzle = swizzle, .promotion = promotion, .fill = fill};
+    for (unsigned i = 0; i < rank; i++) {
+        if (extents[i] < 1 || box[i] < 1 || box[i] > 256 || steps[i] < 1 || steps[i] > 8)
+            return CUDA_ERROR_INVALID_VALUE;
+        map->extents[i] = extents[i];
+        map->box[i] = (uint8_t)box[i];
+        map->steps[i] = (uint8_t)steps[i];
+        if (i + 1 < rank && strides[i] % multiple)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (i + 1 < rank)
+            map->strides[i] = strides[i];
+    }
+    return CUDA_SUCCESS;
 }

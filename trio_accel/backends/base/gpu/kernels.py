@@ -22,8 +22,10 @@ from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
 
-_PARAMETER_ALIGNMENT = 16
+# That of a tensor map is the largest.
+_PARAMETER_ALIGNMENT = 64
 _POINTER = 8
+_MOST_MAPS = 256
 
 _Call: TypeAlias = EnqueuingCall[Any, Any]
 _Device: TypeAlias = AddressDevice[Any, Any, Any]
@@ -33,7 +35,7 @@ class UserKernel(LoadedCode):
     """One kernel of a loaded module. A backend finds it, says its limits, and enqueues it.
 
     The driver takes the parameters by their addresses. They are packed into one buffer, at places that are
-    known once the kernel is: the scalars first, and behind them the addresses of the arrays.
+    known once the kernel is: the scalars first, then the addresses of the arrays, then their tensor maps.
 
     Args:
         definition: The kernel's definition.
@@ -55,6 +57,8 @@ class UserKernel(LoadedCode):
         self.is_plain: bool = all(each.layout != "packed" for each in definition.parameters)
         # Blocks, shared memory and grids that were found to fit.
         self._fitting: set[tuple[object, ...]] = set()
+        # Tensor maps that were made lately.
+        self._encoded: dict[tuple[object, ...], bytes] = {}
         self._has_free_grid = not definition.is_cooperative and definition.cluster is None
         self._lay_out()
 
@@ -79,6 +83,14 @@ class UserKernel(LoadedCode):
         """
         raise NotImplementedError
 
+    def encode(self, tensor_map: ops.TensorMap, array: ops.ArraySpec, address: int) -> bytes:
+        """Make the tensor map of an array at an address.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        raise NotImplementedError
+
     def _lay_out(self) -> None:
         """Find the offset of each parameter in the buffer."""
         definition = self.definition
@@ -90,7 +102,14 @@ class UserKernel(LoadedCode):
         scalars = [each.name for each in definition.parameters if each.role == "scalar"]
         places.update(zip(scalars, offsets, strict=True))
         self._addresses = struct.Struct(f"={len(arrays)}Q")
-        buffer = np.zeros(self._array_offset + self._addresses.size + _PARAMETER_ALIGNMENT, np.uint8)
+        end = self._array_offset + self._addresses.size
+        self._maps: list[tuple[int, str, ops.TensorMap, int]] = []
+        for number, each in enumerate(arrays):
+            if isinstance(each.layout, ops.TensorMap):
+                places[each.name] = start = -(-end // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
+                self._maps.append((number, each.name, each.layout, start))
+                end = start + ops.MAP_BYTES
+        buffer = np.zeros(end + _PARAMETER_ALIGNMENT, np.uint8)
         start = -buffer.ctypes.data % _PARAMETER_ALIGNMENT
         base = buffer.ctypes.data + start
         self._buffer = memoryview(buffer[start:].data)
@@ -122,6 +141,8 @@ class UserKernel(LoadedCode):
             self._fitting.add(key)
         self._buffer[: self._scalar_bytes] = spec.scalars
         self._addresses.pack_into(self._buffer, self._array_offset, *addresses)
+        if self._maps:
+            self._set_maps((*spec.read, *spec.updated, *spec.written), addresses)
         try:
             self.enqueue(spec, call.stream)
         except DriverError as error:
@@ -132,6 +153,25 @@ class UserKernel(LoadedCode):
                 f"{spec.shared} bytes of dynamic shared memory was not launched: {error.message}",
             ) from error
         self._runs.note(call.stream)
+
+    def _set_maps(self, arrays: tuple[ops.ArraySpec, ...], addresses: list[int]) -> None:
+        """Put the tensor maps of arrays into the buffer: an address and a layout have one."""
+        for number, name, tensor_map, start in self._maps:
+            array, address = arrays[number], addresses[number]
+            key = number, address, array.shape, array.strides
+            if key not in self._encoded:
+                if address % tensor_map.alignment:
+                    what = f"{name} must lie at a multiple of {tensor_map.alignment} bytes (globalAddress)"
+                    raise self.refusal("tensor_map", f": {what}, its address is {address:#x}")
+                if len(self._encoded) >= _MOST_MAPS:
+                    self._encoded.clear()
+                try:
+                    self._encoded[key] = self.encode(tensor_map, array, address)
+                except DriverError as error:
+                    raise self.refusal(
+                        error.code, f": no {tensor_map} of {name}, {array}: {error.message}"
+                    ) from error
+            self._buffer[start : start + ops.MAP_BYTES] = self._encoded[key]
 
     def _packed(self, spec: ops.KernelSpec, call: _Call) -> list[int]:
         """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
@@ -183,7 +223,9 @@ class UserKernel(LoadedCode):
             LibraryError: It has other parameters than were declared.
         """
         parameters = self.definition.parameters
-        declared = [each.dtype.itemsize if each.role == "scalar" else _POINTER for each in parameters]
+        sizes = {name: ops.MAP_BYTES for _, name, *_ in self._maps}
+        sizes |= {each.name: each.dtype.itemsize for each in parameters if each.role == "scalar"}
+        declared = [sizes.get(each.name, _POINTER) for each in parameters]
         if found != declared:
             told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
             raise self.refusal(

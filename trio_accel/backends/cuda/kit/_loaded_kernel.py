@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver
 
-from ...base import AccelError, CompilationError, DriverError
-from ...base.contract.ops import KernelDefinition, KernelInfoSpec, KernelSpec
+from ...base import AccelError, CompilationError, DriverError, NotSupportedError
+from ...base.contract.ops import MAP_BYTES, ArraySpec, KernelDefinition, KernelInfoSpec, KernelSpec, TensorMap
 from ...base.gpu.driver import GpuStream
 from ...base.gpu.kernels import UserKernel
 from ..runtime._compiler import CompiledKernel, kernels_in, ptx_log
@@ -21,6 +23,13 @@ _OF_DEVICE = driver.CUdevice_attribute
 _OF_LAUNCH = driver.CUlaunchAttributeID
 # More blocks need a permission: no device promises to have room for them.
 _PORTABLE_CLUSTER = 8
+# The bindings encode to memory of Python's, which need not be aligned as the driver's manual wants it.
+_U32, _U64, _INT = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+_ENCODE = "cuTensorMapEncodeTiled"
+_Encode = ctypes.CFUNCTYPE(
+    _INT, _U64, _INT, _U32, _U64, *(ctypes.POINTER(_U64),) * 2, *(ctypes.POINTER(_U32),) * 2, *(_INT,) * 4
+)
+_LEAST_MAJOR = 9
 
 
 class LoadedKernel(UserKernel):
@@ -34,6 +43,7 @@ class LoadedKernel(UserKernel):
     Raises:
         CompilationError: The driver does not take the code, or it has no such kernel.
         LibraryError: The kernel has other parameters than were declared.
+        NotSupportedError: It has tensor maps, and the device or the driver has none.
     """
 
     def __init__(self, context: CudaContext, definition: KernelDefinition, compiled: CompiledKernel) -> None:
@@ -49,6 +59,8 @@ class LoadedKernel(UserKernel):
                 with suppress(RuntimeError):  # drivers before CUDA 12.4 cannot tell
                     self.check_parameters(self._parameter_sizes())
                 self.limits = self._read_limits()
+                if self._maps:
+                    self._encode = self._find_encoder()
             except DriverError as error:
                 # The driver may check code only when a kernel of it is asked for.
                 first = definition.code[0]
@@ -124,6 +136,34 @@ class LoadedKernel(UserKernel):
             "local_bytes": of_kernel("CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES"),
             "multiprocessors": of_device("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
         }
+
+    def _find_encoder(self) -> Any:
+        check, what = self._context.check, f"kernel {self.definition.name!r} has tensor maps, which"
+        attribute = _OF_DEVICE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        major = int(check(driver.cuDeviceGetAttribute(attribute, self._context.number)))
+        if major < _LEAST_MAJOR:
+            raise NotSupportedError(
+                f"{what} need compute capability {_LEAST_MAJOR}.0; this device has {major}", backend="cuda"
+            )
+        code, address, _ = driver.cuGetProcAddress(_ENCODE.encode(), 12000, 0)
+        if code or not address:
+            raise NotSupportedError(f"{what} need {_ENCODE}; this driver has none", backend="cuda")
+        return _Encode(int(address))
+
+    def encode(self, tensor_map: TensorMap, array: ArraySpec, address: int) -> bytes:
+        """Make a tensor map; see `UserKernel.encode`."""
+        rank, (kind, *choices) = array.ndim, tensor_map.codes(array.dtype)
+        room = np.zeros(2 * MAP_BYTES, np.uint8)
+        start = -room.ctypes.data % MAP_BYTES
+        # The driver counts axes from the last one.
+        code = self._encode(
+            room.ctypes.data + start, kind, rank, address,
+            (_U64 * rank)(*array.shape[::-1]), (_U64 * rank)(*tensor_map.strides(array)[::-1]),
+            (_U32 * rank)(*tensor_map.box[::-1]),
+            (_U32 * rank)(*(tensor_map.element_strides or (1,) * rank)[::-1]), *choices,
+        )  # fmt: skip
+        self._context.check((driver.CUresult(code),))
+        return room[start : start + MAP_BYTES].tobytes()
 
     def _allow(self, name: str, value: int) -> None:
         self._context.check(driver.cuFuncSetAttribute(self._function, getattr(_OF_FUNCTION, name), value))

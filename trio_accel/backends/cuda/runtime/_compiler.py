@@ -116,6 +116,12 @@ _HEADERS = ("cudart", "cccl")
 _LINKED = frozenset(
     {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
 )
+# NVRTC does not find what CUDA's own header includes, and some C++ headers name the structure only.
+_TENSOR_MAP = (
+    "struct alignas(64) CUtensorMap_st { unsigned long long opaque[16]; }; "
+    "typedef struct CUtensorMap_st CUtensorMap;\n#line 1\n"
+)
+_HAS_TENSOR_MAP = re.compile(r"\bcuda\.h\b|\bCUtensorMap(_st\b|\s*[;{=])")
 _NAME = re.compile(r"(\w+)\s*\(")
 _ATTRIBUTE = re.compile(r"__\w+__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
 
@@ -178,7 +184,10 @@ def _compile(
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
         names = (definition.name,) if code is definition.code[0] else ()
-        return compiled(str(code.data), chosen, target=target, names=names)
+        text = str(code.data)
+        if "CUtensorMap" in text and not _HAS_TENSOR_MAP.search(text):
+            text = _TENSOR_MAP + text
+        return compiled(text, chosen, target=target, names=names)
 
     return _told(definition, code, options, "compile", work)
 

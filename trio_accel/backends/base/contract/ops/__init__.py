@@ -15,5 +15,6 @@ from .memory import *
 from .numeric import *
 from .random import *
 from .tensor import *
+from .tensor_maps import *
 
 _export(__name__)

@@ -14,6 +14,7 @@ from ..dtypes import DType
 from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status, updates, writes
 from ._asker import Asker
 from ._spec import OperationSpec, specification
+from .tensor_maps import TensorMap
 
 __all__ = [
     "RESULT_WORDS",
@@ -40,9 +41,9 @@ CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
 KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
 """Use of a parameter by a kernel; a scalar is passed by value."""
 
-KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"]
+KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"] | TensorMap
 """Arrays that a kernel takes: only those in C order without gaps; others as packed copies; with any
-strides."""
+strides; by a tensor map."""
 
 Dim3: TypeAlias = tuple[int, int, int]
 """Extents along x, y and z."""
@@ -110,7 +111,8 @@ class KernelDefinition:
         """Write it as a text; equal definitions have equal texts."""
         plain = {field.name: getattr(self, field.name) for field in attrs.fields(KernelDefinition)}
         plain["parameters"] = [
-            [each.name, each.role, each.dtype.value, each.ndim, each.layout] for each in self.parameters
+            [each.name, each.role, each.dtype.value, each.ndim, _layout_of(each.layout)]
+            for each in self.parameters
         ]
         plain["code"] = [[each.format, *_encoded(each.data), each.name] for each in self.code]
         plain["options"] = dict(self.options)
@@ -131,7 +133,7 @@ class KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
         plain = cast("dict[str, Any]", json.loads(text))
         plain["parameters"] = tuple(
-            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
+            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=_layout_of(layout))
             for name, role, dtype, ndim, layout in plain["parameters"]
         )
         plain["code"] = tuple(
@@ -207,6 +209,13 @@ def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
         offsets.append(start)
         end = start + dtype.itemsize
     return tuple(offsets), end
+
+
+def _layout_of(layout: Any) -> Any:
+    """Return plain values for a tensor map, and the other way round."""
+    if isinstance(layout, TensorMap):
+        return attrs.asdict(layout, recurse=False)
+    return TensorMap(**cast("dict[str, Any]", layout)) if isinstance(layout, dict) else layout
 
 
 def _encoded(data: str | bytes) -> tuple[str, str]:
