@@ -20,8 +20,7 @@ EDGE, TURN = 8, 0.03  # voxels of a brick along an edge; what the camera turns i
 # Nothing, water, sand, meadow, snow.
 PAINT = np.array([(0, 0, 0), (0.2, 0.45, 0.7), (0.9, 0.8, 0.55), (0.35, 0.6, 0.3), (0.95, 0.95, 1)])
 MARCH = """
-across = (i(1) + 0.5 - {width} / 2) / {height}
-up = 0.5 - (i(0) + 0.5) / {height}
+across = (i(1) + 0.5 - {width} / 2) / {height}; up = 0.5 - (i(0) + 0.5) / {height}
 at = vector(0.5 + 1.2*cos(turned), 0.5 + 1.2*sin(turned), 0.85) * {voxels}
 way = vector(-cos(turned) - across*sin(turned), across*cos(turned) - sin(turned), up - 0.6)
 way = where(abs(way) < 1e-9, 1e-9, way)
@@ -33,9 +32,7 @@ for k in range({limit}):
     place = floor(at + far*way)
     if min(place) < 0 or max(place) >= {voxels}:
         break
-    x = int(place.x)
-    y = int(place.y)
-    z = int(place.z)
+    x = int(place.x); y = int(place.y); z = int(place.z)
     brick = grid[x // {edge}, y // {edge}, z // {edge}]
     size = {edge}.0
     if brick >= 0:
@@ -59,10 +56,8 @@ blue = uint8(255 * where(seen, lit*paint[colour, 2], 0.9))
 async def step_of(grid: ta.AccelRef, voxels: ta.AccelRef, height: int) -> Step:
     """The step of a camera that goes around: images of shape (height, height * 3 / 2).
 
-    Args:
-        grid: The number of each brick, int32 of shape (n, n, n), -1 where it is empty.
-        voxels: Colours of the voxels of each brick, uint8 of shape (bricks, 8, 8, 8), 0 where they are empty.
-        height: Pixels.
+    The grid has the number of each brick, -1 where it is empty: int32 of shape (n, n, n). Voxels have their
+    colours, 0 where they are empty: uint8 of shape (bricks, 8, 8, 8).
     """
     n, width = grid.shape[0], height * 3 // 2
     text = MARCH.format(height=height, width=width, edge=EDGE, voxels=n * EDGE, limit=4 * n * EDGE)

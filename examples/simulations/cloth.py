@@ -28,38 +28,34 @@ STIFFNESS, SHARE, COMPLIANCE, KEPT, FALL = 0.1, 0.125, 1e-3, 0.9995, 0.01
 
 
 def make(*lines: str) -> ta.jit.Elementwise[tuple[ta.AccelRef, ...]]:
-    """An expression of the arrays of a state that it names; its results are new places."""
-    text = "; ".join(lines)
-    names = ("free", *"xyz") if "px" not in text else ("free", *"xyz", "px", "py", "pz")
+    """An expression of the places and the places before; its results are new places."""
+    text = "; ".join(["at = vector(x, y, z)", *lines, "nx = new.x; ny = new.y; nz = new.z"])
+    names = ("free", *"xyz", "px", "py", "pz") if "px" in text else ("free", *"xyz")
     return ta.jit.elementwise(text, inputs=names, outputs=("nx", "ny", "nz"), name="cloth")
 
 
 def pulls(n: int, strength: str) -> str:
-    """Text that adds up in fx, fy and fz what the springs of a particle of n x n ones pull."""
-    lines = list[str]()
+    """Text that adds up what the springs of a particle of n x n ones pull."""
+    lines = ["pull = vector(0.0, 0.0, 0.0)"]
     for k, (a, b) in enumerate(NEIGHBOURS):
-        at = f"[clip(i(0) + ({a}), 0, {n - 1}), clip(i(1) + ({b}), 0, {n - 1})]"
-        lines += [f"{c}{k} = {c}{at} - {c}" for c in "xyz"]
-        lines += [f"length{k} = sqrt(x{k}*x{k} + y{k}*y{k} + z{k}*z{k})"]
-        rest, is_inside = np.hypot(a, b) / (n - 1), f"0 <= i(0) + ({a}) < {n} and 0 <= i(1) + ({b}) < {n}"
-        pull = f"({strength.format(at=at)}) * (1 - {rest} / length{k})"
-        lines += [f"pull{k} = where({is_inside}, {pull}, 0)"]
-    lines += [f"f{c} = " + " + ".join(f"pull{k}*{c}{k}" for k in range(12)) for c in "xyz"]
+        there = f"[clip(i(0) + ({a}), 0, {n - 1}), clip(i(1) + ({b}), 0, {n - 1})]"
+        is_inside = f"0 <= i(0) + ({a}) < {n} and 0 <= i(1) + ({b}) < {n}"
+        lines += [f"d{k} = vector(x{there}, y{there}, z{there}) - at"]
+        share = f"{strength.format(there=there)} * (1 - {np.hypot(a, b) / (n - 1)} / length(d{k}))"
+        lines += [f"pull = pull + d{k} * where({is_inside}, {share}, 0)"]
     return "; ".join(lines)
 
 
 def step_of(free: ta.AccelRef, solver: str, *, kept: float = KEPT, radius: float = RADIUS) -> Step:
     """The step of particles that are free (1) or held (0): float64 of shape (n, n)."""
     n = free.shape[0]
-    fly = f"vx = (x - px)*{kept}; vy = (y - py)*{kept}; vz = (z - pz)*{kept} - {FALL / n / n}"
+    fly = f"speed = (at - vector(px, py, pz))*{kept} - vector(0, 0, {FALL / n / n})"
     # The ball pushes out what is in it.
-    out = "; ".join([f"d{c} = q{c} - ({at})" for c, at in zip("xyz", BALL, strict=True)])
-    out += f"; out = maximum(1, {radius} / sqrt(dx*dx + dy*dy + dz*dz)); "
-    out += "; ".join([f"n{c} = {at} + d{c}*out" for c, at in zip("xyz", BALL, strict=True)])
-    verlet = make(fly, pulls(n, "1"), *(f"q{c} = {c} + free*(v{c} + {STIFFNESS}*f{c})" for c in "xyz"), out)
-    foresee = make(fly, *(f"n{c} = {c} + free*v{c}" for c in "xyz"))
-    weights = f"{SHARE} * free / (free + free{{at}} + {COMPLIANCE})"
-    correct = make(pulls(n, weights), *(f"q{c} = {c} + f{c}" for c in "xyz"), out)
+    out = f"ball = vector{BALL}; out = new - ball; new = ball + out*maximum(1, {radius} / length(out))"
+    verlet = make(fly, pulls(n, "1"), f"new = at + free*(speed + {STIFFNESS}*pull)", out)
+    foresee = make(fly, "new = at + free*speed")
+    weight = f"{SHARE} * free / (free + free{{there}} + {COMPLIANCE})"
+    correct = make(pulls(n, weight), "new = at + pull", out)
 
     async def step(*state: ta.AccelRef) -> State:
         now, before = state[:3], state[3:]
