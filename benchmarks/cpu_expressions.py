@@ -192,7 +192,12 @@ def _compiled(loop: Function | None) -> Function | None:
 
 
 async def _row(
-    name: str, ask: Function, by_numpy: Function | None, loop: Function | None, arrays: Sequence[Numbers], outs: int = 1
+    name: str,
+    ask: Function,
+    by_numpy: Function | None,
+    loop: Function | None,
+    arrays: Sequence[Numbers],
+    outs: int = 1,
 ) -> None:
     """Measure by turns, and compare the results."""
     made = [np.empty_like(arrays[0]) for _ in range(outs)]
@@ -223,7 +228,9 @@ async def _row(
         equal = np.mean([np.mean(a == b) for a, b in zip(found, want if outs > 1 else [want], strict=True)])
         told += f"  equal to NumPy {equal:.2%}"
     if by_numba is not None:
-        apart = max(float(np.max(np.abs(np.subtract(a, b, dtype=float)))) for a, b in zip(found, made, strict=True))
+        apart = max(
+            float(np.max(np.abs(np.subtract(a, b, dtype=float)))) for a, b in zip(found, made, strict=True)
+        )
         told += f"  apart from Numba {apart:.1e}"
     columns = "  ".join(f"{each} {spent:7.3f} ({wall:7.3f})" for each, (spent, wall) in least.items())
     print(f"{name:30s}  {columns}{told}", flush=True)
@@ -250,7 +257,9 @@ async def main() -> None:
         smooth, by_numpy, loop = _bilateral()
         picture = rng.random((_HEIGHT, _WIDTH))
         image = await device.put(picture)
-        await _row("bilateral 240 x 320", lambda: smooth(image, shape=picture.shape), by_numpy, loop, [picture])
+        await _row(
+            "bilateral 240 x 320", lambda: smooth(image, shape=picture.shape), by_numpy, loop, [picture]
+        )
         for dtype in (np.float64, np.float32):
             x, y = (rng.random(_COUNT).astype(dtype) * 4 for _ in range(2))
             given = await device.put(x), await device.put(y)

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from ...base import AccelError
-from ...base.expressions._source import prelude
 from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
 
 Mode: TypeAlias = Literal["auto", "never", "always"]
@@ -59,7 +58,16 @@ kill -9 0
 
 
 class CompilerError(Exception):
-    """The compiler could not be run, or failed; its text says why."""
+    """The compiler could not be run, or failed; its text says why.
+
+    Args:
+        text: Why.
+        log: What the compiler wrote.
+    """
+
+    def __init__(self, text: str, log: str = "") -> None:
+        super().__init__(text)
+        self.log = log
 
 
 @attrs.frozen
@@ -81,13 +89,14 @@ class Compiler:
         """Its name and version, for people."""
         return f"{' '.join(self.command)}: {self.version}"
 
-    def key(self, text: str, options: tuple[str, ...]) -> bytes:
-        """Return the key of a text: code for another processor would end the process."""
+    def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
+        """Return the key of a text and its headers: code for another processor would end the process."""
         return code_key(
             kind="cpu",
             text=text,
             compiler=(*self.command, self.version),
             options=(*self.options, *options),
+            headers=headers,
             machine=machine(),
         )
 
@@ -126,7 +135,7 @@ def _run(folder: Path, arguments: tuple[str, ...], limit: float) -> bytes:
         status = os.read(said, 16).decode().strip()
         if status != "0":
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-            raise CompilerError(f"it ended with {status}: {log[-4000:].strip()}")
+            raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}", log)
         return (folder / "made.so").read_bytes()
 
 
@@ -142,6 +151,12 @@ def machine() -> tuple[str, ...]:
     lines = [line.partition(":") for line in whole.partition("\n\n")[0].splitlines()]
     told = [f"{name.strip()}:{text}" for name, _, text in lines if name.strip() in wanted]
     return (platform.machine(), library, *told)
+
+
+@functools.cache
+def has_fma() -> bool:
+    """Tell whether the processor multiplies and adds with one rounding: functions of our own need that."""
+    return platform.machine() != "x86_64" or " fma " in f"{' '.join(machine())} "
 
 
 def mode() -> Mode:
@@ -182,14 +197,6 @@ def _find(named: str, path: str) -> Compiler | None:
             more += (_WIDE,)
         return Compiler(command, version, (*OPTIONS, *more))
     return None
-
-
-@functools.cache
-def head() -> str:
-    """Return what each text of expressions begins with: the language of GPUs for a processor."""
-    here = Path(__file__).parent
-    before, _, behind = (here / "processor.h").read_text(encoding="utf-8").partition("//PRELUDE\n")
-    return f"{before}{prelude()}\n{behind}"
 
 
 @attrs.define(eq=False)

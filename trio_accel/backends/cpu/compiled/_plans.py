@@ -22,8 +22,8 @@ from ...base.expressions import SCALAR_BYTES, SpecializedExpression, Step, Typed
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
-from ._compiler import Entry, compile_text, compiler, mode
-from ._text import Access, RowLayout, elementwise_text, scatter_text
+from ._compiler import Entry, compile_text, compiler, has_fma, mode
+from ._text import VECTOR, Access, RowLayout, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[None]"
@@ -34,22 +34,22 @@ _WORTH = 1 << 29
 _SHARE = 1 << 26
 # Elements of a share are a multiple of this, so that no two threads write to one line of a cache.
 _LINE = 64
+# A loop counts as so many steps.
+_ROUNDS = 64
 _MOST_PLANS = 4096
 _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
 
 # These have NumPy's bits, and the others of real numbers only.
 _EXACT = frozenset(
     "argument constant index load cast where negative positive conjugate real imag add subtract equal not_equal "
-    "logical_not logical_and logical_or logical_xor isnan isinf isfinite".split()
+    "logical_not logical_and logical_or logical_xor isnan isinf isfinite carried loop break end result".split()
 )
 _EXACT_REAL = frozenset(
     "multiply divide sqrt absolute fabs sign floor ceil trunc rint maximum minimum fmax fmin square reciprocal less "
     "less_equal greater greater_equal signbit copysign fmod floor_divide remainder nextafter bitwise_and bitwise_or "
     "bitwise_xor invert left_shift right_shift gcd lcm".split()
 )
-VECTOR: frozenset[str] = frozenset()
-"""Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
-_VECTORS = (DType.float32, DType.float64)
+_VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
 @attrs.define(eq=False)
@@ -170,7 +170,9 @@ def elementwise(spec: ElementwiseSpec, call: Call) -> bool:
     entry = plan.find()
     is_done = entry is not None and not (plan.is_checked and _is_in_place(spec))
     if entry is not None and is_done:
-        addresses = [call.at(array) for array in (*spec.results, *spec.arrays, *(spec.loaded or spec.results[:1]))]
+        addresses = [
+            call.at(array) for array in (*spec.results, *spec.arrays, *(spec.loaded or spec.results[:1]))
+        ]
         is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
     counts.add(is_done)
     return is_done
@@ -228,7 +230,12 @@ def _make(spec: Spec) -> Plan:
     else:
         text = partial(elementwise_text, spec.expression, layout)
     numbers = [*shape, *(step for steps in strides for step in steps)]
-    numbers += [number for array in spec.loaded for pair in zip(array.shape, array.strides, strict=True) for number in pair] or [0]
+    numbers += [
+        number
+        for array in spec.loaded
+        for pair in zip(array.shape, array.strides, strict=True)
+        for number in pair
+    ] or [0]
     scalars = sum(not argument.is_array for argument in decoded.arguments)
     addresses = len(arrays) + max(len(spec.loaded), 1)
     count = math.prod(shape)
@@ -236,7 +243,8 @@ def _make(spec: Spec) -> Plan:
         text=text,
         is_exact=is_exact,
         count=count,
-        weight=count * sum(step.dtype.itemsize for step in typed.steps),
+        weight=count
+        * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
         is_checked=bool(typed.checked and typed.loads),
@@ -261,7 +269,8 @@ def _is_vector(typed: TypedExpression, chosen: str) -> bool:
     others = [step for step in typed.steps if not _is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
-    return chosen == "always" or bool(typed.loads) or len(others) > 1
+    is_long = bool(typed.loads) or any(step.function == "loop" for step in typed.steps) or len(others) > 1
+    return has_fma() and (chosen == "always" or is_long)
 
 
 def _is_aligned(array: ArraySpec) -> bool:

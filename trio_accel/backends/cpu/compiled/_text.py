@@ -8,7 +8,8 @@ a loop of their own, with plain pointers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import attrs
@@ -17,13 +18,25 @@ from ...base.contract.dtypes import DType
 from ...base.contract.ops import Reduce
 from ...base.expressions import Argument, SpecializedExpression, Step, TypedExpression, places_of
 from ...base.expressions import _source as source
-from ._compiler import head
 
 Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
+# The C names of functions of our own (D188).
+_SAME = "exp exp2 expm1 log log2 log10 log1p sinh cosh tanh hypot".split()
+_OWN: Mapping[str, str] = {name: name for name in _SAME} | {
+    "power": "pow",
+    "arctan": "atan",
+    "arctan2": "atan2",
+}
+# Of these a loop calls a function of vectors.
+_FAR = ("sin", "cos")
+VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
+"""Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
+
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
+_OF_LOOPS = ("carried", "loop", "break", "end", "result")
 _BOUNDS = ("remainder", "minimum", "maximum")
 _WHOLE = {DType.int64: "", DType.int32: "2147483647"}
 
@@ -43,6 +56,34 @@ class RowLayout:
     dense: tuple[tuple[bool, ...], ...] = ()
 
 
+@functools.cache
+def head(called: frozenset[str] = frozenset()) -> str:
+    """Return what each text begins with: the language of GPUs for a processor, and functions of our own.
+
+    Args:
+        called: The functions that the text calls.
+    """
+    here = Path(__file__).parent
+    before, _, behind = (here / "processor.h").read_text(encoding="utf-8").partition("//PRELUDE\n")
+    lines = [before]
+    if called & VECTOR:
+        lines.append((here / "functions.h").read_text(encoding="utf-8"))
+        far = sorted(called & frozenset(_FAR))
+        for name in far:
+            lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
+        lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
+                  for name in _OWN.values() for suffix in ("", "f")]  # fmt: skip
+        # Behind all others: these are names in them.
+        lines += [f"#define {name}{suffix} own_{name}{suffix}"
+                  for name in (*_OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
+    return "\n".join((*lines, source.prelude(), behind))
+
+
+def called_by(typed: TypedExpression) -> frozenset[str]:
+    """Return the functions of our own that an expression calls."""
+    return VECTOR & {step.function for step in typed.steps}
+
+
 @functools.lru_cache(256)
 def elementwise_text(expression: str, layout: RowLayout) -> str:
     """Write the source of an expression of each element.
@@ -56,7 +97,7 @@ def elementwise_text(expression: str, layout: RowLayout) -> str:
     loops = [rows.loop("row_anywhere", is_cold=bool(rows.plain))]
     if rows.plain:
         loops.append(rows.loop("row_inside", is_inside=True))
-    return "\n".join((head(), rows.structure(), *loops, rows.whole("row_anywhere"), _RUN))
+    return "\n".join((rows.structure(), *loops, rows.whole("row_anywhere"), _RUN))
 
 
 @functools.lru_cache(256)
@@ -78,13 +119,27 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     checks = [f"bad |= is_outside(t{typed.outputs[axis]}, e{axis});" for axis in axes
               if decoded.typed.steps[decoded.typed.steps[load].steps[axis]].function != "index"]  # fmt: skip
     steps = [f"reached(t{typed.outputs[axis]}, e{axis}, f{axis})" for axis in axes]
-    made = source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}")) if reduce != "set" else f"t{value}"
+    made = (
+        source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}"))
+        if reduce != "set"
+        else f"t{value}"
+    )
     store = [f"char *const at = (char *){' + '.join(('q0', *steps))};",
              f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};" if reduce != "set" else "",
              f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
     loops = [rows.loop("row_checked", stores=checks), rows.loop("row_stored", stores=store, in_order=True)]
     whole = rows.whole("a.pass ? row_stored : row_checked")
-    return "\n".join((head(), rows.structure(), *loops, whole, _RUN))
+    return "\n".join((rows.structure(), *loops, whole, _RUN))
+
+
+def _depths(steps: Sequence[Step]) -> list[int]:
+    """Count, for each step, the loops that are around it."""
+    found, depth = list[int](), 0
+    for step in steps:
+        depth -= step.function == "end"
+        found.append(depth)
+        depth += step.function == "loop"
+    return found
 
 
 class Rows:
@@ -131,16 +186,62 @@ class Rows:
             else:
                 self._taken.append("")
             self._is_element.append(is_element and layout.access[array] != "same")
+        self._depths = _depths(typed.steps)
         self._varies, self._is_of_indices = list[bool](), list[bool]()
-        for step in typed.steps:
-            self._varies.append(self._begins_row(step) or any(self._varies[one] for one in step.steps))
-            is_value = step.function == "load" or (step.function == "argument" and self._varies[-1])
+        for number, step in enumerate(typed.steps):
+            given = [self._varies[one] for one in step.steps if one < number]
+            self._varies.append(self._begins_row(step) or any(given))
+            is_value = step.function in ("load", *_OF_LOOPS) or (
+                step.function == "argument" and self._varies[-1]
+            )
             self._is_of_indices.append(not is_value and all(self._is_of_indices[one] for one in step.steps))
+        # Whether a value is another one along the row; and whether it stands in the loop of the row.
+        self._differs = self._find_differing()
+        self._vary_loops()
+        # The breaks of each loop.
+        self._breaks: dict[int, list[int]] = {}
+        for number, step in enumerate(typed.steps):
+            if step.function == "break":
+                self._breaks.setdefault(step.steps[0], []).append(number)
         self.plain: dict[int, tuple[int, str]] = {}
         self._conditions: list[Condition] = []
         for number, step in enumerate(typed.steps):
             if step.function == "load":
                 self._find_plain(number, step)
+
+    def _find_differing(self) -> list[bool]:
+        """Tell of each step whether elements of a row have other values of it; a loop counts for all of them alike."""
+        found, before = list(self._varies), list[bool]()
+        while found != before:
+            before = list(found)
+            for number, step in enumerate(self._typed.steps):
+                given = step.steps[:1] if step.function == "loop" else step.steps
+                found[number] = self._begins_row(step) or any(found[one] for one in given)
+                if step.function in ("break", "end"):
+                    values = step.steps[2 if step.function == "break" else 1 :]
+                    carried = self._typed.steps[step.steps[0]].steps[2:]
+                    for one, value in zip(carried, values, strict=True):
+                        found[one] |= found[value]
+        return found
+
+    def _vary_loops(self) -> None:
+        """Have all steps of a loop vary along the row where one does: it is in the loop of the row, or ahead of it."""
+        steps = self._typed.steps
+        for number, step in enumerate(steps):
+            if step.function != "loop" or self._depths[number]:
+                continue
+            end = int(step.value.real)
+            whole = [*step.steps[2:], *range(number, end + 1)]
+            if any(self._varies[one] for one in (*whole, *step.steps)):
+                for one in (*whole, *(n for n in range(end, len(steps)) if steps[n].steps[1:] == (end,))):
+                    self._varies[one] = True
+        for number in range(len(steps)):
+            # What depends on a loop comes behind it.
+            self._varies[number] |= any(self._varies[one] for one in steps[number].steps if one < number)
+
+    def _is_ahead(self, number: int) -> bool:
+        """Tell whether a value is there before the loop of a row."""
+        return not self._varies[number] and not self._depths[number]
 
     def _place(self, array: int) -> str:
         size = self._dtypes[array].itemsize
@@ -157,7 +258,7 @@ class Rows:
         return step.function == "index" and self._axis(step) == self._last
 
     def _find_plain(self, number: int, step: Step) -> None:
-        varying = [axis for axis, index in enumerate(step.steps) if self._varies[index]]
+        varying = [axis for axis, index in enumerate(step.steps) if self._differs[index]]
         found = self._shift_of(step.steps[varying[0]]) if len(varying) == 1 else None
         if found is not None:
             shift, conditions = found
@@ -177,7 +278,7 @@ class Rows:
         if step.function == "add" and not self._varies[first]:
             first, others = others[0], [first]
         found = self._shift_of(first) if self._varies[first] else None
-        if found is None or any(self._varies[other] for other in others):
+        if found is None or not all(map(self._is_ahead, others)):
             return None
         shift, conditions = found
         if step.function == "cast" and self._typed.steps[first].dtype in _WHOLE:
@@ -196,9 +297,10 @@ class Rows:
         return shift, conditions
 
     def structure(self) -> str:
-        """C++ of the structure of arguments; `form` packs it."""
+        """C++ of what a text begins with, and of the structure of arguments."""
         arrays, axes = max(len(self._dtypes), 1), self._layout.axes
-        return f"""enum {{ AXES = {axes}, ARRAYS = {len(self._dtypes)} }};
+        return f"""{head(called_by(self._typed))}
+enum {{ AXES = {axes}, ARRAYS = {len(self._dtypes)} }};
 struct Arguments {{
     char *p[{arrays}];
     char *q[{max(len(self._loaded), 1)}];
@@ -228,6 +330,7 @@ struct Arguments {{
             if number in needed:
                 continue
             needed.add(number)
+            left += self._breaks.get(number, ())
             skipped = self.plain[number][0] if is_inside and number in self.plain else None
             left += [one for axis, one in enumerate(self._typed.steps[number].steps) if axis != skipped]
         return needed
@@ -239,6 +342,9 @@ struct Arguments {{
             if number not in needed:
                 continue
             where = inside if self._varies[number] else before
+            if of_loop := source.loop_lines(number, self._typed.steps):
+                where += of_loop
+                continue
             if step.function == "index":
                 value = "k" if self._axis(step) == self._last else f"x{self._axis(step)}"
             elif step.function == "load":
@@ -250,9 +356,7 @@ struct Arguments {{
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
         return before, inside
 
-    def _load(
-        self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool
-    ) -> str:
+    def _load(self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool) -> str:
         """C++ of a load; what its place has before the loop goes there, and checks where they belong."""
         array = self._loaded.index(int(step.value.real))
         same, parts = [f"q{array}"], list[str]()
@@ -263,10 +367,10 @@ struct Arguments {{
                 parts.append(f"k * {size}")
                 same.append(f"{self.plain[number][1]} * {size}")
                 continue
-            varies = self._varies[index]
-            (parts if varies else same).append(f"reached(t{index}, e{extent}, f{extent})")
+            is_ahead = self._is_ahead(index)
+            (same if is_ahead else parts).append(f"reached(t{index}, e{extent}, f{extent})")
             if self._typed.checked and self._typed.steps[index].function != "index":
-                (where if varies else before).append(f"bad |= is_outside(t{index}, e{extent});")
+                (before if is_ahead else where).append(f"bad |= is_outside(t{index}, e{extent});")
         before.append(f"const char *const r{number} = {' + '.join(same)};")
         return source.load(step.dtype, " + ".join((f"r{number}", *parts)))
 
@@ -316,9 +420,7 @@ struct Arguments {{
         if not self.plain:
             return f"{start}    return ({anywhere})(a, p, x, first, end);\n}}"
         before, _ = self.statements(set(range(len(self._typed.steps))), is_inside=False)
-        bounds = dict.fromkeys(
-            line for condition in self._conditions for line in _bounds(*condition)
-        )
+        bounds = dict.fromkeys(line for condition in self._conditions for line in _bounds(*condition))
         return f"""{start}    i64 bad = 0;
 {source.indented(chr(10).join((*self._locals(), *before)), 4)}
     i64 low = first, high = end;
