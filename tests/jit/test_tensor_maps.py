@@ -114,6 +114,20 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: READS("float32", layout=MAP(box=(4, 36), swizzle="128B")),
         r"a multiple of 16 bytes, and at most 128 with swizzle='128B' \(boxDim\[0\]\); box \(4, 36\)",
     ),
+    "row of channels": (
+        lambda: READS("float32", layout=MAP(box=(4, 4, 6), interleave="16B")),
+        r"a row of the box must be a multiple of 16 bytes \(boxDim\[0\]\)",
+    ),
+    # A driver took neither this one nor any other of more bytes, of 20 000 sets of parameters, but for some
+    # with steps, whose boxes no block has room for either.
+    "shared memory": (
+        lambda: READS("float64", layout=MAP(box=(56, 143, 4))),
+        r"must fit into the 232448 bytes of shared memory .* box \(56, 143, 4\) of float64 takes 256256",
+    ),
+    "shared memory, by steps": (
+        lambda: READS("float64", layout=MAP(box=(256, 256, 2), element_strides=(2, 2, 8))),
+        r"of float64 takes 262144",
+    ),
     "complex128": (
         lambda: READS("complex128", layout=MAP(box=4)),
         r"a tensor map has elements of 1 to 8 bytes \(tensorDataType\), got complex128",

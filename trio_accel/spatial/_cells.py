@@ -11,9 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import argsort, cumulative_sum
-from ..arrays import max as greatest
-from ..arrays import min as least
+from .. import arrays
 from ..arrays._checks import check_real, placed
 from ..arrays._selection import Count
 from ..devices import AccelRef, Operand
@@ -24,6 +22,7 @@ __all__ = ["CellList", "cell_list"]
 
 _NAME = "spatial.cell_list"
 _Floats: TypeAlias = npt.NDArray[np.float64]
+_Each: TypeAlias = "float | Sequence[float]"
 # Cells have numbers of 32 bits, and so has what lies outside.
 _MOST = (1 << 31) - 2
 
@@ -46,11 +45,11 @@ class CellList(NamedTuple):
 @composed
 async def cell_list(
     points: Operand,
-    size: float | Sequence[float],
+    size: _Each,
     *,
-    low: float | Sequence[float] | None = None,
-    shape: int | Sequence[int] | None = None,
-    box: float | Sequence[float] | None = None,
+    low: _Each | None = None,
+    shape: _Each | None = None,
+    box: _Each | None = None,
 ) -> CellList:
     """Sort points by the cells of a grid: those of cell c are ``order[starts[c]:starts[c + 1]]``.
 
@@ -95,7 +94,7 @@ async def cell_list(
     if box is not None:
         if shape is not None:
             raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
-        corner = numbers(_NAME, "low", low or 0.0, axes, is_positive=False)
+        corner = numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
         periods = numbers(_NAME, "box", box, axes)
         # What should be a whole number may be a little less.
         extents = np.maximum(np.floor(periods / sizes + 1e-9), 1)
@@ -108,7 +107,7 @@ async def cell_list(
         extents = numbers(_NAME, "shape", shape, axes)
     else:
         raise ValueError(f"{_NAME}: low and shape must be given together")
-    total, cells = math.prod(extents), tuple(extents.astype(np.int64).tolist())
+    total, cells = math.prod(extents.tolist()), tuple(map(int, extents.tolist()))
     if total > _MOST or tuple(extents) != cells:
         told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
@@ -117,8 +116,8 @@ async def cell_list(
     grid = (corner.tolist(), sizes.tolist(), cells)
     places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
     counts = await points.device.ask(Count(_NAME, places, None, None, int(total) + 1))
-    starts = await cumulative_sum(counts, include_initial=True)
-    return CellList(await argsort(places), starts[:-1], *map(tuple, grid))
+    starts = await arrays.cumulative_sum(counts, include_initial=True)
+    return CellList(await arrays.argsort(places), starts[:-1], *map(tuple, grid))
 
 
 async def bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
@@ -129,7 +128,7 @@ async def bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
     """
     if not points.shape[0]:
         return np.zeros(points.shape[1]), np.zeros(points.shape[1])
-    ends = [(await one(points, axis=0).to_host()).astype(np.float64) for one in (least, greatest)]
+    ends = [(await one(points, axis=0).to_host()).astype(np.float64) for one in (arrays.min, arrays.max)]
     if not np.isfinite(ends).all():
         raise ValueError(f"{name}: points must be finite, got coordinates from {ends[0]} to {ends[1]}")
     return ends[0], ends[1]

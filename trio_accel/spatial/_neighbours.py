@@ -5,34 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
 
-from ..arrays import cumulative_sum
+from .. import arrays
 from ..arrays._checks import placed
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
 from ._cells import bounds, cell_list, check_points, numbers
 
-__all__ = ["NeighbourLists", "neighbours"]
+__all__ = ["neighbours"]
 
 _Numbers: TypeAlias = npt.NDArray[Any]
 _NAME = "spatial.neighbours"
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
 _READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
-
-
-class NeighbourLists(NamedTuple):
-    """The neighbours of each point; see `neighbours`."""
-
-    starts: AccelRef
-    """Where those of each point begin, and where the last ones end, of int64."""
-    indices: AccelRef
-    """Indices of the neighbours, of int64, ascending for each point."""
 
 
 _kernel = Kernel(
@@ -66,7 +57,7 @@ def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: 
 @composed
 async def neighbours(
     points: Operand, radius: float, *, box: float | Sequence[float] | None = None
-) -> NeighbourLists:
+) -> tuple[AccelRef, AccelRef]:
     """Find the other points within a radius of each: those of i are ``indices[starts[i]:starts[i + 1]]``.
 
     Distances are computed in float64; a pair whose distance is the radius but for rounding may be there or
@@ -81,7 +72,7 @@ async def neighbours(
             image.
 
     Returns:
-        The lists, in the form of compressed sparse rows.
+        Starts and indices of compressed sparse rows, of int64. The indices of a point ascend.
 
     Raises:
         TypeError: The points are no array, or complex; or `radius` or `box` is no number.
@@ -106,7 +97,7 @@ async def neighbours(
     counts = (
         (await _kernel(count, axes, reach, False, count, *given, cells.starts))[0] if count else cells.order
     )
-    starts = await cumulative_sum(counts, include_initial=True)
+    starts = await arrays.cumulative_sum(counts, include_initial=True)
     total = int(await starts[-1].item())
     found = (await _kernel(count, axes, reach, True, total, *given, starts))[0] if total else cells.order[:0]
-    return NeighbourLists(starts, found)
+    return starts, found

@@ -6,7 +6,7 @@ import ast
 import functools
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -211,7 +211,7 @@ class _Parser:
                     self._refuse_statement(statement)
 
     def _refuse_statement(self, statement: ast.stmt) -> NoReturn:
-        told = {
+        told: dict[type[ast.stmt], str] = {
             ast.While: "a loop needs a bound: for k in range(1000): ... if not condition: break",
             ast.Continue: "continue is not allowed: write the rest under if not condition",
             ast.Expr: "a result that no name is given to",
@@ -307,10 +307,13 @@ class _Parser:
         local = {each for each in stored if each not in known and each not in self.reads}
         self._forget(local, "is assigned only in the loop: give it a value before")
         self._known -= local
+        if not self.unread:
+            # The loop alone reads what it assigns.
+            self.unread.update(dict.fromkeys(each for each in self.assigned if each in stored - local))
         self._forget({name}, "is the index of the loop, and has no value behind it")
 
     @contextmanager
-    def _loop(self, target: ast.expr, over: ast.expr, depth: int) -> Iterator[str]:
+    def _loop(self, target: ast.expr, over: ast.expr, depth: int) -> Generator[str]:
         """Take the statements within as the body of a loop."""
         if not isinstance(target, ast.Name):
             self._refuse("a loop has one index: for k in range(n)", target)

@@ -438,7 +438,8 @@ class _Typist:
             return number
         if number in self._starts:
             dtype = kind.carrier if isinstance(kind, Weak) else kind
-            return self._step(Step("constant", dtype, (), identity_of(self._starts[number], dtype)), kind)
+            reduce = {"any": "max", "all": "min"}.get(self._starts[number], self._starts[number])
+            return self._step(Step("constant", dtype, (), identity_of(reduce, dtype)), kind)
         if isinstance(kind, Weak):
             return self._step(Step("cast", kind.carrier, (number,)), kind)
         return self._convert(number, kind, place)

@@ -6,6 +6,7 @@ Its rules are those of `cuTensorMapEncodeTiled` in the driver's manual. The driv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, cast
 
@@ -20,6 +21,8 @@ MAP_BYTES = 128
 """Bytes of a tensor map, which the kernel gets by value."""
 
 _MOST_AXES, _MOST_BOX, _MOST_STEP = 5, 256, 8
+# The manual does not name this rule. A driver refuses such boxes, too, but not all.
+_MOST_BYTES = 227 << 10
 # The numbers of these in the driver are their places here.
 _TYPES = "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16"
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -50,7 +53,8 @@ class TensorMap:
     pointer: ``const __grid_constant__ CUtensorMap x``. Its PTX instructions, such as
     ``cp.async.bulk.tensor``, name boxes by the coordinates of their first elements. Axes are in the order of
     the array's shape here; the instructions take coordinates in the reverse order. The map has the array's
-    strides, which may have gaps but for the last axis.
+    strides, which may have gaps but for the last axis. The coordinate along that axis is a multiple of 16
+    bytes, below zero too: an H100 ends the context at another one with "illegal instruction".
 
     Elements of a box that lie outside of the array are `fill` when they are read, and are not written. bool,
     int8, int16, float8 and complex64, which the driver does not know, are copied as unsigned numbers.
@@ -115,12 +119,22 @@ class TensorMap:
             raise TypeError(f"a tensor map has elements of 1 to 8 bytes (tensorDataType), got {dtype}")
         if self.fill == "nan" and "float" not in kind:
             raise TypeError(f"fill='nan' must be of floating-point elements (oobFill), got {dtype}")
-        span = int(self.swizzle[:-1]) if self.swizzle else row
-        if self.interleave is None and (row % 16 or row > span):
-            most = f", and at most {span} with swizzle={self.swizzle!r}" if self.swizzle else ""
+        span = int(self.swizzle[:-1]) if self.swizzle and self.interleave is None else row
+        if row % 16 or row > span:
+            most = f", and at most {span} with swizzle={self.swizzle!r}" if span < row else ""
             raise ValueError(
                 f"a row of the box must be a multiple of 16 bytes{most} (boxDim[0]); box {self.box} of "
                 f"{dtype} has {row}"
+            )
+        # The step along the last axis counts with interleaved channels alone.
+        steps = list(self.element_strides or (1,) * len(self.box))
+        steps[-1] = steps[-1] if self.interleave else 1
+        loaded = [-(-each // step) for each, step in zip(self.box, steps, strict=True)]
+        taken = dtype.itemsize * math.prod(loaded)
+        if taken > _MOST_BYTES:
+            raise ValueError(
+                f"a box must fit into the {_MOST_BYTES} bytes of shared memory that a block has at most; box "
+                f"{self.box} of {dtype} takes {taken}"
             )
         return _TYPES.index(kind), *[each.index(getattr(self, name)) for name, each in _CHOICES.items()]
 
