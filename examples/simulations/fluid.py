@@ -84,13 +84,17 @@ async def step_of(source: ta.AccelRef, viscosity: float = VISCOSITY) -> Step:
     return step
 
 
-async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """Still air, and a source of smoke at the bottom that is a little uneven."""
+def source_of(size: int, seed: int) -> np.ndarray:
+    """Smoke at the bottom, a little uneven."""
     down, right = np.indices((size, size)) / size
     uneven = 1 + 0.1 * np.random.default_rng(seed).standard_normal((size, size))
-    source = np.exp(-((down - 0.92) ** 2 + (right - 0.5) ** 2) / 0.03**2) * uneven
+    return np.clip(np.exp(-((down - 0.92) ** 2 + (right - 0.5) ** 2) / 0.03**2) * uneven, 0, 1)
+
+
+async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
+    """Still air, and a source of smoke."""
     still = [await device.put(np.zeros((size, size))) for _ in range(3)]
-    return tuple(still), await step_of(await device.put(np.clip(source, 0, 1)))
+    return tuple(still), await step_of(await device.put(source_of(size, seed)))
 
 
 def picture(_: np.ndarray, __: np.ndarray, smoke: np.ndarray) -> np.ndarray:

@@ -69,16 +69,21 @@ def moments(*flows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rho, v, u
 
 
-async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """A cylinder in a stream, of shape (size, 3 size), which a little noise keeps from being symmetric."""
+def cylinder(size: int) -> tuple[np.ndarray, float]:
+    """Kinds of the nodes of a channel with a cylinder in it, (size, 3 size), and the rate of relaxation."""
     down, right = np.indices((size, 3 * size))
     diameter = size / 6
     kind = np.where(np.hypot(down - size / 2, right - size / 2) < diameter / 2, SOLID, FLUID)
     kind[:, 0] = INLET
+    return kind.astype(np.uint8), 1 / (3 * SPEED * diameter / REYNOLDS + 0.5)
+
+
+async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
+    """A stream around a cylinder, which a little noise keeps from being symmetric."""
+    kind, omega = cylinder(size)
     noise = 1e-3 * np.random.default_rng(seed).standard_normal(kind.shape)
     flows = equilibrium(np.ones(kind.shape), noise, np.where(kind == SOLID, 0.0, SPEED))
-    omega = 1 / (3 * SPEED * diameter / REYNOLDS + 0.5)
-    step = step_of(await device.put(kind.astype(np.uint8)), omega)
+    step = step_of(await device.put(kind), omega)
     return tuple([await device.put(flow) for flow in flows]), step
 
 

@@ -38,8 +38,9 @@ for r in range(maximum(row - 1, 0), minimum(row + 2, cells)):
         apart = at - vector(y[j], x[j])
         squared = dot(apart, apart)
         if squared > 0 and squared < 1:
-            closing = dot(vector(v[j], u[j]) - speed, apart) / squared
-            force += apart * ({STIFFNESS}*(1/sqrt(squared) - 1) + {DAMPING}*closing)
+            part = 1 / sqrt(squared)
+            closing = dot(vector(v[j], u[j]) - speed, apart) * part * part
+            force += apart * ({STIFFNESS}*(part - 1) + {DAMPING}*closing)
 speed += force
 new = at + speed
 held = clip(new, 0.0, cells - 1e-6)

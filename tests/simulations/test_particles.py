@@ -26,8 +26,9 @@ def by_python(grains: np.ndarray, cells: int, fall: float) -> np.ndarray:
             dy, dx = y - there, x - along
             squared = dy * dy + dx * dx
             if 0 < squared < 1:
-                closing = ((lower - v) * dy + (beside - u) * dx) / squared
-                push = particles.STIFFNESS * (1 / math.sqrt(squared) - 1) + particles.DAMPING * closing
+                part = 1 / math.sqrt(squared)
+                closing = ((lower - v) * dy + (beside - u) * dx) * part * part
+                push = particles.STIFFNESS * (part - 1) + particles.DAMPING * closing
                 down, right = down + dy * push, right + dx * push
         for axis, (place, speed) in enumerate(((y, v + down), (x, u + right))):
             held = min(max(place + speed, 0.0), cells - 1e-6)
