@@ -89,6 +89,9 @@ def picture(x: np.ndarray, y: np.ndarray, z: np.ndarray, *_: np.ndarray) -> np.n
     return lit([cloth, 0.95 * RADIUS * ball + np.reshape(BALL, (3, 1, 1))], [(200, 75, 50), (100, 130, 180)])
 
 
+SIMULATION = Simulation(start=start, picture=picture)
+
+
 def main() -> int:
     """Returns the exit code."""
     parser = command(__doc__, size=32, steps=200)

@@ -47,7 +47,7 @@ async def test_filters_are_as_by_scipy(device: ta.Device) -> None:
 @pytest.mark.stand_in
 async def test_video_is_as_by_scipy(device: ta.Device) -> None:
     height, width = 24, 32
-    light = np.zeros((height, width, 3))
+    light = np.zeros((3, height, width))
     there = await put(device, np.asarray(7.0), light.astype(np.float32), np.zeros(light.shape, np.uint8))
     time, found, screen = await walk(video.step_of(height, width), there, 3)
     rows, columns = np.indices((height, width))
@@ -56,17 +56,17 @@ async def test_video_is_as_by_scipy(device: ta.Device) -> None:
     for frame in range(3):
         t = 7 + video.TIME * (frame + 1)
         at = [turned.imag + down, turned.real + right]
-        planes = [ndimage.map_coordinates(light[..., c], at, order=1, mode="nearest") for c in range(3)]
-        light = video.KEPT * np.stack(planes, axis=-1)
+        planes = [ndimage.map_coordinates(light[c], at, order=1, mode="nearest") for c in range(3)]
+        light = video.KEPT * np.stack(planes)
         for k in range(video.LIGHTS):
             y = (rows + 0.5) / height - 0.5 - 0.4 * np.sin((1 + 0.31 * k) * t + k)
             x = (columns + 0.5 - width / 2) / height - 0.7 * np.cos((0.7 + 0.23 * k) * t + 2 * k)
             colour = 0.6 + 0.5 * np.cos(2.1 * np.arange(3) + k)
-            light += np.exp(-900 * (x * x + y * y))[..., None] * colour
-    glow = np.maximum(ndimage.correlate1d(light, video.BLUR, axis=0, mode="nearest") - video.LEAST, 0)
-    glow = ndimage.correlate1d(glow, video.BLUR, axis=1, mode="nearest")
+            light += np.exp(-900 * (x * x + y * y)) * colour[:, None, None]
+    glow = np.maximum(ndimage.correlate1d(light, video.BLUR, axis=1, mode="nearest") - video.LEAST, 0)
+    glow = ndimage.correlate1d(glow, video.BLUR, axis=2, mode="nearest")
     dark = 1.1 - 1.6 * (((columns + 0.5) / width - 0.5) ** 2 + ((rows + 0.5) / height - 0.5) ** 2)
-    wanted = 255 * np.clip(dark[..., None] * (1 - np.exp(-1.5 * (light + glow))), 0, 1)
+    wanted = 255 * np.clip(dark * (1 - np.exp(-1.5 * (light + glow))), 0, 1)
     assert time == pytest.approx(t)
     np.testing.assert_allclose(found, light, rtol=1e-4, atol=1e-6)
     assert light.max() > 0.5
