@@ -8,8 +8,7 @@ import typing as _typing
 from .._names import export as _export
 from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
 from ..devices.operations._named import named as _named
-from ._cells import *
-from ._neighbours import *
+from ._points import *
 
 _export(__name__)
 

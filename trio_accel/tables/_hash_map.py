@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import attrs
@@ -39,7 +38,7 @@ class LookupResult(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class _Contents:
-    """Arrays that are never written to again.
+    """Arrays that are never written to again (D191).
 
     Attributes:
         slots: Keys and stamps, a row for each slot; the last one is that of the key `EMPTY`.
@@ -67,11 +66,10 @@ _stamped = Elementwise[AccelRef](
 )  # fmt: skip
 
 
-@functools.cache
-def _looked_up(dtype: str) -> Elementwise[tuple[AccelRef, AccelRef]]:
-    text = "found = place >= 0; values = where(found, v[place], default)"
-    inputs, outputs = ("place", "v", "default"), ("values", "found")
-    return Elementwise(text, inputs=inputs, outputs=outputs, dtypes={"values": dtype}, operation=_NAME)
+_looked_up = Elementwise[tuple[AccelRef, AccelRef]](
+    "found = place >= 0; values = where(found, v[place], default)",
+    inputs=("place", "v", "default"), outputs=("values", "found"), operation=_NAME,
+)  # fmt: skip
 
 
 class HashMap:
@@ -119,15 +117,14 @@ class HashMap:
     def __init__(self, device: Device, capacity: int, dtype: DTypeLike = "int64") -> None:
         check_device("HashMap", device)
         self.device: Device = device
+        _slots(capacity)
         self.capacity: int = capacity
         self.dtype: DType = DType.of(dtype)
-        self._slots = _slots(capacity)
         self._contents: _Contents | None = None
         self._turn = trio.Lock()
 
     def __repr__(self) -> str:
-        told = f"{len(self)} of {self.capacity} keys, values of {self.dtype}"
-        return f"<HashMap {told}, on {self.device.name}>"
+        return f"<HashMap {len(self)} of {self.capacity} keys, values {self.dtype}, on {self.device.name}>"
 
     def __len__(self) -> int:
         return self._contents.count if self._contents else 0
@@ -135,7 +132,7 @@ class HashMap:
     @property
     def load_factor(self) -> float:
         """Its keys as a share of its slots."""
-        return len(self) / self._slots
+        return len(self) / _slots(self.capacity)
 
     @composed
     async def insert(self, keys: Operand, values: Operand) -> int:
@@ -163,10 +160,9 @@ class HashMap:
             old = await self._now()
             if not keys.size:
                 return 0
-            added = await self._vector(keys)
-            if old.used + added.size > self.capacity:
-                old = await self._with_room(old, added)
-            self._contents = made = await self._inserted(old, added, await self._vector(values))
+            if old.used + keys.size > self.capacity:
+                old = await self._with_room(old, keys)
+            self._contents = made = await self._inserted(old, keys, values)
             return made.count - old.count
 
     @composed
@@ -185,7 +181,9 @@ class HashMap:
         """
         other, now = element(_NAME, "default", default, self.dtype), await self._now()
         [place] = await FIND(keys.size, now.mask, now.slots, keys)
-        return LookupResult(*await _looked_up(self.dtype.value)(place, now.values, other))
+        # A truth value beside whole numbers would be one of these.
+        other = bool(other) if self.dtype is DType.bool else other
+        return LookupResult(*await _looked_up(place, now.values, other))
 
     @composed
     async def erase(self, keys: Operand) -> int:
@@ -234,12 +232,14 @@ class HashMap:
             old = await self._now()
             if old.count > most:
                 raise self._full(f"{old.count} keys", most)
-            self._contents = await self._rehashed(old, slots)
-            self.capacity, self._slots = most, slots
+            made = await self._rehashed(old, slots)
+            # Ctrl-C may come in between: there are always enough slots.
+            self.capacity = min(self.capacity, most)
+            self._contents, self.capacity = made, most
 
     async def _now(self) -> _Contents:
         if self._contents is None:
-            made = await self._empty(self._slots)
+            made = await self._empty(_slots(self.capacity))
             # Another task may have been faster.
             self._contents = self._contents or made
         return self._contents
@@ -248,18 +248,15 @@ class HashMap:
         slots = await self.device.full((count + 1, 2), EMPTY, "int64")
         return _Contents(slots=slots, values=await self.device.zeros(count + 1, self.dtype))
 
-    async def _vector(self, given: Operand) -> AccelRef:
-        array: Any = given
-        return await reshape(array if isinstance(array, AccelRef) else await self.device.put(array), -1)
-
     async def _stamped(self, old: _Contents, keys: Operand, first: int) -> tuple[AccelRef, int]:
         """Insert or erase keys: slots, and how many keys they have."""
         [slots] = await STAMP(keys.size, old.mask, old.slots, keys, first)
         return slots, int(await count_nonzero(slots[:, 1] > 0).item())
 
-    async def _inserted(self, old: _Contents, keys: AccelRef, values: AccelRef) -> _Contents:
+    async def _inserted(self, old: _Contents, keys: Operand, values: Any) -> _Contents:
         slots, count = await self._stamped(old, keys, old.stamp)
-        made = await _stamped(slots, values, old.values, old.stamp)
+        flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
+        made = await _stamped(slots, flat, old.values, old.stamp)
         used = old.used + count - old.count
         return _Contents(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
 
@@ -271,7 +268,7 @@ class HashMap:
         made = await self._empty(count)
         return await self._inserted(made, *await self._taken(old)) if old.count else made
 
-    async def _with_room(self, old: _Contents, keys: AccelRef) -> _Contents:
+    async def _with_room(self, old: _Contents, keys: Operand) -> _Contents:
         """Find how many keys are new, and take slots back if those that are free do not suffice."""
         [place] = await FIND(keys.size, old.mask, old.slots, keys)
         missing = await compress(place < 0, keys)
@@ -281,7 +278,7 @@ class HashMap:
             _, new = await self._stamped(await self._empty(_slots(new)), missing, 1)
         if old.count + new > self.capacity:
             raise self._full(f"{new} new keys beside {old.count}", self.capacity)
-        return await self._rehashed(old, self._slots) if old.used + new > self.capacity else old
+        return await self._rehashed(old, _slots(self.capacity)) if old.used + new > self.capacity else old
 
     def _full(self, what: str, capacity: int) -> TableFullError:
         told = f"{what} are more than the capacity {capacity}; rehash() with a larger one makes room"

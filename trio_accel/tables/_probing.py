@@ -49,7 +49,7 @@ def hash_stamp(n: int, mask: int, slots: _Words, keys: _Words, first: int) -> No
     """Compute `STAMP`."""
     places = _places_of(keys, slots, mask, claims=first > 0)
     if first > 0:
-        # Of several stamps for one slot the last one stays.
+        # The last one of several stamps for one slot stays.
         slots[places, 1] = first + np.arange(n)
     else:
         slots[places[places >= 0], 1] = 0

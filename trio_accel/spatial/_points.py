@@ -1,4 +1,4 @@
-"""Points by the cells of a regular grid: a counting sort, made of functions of arrays."""
+"""Points by the cells of a regular grid, made of functions of arrays, and their neighbours."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial import cKDTree
 
 from .. import arrays
 from ..arrays._checks import check_real, placed
@@ -17,14 +19,26 @@ from ..arrays._selection import Count
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise
+from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
 
-__all__ = ["CellList", "cell_list"]
+__all__ = ["CellList", "cell_list", "neighbours"]
 
-_NAME = "spatial.cell_list"
+_NAME, _NEAR = "spatial.cell_list", "spatial.neighbours"
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Each: TypeAlias = "float | Sequence[float]"
 # Cells have numbers of 32 bits, and so has what lies outside.
 _MOST = (1 << 31) - 2
+_SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
+_READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
+_kernel = Kernel(
+    "neighbours", Path(__file__).with_name("neighbours.cu").read_text(encoding="utf-8"),
+    parameters={
+        **{name: scalar(dtype) for name, dtype in _SCALARS.items()},
+        **{name: reads(dtype) for name, dtype in _READ.items()},
+        "out": writes("int64", shape=lambda total: total),
+    },
+    grid=lambda n: cdiv(n, 128), block=128, options=CompileOptions(fma=False), cpu=f"{__name__}:by_tree",
+)  # fmt: skip
 
 
 class CellList(NamedTuple):
@@ -89,29 +103,29 @@ async def cell_list(
         NotSupportedError: See `arrays.argsort`.
     """
     [points] = await placed(_NAME, points=points)
-    axes = check_points(_NAME, points)
-    sizes = numbers(_NAME, "size", size, axes)
+    axes = _check_points(_NAME, points)
+    sizes = _numbers(_NAME, "size", size, axes)
     if box is not None:
         if shape is not None:
             raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
-        corner = numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
-        periods = numbers(_NAME, "box", box, axes)
-        # What should be a whole number may be a little less.
+        corner = _numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
+        periods = _numbers(_NAME, "box", box, axes)
+        # A quotient that should be a whole number may be a little less.
         extents = np.maximum(np.floor(periods / sizes + 1e-9), 1)
         sizes = periods / extents
     elif low is None and shape is None:
-        corner, high = await bounds(_NAME, points)
+        corner, high = await _bounds(_NAME, points)
         extents = np.floor((high - corner) / sizes) + 1
     elif low is not None and shape is not None:
-        corner = numbers(_NAME, "low", low, axes, is_positive=False)
-        extents = numbers(_NAME, "shape", shape, axes)
+        corner = _numbers(_NAME, "low", low, axes, is_positive=False)
+        extents = _numbers(_NAME, "shape", shape, axes)
     else:
         raise ValueError(f"{_NAME}: low and shape must be given together")
     total, cells = math.prod(extents.tolist()), tuple(map(int, extents.tolist()))
     if total > _MOST or tuple(extents) != cells:
         told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
-    # A radix sort of 16 bits is the fastest.
+    # A radix sort of 16 bits is the fastest (D191).
     made = _cells(axes, box is not None, "uint16" if total < 1 << 16 else "int32")
     grid = (corner.tolist(), sizes.tolist(), cells)
     places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
@@ -120,7 +134,73 @@ async def cell_list(
     return CellList(await arrays.argsort(places), starts[:-1], *map(tuple, grid))
 
 
-async def bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
+@composed
+async def neighbours(
+    points: Operand, radius: float, *, box: float | Sequence[float] | None = None
+) -> tuple[AccelRef, AccelRef]:
+    """Find the other points within a radius of each: those of i are ``indices[starts[i]:starts[i + 1]]``.
+
+    Distances are computed in float64; a pair whose distance is the radius but for rounding may be there or
+    not. On a GPU each point looks at the cells around it, see `cell_list`; on the CPU backend SciPy's
+    `cKDTree` finds the pairs. The host reads how many there are, and without a box the least and greatest
+    coordinates.
+
+    Args:
+        points: The points, real and finite, of shape (n, d), with d from 1 to 3.
+        radius: The largest distance, positive.
+        box: Periods of a periodic box, one for all axes or one for each: the distance is that to the nearest
+            image.
+
+    Returns:
+        Starts and indices of compressed sparse rows, of int64. The indices of a point ascend.
+
+    Raises:
+        TypeError: The points are no array, or complex; or `radius` or `box` is no number.
+        ValueError: The points have another shape or are not finite, or `radius` or `box` is not finite and
+            positive.
+        NotSupportedError: See `arrays.argsort`.
+    """
+    [points] = await placed(_NEAR, points=points)
+    axes, count = _check_points(_NEAR, points), points.shape[0]
+    [reach] = _numbers(_NEAR, "radius", radius, 1).tolist()
+    points = await points.cast("float64")
+    low, high = await _bounds(_NEAR, points)
+    extents = high - low if box is None else _numbers(_NEAR, "box", box, axes)
+    # So rounding moves no point further than to the next cell. There are not many more cells than points.
+    size = min(max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300), 1e300)
+    while math.prod(extents // size + 1) > 4 * count + 64:
+        size *= 2
+    chosen: Any = {"low": low, "shape": extents // size + 1} if box is None else {"box": extents}
+    cells = await cell_list(points, size, **chosen)
+    grid = np.array([cells.low, cells.size, cells.shape, 0 * extents if box is None else extents])
+    given = (points, cells.order, cells.starts, grid)
+    counts = (
+        (await _kernel(count, axes, reach, False, count, *given, cells.starts))[0] if count else cells.order
+    )
+    starts = await arrays.cumulative_sum(counts, include_initial=True)
+    total = int(await starts[-1].item())
+    found = (await _kernel(count, axes, reach, True, total, *given, starts))[0] if total else cells.order[:0]
+    return starts, found
+
+
+def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: npt.NDArray[Any]) -> None:
+    """Compute it on the CPU backend, where SciPy's tree needs no cells."""
+    points, _, _, (low, _, _, box), _, out = arrays
+    if box.any():
+        points = (points - low) % box
+        # A coordinate that is a little below 0 rounds to the upper end.
+        points[points >= box] = 0.0
+    tree = cKDTree(points, compact_nodes=False, balanced_tree=False, boxsize=box if box.any() else None)
+    pairs = tree.query_pairs(radius, output_type="ndarray").astype(np.int64)
+    if lists:
+        both = np.concatenate([pairs @ [n, 1], pairs @ [1, n]])
+        both.sort()
+        out[:] = both % n
+    else:
+        out[:] = np.bincount(pairs.reshape(-1), minlength=n)
+
+
+async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
     """Read the least and the greatest coordinates along each axis; no points are at 0.
 
     Raises:
@@ -134,7 +214,7 @@ async def bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
     return ends[0], ends[1]
 
 
-def check_points(name: str, points: AccelRef) -> int:
+def _check_points(name: str, points: AccelRef) -> int:
     """Return of how many coordinates points are.
 
     Raises:
@@ -147,7 +227,7 @@ def check_points(name: str, points: AccelRef) -> int:
     return points.shape[1]
 
 
-def numbers(name: str, argument: str, given: Any, axes: int, *, is_positive: bool = True) -> _Floats:
+def _numbers(name: str, argument: str, given: Any, axes: int, *, is_positive: bool = True) -> _Floats:
     """Take a number for each axis, or one for all.
 
     Raises:
@@ -168,7 +248,7 @@ def _cells(axes: int, is_periodic: bool, dtype: str) -> Elementwise[AccelRef]:
     """Make the expression of the cell of a point; those outside are in one more."""
     places = range(axes)
     steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in places]
-    # Those at the upper end may round to it.
+    # A place below the upper end may round to it.
     wrapped = "floor(minimum(f{a} - floor(f{a} / n{a}) * n{a}, n{a} - 1))"
     steps += [f"c{a} = " + (wrapped if is_periodic else "floor(f{a})").format(a=a) for a in places]
     inside = " & ".join(f"(c{a} >= 0) & (c{a} < n{a})" for a in places)

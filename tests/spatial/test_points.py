@@ -120,6 +120,45 @@ async def test_neighbours_on_a_lattice(device: ta.Device) -> None:
         assert indices.size == pairs
 
 
+# Springs between particles in a periodic box of cells with the extent 1, by 27 ranges for each particle.
+SPRINGS = """
+f = 0.0
+for c in range(27):
+    a = (int(floor(x[i(0), 0])) + c // 9 + n - 1) % n
+    b = (int(floor(x[i(0), 1])) + c // 3 % 3 + n - 1) % n
+    cell = (a * n + b) * n + (int(floor(x[i(0), 2])) + c % 3 + n - 1) % n
+    f = f + sum(
+        maximum(1 - sqrt(
+            ((x[i(0), 0] - x[order[k], 0] + n * 1.5) % n - n * 0.5) ** 2
+            + ((x[i(0), 1] - x[order[k], 1] + n * 1.5) % n - n * 0.5) ** 2
+            + ((x[i(0), 2] - x[order[k], 2] + n * 1.5) % n - n * 0.5) ** 2
+        ), 0) * ((x[i(0), i(1)] - x[order[k], i(1)] + n * 1.5) % n - n * 0.5)
+        for k in range(starts[cell], starts[cell + 1])
+    )
+"""
+springs = ta.jit.elementwise(SPRINGS, inputs=("x", "order", "starts", "n"), outputs=("f",))
+
+
+async def test_forces_by_ranges_of_cells(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
+    points = RNG.random((300, 3)) * 6
+    away = (points[:, None] - points + 9) % 6 - 3
+    expected = np.sum(np.maximum(1 - np.linalg.norm(away, axis=2, keepdims=True), 0) * away, axis=1)
+    found: list[Array] = []
+    async with system.open_device(BACKEND, options=options) as device:
+        x = await device.put(points)
+        for step in ("spatial.cell_list", "jit.elementwise", ""):
+            if step:
+                inject_fault(device, step, kill=True)
+            cells = await cell_list(x, 1.0, box=6.0)
+            (forces,) = await springs(x, cells.order, cells.starts, 6, shape=x.shape)
+            found.append(await forces.to_host())
+        assert device.generation == 3
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12, atol=1e-14)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 async def test_a_loss_in_the_middle(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
     points = some(300, 3)
