@@ -1,14 +1,16 @@
 """Expressions of the CPU backend beside NumPy and Numba: `python -m benchmarks.cpu_expressions`.
 
-Milliseconds of processor time, and of wall time in brackets: the least of several calls, by turns in one process. Numba
-is left out where it is not installed. `TRIO_ACCEL_CPU_COMPILED=never` measures NumPy's executor.
+Milliseconds of processor time for a step, and of wall time in brackets: the least of several turns in one
+process. Numba is left out where it is not installed. `TRIO_ACCEL_CPU_COMPILED=never` measures NumPy alone.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,16 +24,17 @@ Function: TypeAlias = Callable[..., Any]
 
 _TIMES = 11
 _COUNT = 10**7
-_SIDE, _LATTICE, _CLOTH, _HEIGHT, _WIDTH = 512, 256, 128, 240, 320
+SIDE, LATTICE, CLOTH, HEIGHT, WIDTH = 512, 256, 128, 240, 320
 _AROUND = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if a or b]
 _STEPS = [(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1)]
-_WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
+WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
 _SPRINGS = [*_AROUND, (0, 2), (0, -2), (2, 0), (-2, 0)]
 _NEAR = [(a, b) for a in range(-2, 3) for b in range(-2, 3)]
 
 
-def _life() -> tuple[Any, Function, Function]:
-    total = " + ".join(f"x[(i(0) + {a}) % {_SIDE}, (i(1) + {b}) % {_SIDE}]" for a, b in _AROUND)
+def life() -> tuple[Any, Function, Function]:
+    """Make a step of Conway's Game of Life on a torus: an expression, the same by NumPy, and for Numba."""
+    total = " + ".join(f"x[(i(0) + {a}) % {SIDE}, (i(1) + {b}) % {SIDE}]" for a, b in _AROUND)
     text = f"n = {total}; c = x[i(0), i(1)]; r = uint8((n == 3) | ((n == 2) & (c == 1)))"
 
     def by_numpy(x: Numbers) -> Numbers:
@@ -51,34 +54,34 @@ def _life() -> tuple[Any, Function, Function]:
     return jit.elementwise(text, inputs=("x",)), by_numpy, loop
 
 
-def _boltzmann() -> tuple[Any, Function, Function]:
-    lines = [f"g{k} = f{k}[(i(0) - {a}) % {_LATTICE}, (i(1) - {b}) % {_LATTICE}]"
+def boltzmann() -> tuple[Any, Function, Function]:
+    """Make a step of a flow on a lattice, streaming and collision, likewise."""
+    lines = [f"g{k} = f{k}[(i(0) - {a}) % {LATTICE}, (i(1) - {b}) % {LATTICE}]"
              for k, (a, b) in enumerate(_STEPS)]  # fmt: skip
     lines += ["rho = " + " + ".join(f"g{k}" for k in range(9))]
     lines += ["u = (" + " + ".join(f"{a}*g{k}" for k, (a, _) in enumerate(_STEPS) if a) + ") / rho"]
     lines += ["v = (" + " + ".join(f"{b}*g{k}" for k, (_, b) in enumerate(_STEPS) if b) + ") / rho"]
     lines += ["q = 1 - 1.5*(u*u + v*v)"]
-    for k, ((a, b), weight) in enumerate(zip(_STEPS, _WEIGHTS, strict=True)):
+    for k, ((a, b), weight) in enumerate(zip(_STEPS, WEIGHTS, strict=True)):
         lines += [f"c{k} = {a}*u + {b}*v"]
         lines += [f"o{k} = g{k} + 1.7*({weight}*rho*(q + 3*c{k} + 4.5*c{k}*c{k}) - g{k})"]
     names = [f"f{k}" for k in range(9)], [f"o{k}" for k in range(9)]
-    steps, weights = np.array(_STEPS), np.array(_WEIGHTS)
+    steps, weights = np.array(_STEPS), np.array(WEIGHTS)
 
     def by_numpy(*f: Numbers) -> Numbers:
         g = [np.roll(one, step, (0, 1)) for one, step in zip(f, _STEPS, strict=True)]
         rho = sum(g[1:], g[0])
         u = sum(a * one for one, (a, _) in zip(g, _STEPS, strict=True) if a) / rho
         v = sum(b * one for one, (_, b) in zip(g, _STEPS, strict=True) if b) / rho
-        q, made = 1 - 1.5 * (u * u + v * v), []
-        for one, (a, b), weight in zip(g, _STEPS, _WEIGHTS, strict=True):
+        q, made = 1 - 1.5 * (u * u + v * v), list[Numbers]()
+        for one, (a, b), weight in zip(g, _STEPS, WEIGHTS, strict=True):
             c = a * u + b * v
             made.append(one + 1.7 * (weight * rho * (q + 3 * c + 4.5 * c * c) - one))
         return made
 
-    def loop(f0: Numbers, f1: Numbers, f2: Numbers, f3: Numbers, f4: Numbers, f5: Numbers, f6: Numbers, f7: Numbers,
-             f8: Numbers, *out: Numbers) -> None:  # fmt: skip
-        height, width = f0.shape
-        f = (f0, f1, f2, f3, f4, f5, f6, f7, f8)
+    def loop(*arrays: Numbers) -> None:
+        f, out = arrays[:9], arrays[9:]
+        height, width = f[0].shape
         g = np.empty(9)
         for i in range(height):
             for j in range(width):
@@ -99,9 +102,9 @@ def _boltzmann() -> tuple[Any, Function, Function]:
     return jit.elementwise("; ".join(lines), inputs=names[0], outputs=names[1]), by_numpy, loop
 
 
-def _cloth() -> tuple[Any, Function]:
-    """Make one step of Verlet of a cloth: twelve springs of each mass, gravity, a row that is held."""
-    most, lines = _CLOTH - 1, [f"{axis} = {axis}0[i(0), i(1)]" for axis in "xyz"]
+def cloth() -> tuple[Any, Function]:
+    """Make a step of Verlet of a cloth, twelve springs of each mass and a row that is held, and for Numba."""
+    most, lines = CLOTH - 1, [f"{axis} = {axis}0[i(0), i(1)]" for axis in "xyz"]
     for k, (a, b) in enumerate(_SPRINGS):
         place = f"clip(i(0) + {a}, 0, {most}), clip(i(1) + {b}, 0, {most})"
         inside = f"(i(0) + {a} >= 0) & (i(0) + {a} <= {most}) & (i(1) + {b} >= 0) & (i(1) + {b} <= {most})"
@@ -115,8 +118,8 @@ def _cloth() -> tuple[Any, Function]:
     names = [f"{axis}{n}" for n in range(2) for axis in "xyz"]
     springs, rest = np.array(_SPRINGS), np.array([(a * a + b * b) ** 0.5 / most for a, b in _SPRINGS])
 
-    def loop(x0: Numbers, y0: Numbers, z0: Numbers, x1: Numbers, y1: Numbers, z1: Numbers, ox: Numbers, oy: Numbers,
-             oz: Numbers) -> None:  # fmt: skip
+    def loop(*arrays: Numbers) -> None:
+        x0, y0, z0, x1, y1, z1, ox, oy, oz = arrays
         size = x0.shape[0]
         for i in range(size):
             for j in range(size):
@@ -140,10 +143,11 @@ def _cloth() -> tuple[Any, Function]:
     return jit.elementwise("; ".join(lines), inputs=names, outputs=("ox", "oy", "oz")), loop
 
 
-def _bilateral() -> tuple[Any, Function, Function]:
+def bilateral() -> tuple[Any, Function, Function]:
+    """Make a bilateral filter of 5 x 5, likewise."""
     lines = ["c = x[i(0), i(1)]"]
     for k, (a, b) in enumerate(_NEAR):
-        lines += [f"t{k} = x[clip(i(0) + {a}, 0, {_HEIGHT - 1}), clip(i(1) + {b}, 0, {_WIDTH - 1})]"]
+        lines += [f"t{k} = x[clip(i(0) + {a}, 0, {HEIGHT - 1}), clip(i(1) + {b}, 0, {WIDTH - 1})]"]
         lines += [f"w{k} = exp({-(a * a + b * b) / 8} - 50*(t{k} - c)*(t{k} - c))"]
     above, below = (" + ".join(each.format(k) for k in range(len(_NEAR))) for each in ("w{0}*t{0}", "w{0}"))
     lines += [f"r = ({above}) / ({below})"]
@@ -151,7 +155,7 @@ def _bilateral() -> tuple[Any, Function, Function]:
     def by_numpy(x: Numbers) -> Numbers:
         wide, above, below = np.pad(x, 2, mode="edge"), 0.0, 0.0
         for a, b in _NEAR:
-            near = wide[2 + a : 2 + a + _HEIGHT, 2 + b : 2 + b + _WIDTH]
+            near = wide[2 + a : 2 + a + HEIGHT, 2 + b : 2 + b + WIDTH]
             weight = np.exp(-(a * a + b * b) / 8 - 50 * (near - x) ** 2)
             above, below = above + weight * near, below + weight
         return above / below
@@ -172,68 +176,76 @@ def _bilateral() -> tuple[Any, Function, Function]:
     return jit.elementwise("; ".join(lines), inputs=("x",)), by_numpy, loop
 
 
-_FUSED: dict[str, tuple[Function, str]] = {
-    "2.5*x + y": (lambda x, y: 2.5 * x + y, "c * x[k] + y[k]"),
-    "sqrt(x*x + y*y)": (lambda x, y: np.sqrt(x * x + y * y), "np.sqrt(x[k] * x[k] + y[k] * y[k])"),
-    "exp(-x)*sin(y) + x*y": (
-        lambda x, y: np.exp(-x) * np.sin(y) + x * y,
-        "np.exp(-x[k]) * np.sin(y[k]) + x[k] * y[k]",
-    ),
-}
+def _axpy(x: Numbers, y: Numbers) -> Numbers:
+    return 2.5 * x + y
+
+
+def _length(x: Numbers, y: Numbers) -> Numbers:
+    return np.sqrt(x * x + y * y)
+
+
+def _waves(x: Numbers, y: Numbers) -> Numbers:
+    return np.exp(-x) * np.sin(y) + x * y
+
+
+# An expression, the same by NumPy, and an element of it for Numba.
+_FUSED: Sequence[tuple[str, Function, str]] = (
+    ("2.5*x + y", _axpy, "c * x[k] + y[k]"),
+    ("sqrt(x*x + y*y)", _length, "np.sqrt(x[k] * x[k] + y[k] * y[k])"),
+    ("exp(-x)*sin(y) + x*y", _waves, "np.exp(-x[k]) * np.sin(y[k]) + x[k] * y[k]"),
+)
 
 
 def _compiled(loop: Function | None) -> Function | None:
     """Compile by Numba, where it is installed."""
-    try:
-        import numba
-    except ImportError:
+    if loop is None or importlib.util.find_spec("numba") is None:
         return None
-    return None if loop is None else numba.njit(loop)
+    made: Function = importlib.import_module("numba").njit(loop)
+    return made
 
 
 async def _row(
-    name: str,
-    ask: Function,
-    by_numpy: Function | None,
-    loop: Function | None,
-    arrays: Sequence[Numbers],
-    outs: int = 1,
-) -> None:
-    """Measure by turns, and compare the results."""
-    made = [np.empty_like(arrays[0]) for _ in range(outs)]
-    by_numba = _compiled(loop)
-    calls: dict[str, Function | None] = {
-        "NumPy": by_numpy and (lambda: by_numpy(*arrays)), "Numba": by_numba and (lambda: by_numba(*arrays, *made)),
-    }  # fmt: skip
-    least = {each: (float("nan"), float("nan")) for each in ("NumPy", "Numba", "trio_accel")}
-    kept: Any = None
-    for number in range(_TIMES):
-        for each in least:
-            call = calls.get(each)
-            if each != "trio_accel" and call is None:
-                continue
-            start, wall = time.process_time(), time.perf_counter()
-            if call is None:
-                kept = await ask()
-            else:
-                call()
-            spent = (time.process_time() - start) * 1e3, (time.perf_counter() - wall) * 1e3
-            if number:
-                least[each] = tuple(map(np.fmin, least[each], spent))
-    refs = kept if isinstance(kept, (list, tuple)) else [kept]
+    name: str, ask: Function, by_numpy: Function | None, loop: Function | None, arrays: Sequence[Numbers],
+    steps: int = 1,
+) -> None:  # fmt: skip
+    """Measure by turns of so many steps, and compare the results."""
+    refs = await _listed(ask)
     found = [await ref.to_host() for ref in refs]
-    told = ""
+    made, by_numba = [np.empty_like(one) for one in found], _compiled(loop)
+    calls: dict[str, Function | None] = {
+        "NumPy": by_numpy and (lambda: by_numpy(*arrays)),
+        "Numba": by_numba and (lambda: by_numba(*arrays, *made)),
+        "trio_accel": ask,
+    }
+    columns: list[str] = []
+    spent = {each: list[tuple[float, float]]() for each in calls}
+    for _ in range(_TIMES):
+        for each, call in calls.items():
+            start, wall = time.process_time(), time.perf_counter()
+            for _ in range(steps if call is not None else 0):
+                assert call is not None
+                kept = call()
+                if each == "trio_accel":
+                    kept = await kept
+            spent[each].append((time.process_time() - start, time.perf_counter() - wall))
+    for each, call in calls.items():
+        if call is not None:
+            processor, wall = (min(one) * 1e3 / steps for one in zip(*spent[each][1:], strict=True))
+            columns.append(f"{each} {processor:7.3f} ({wall:7.3f})")
     if by_numpy is not None:
-        want = by_numpy(*arrays)
-        equal = np.mean([np.mean(a == b) for a, b in zip(found, want if outs > 1 else [want], strict=True)])
-        told += f"  equal to NumPy {equal:.2%}"
+        wanted = by_numpy(*arrays)
+        pairs = zip(found, wanted if len(found) > 1 else [wanted], strict=True)
+        equal = sum(float(np.mean(a == b)) for a, b in pairs) / len(found)
+        columns.append(f"equal to NumPy {equal:.2%}")
     if by_numba is not None:
-        apart = max(
-            float(np.max(np.abs(np.subtract(a, b, dtype=float)))) for a, b in zip(found, made, strict=True)
-        )
-        told += f"  apart from Numba {apart:.1e}"
-    columns = "  ".join(f"{each} {spent:7.3f} ({wall:7.3f})" for each, (spent, wall) in least.items())
-    print(f"{name:30s}  {columns}{told}", flush=True)
+        apart = [np.abs(np.subtract(a, b, dtype=float)).max() for a, b in zip(found, made, strict=True)]
+        columns.append(f"apart from Numba {max(apart):.1e}")
+    print(f"{name:30s}", "  ".join(columns), flush=True)  # noqa: T201  # it is a program
+
+
+async def _listed(ask: Function) -> list[ta.AccelRef]:
+    made = await ask()
+    return [made] if isinstance(made, ta.AccelRef) else [*made]
 
 
 async def main() -> None:
@@ -241,34 +253,33 @@ async def main() -> None:
     rng = np.random.default_rng(0)
     os.environ.setdefault("TRIO_ACCEL_CPU_COMPILED", "always")
     async with ta.open_system("measure") as system, system.open_device("cpu") as device:
-        step, by_numpy, loop = _life()
-        cells = (rng.random((_SIDE, _SIDE)) < 0.3).astype(np.uint8)
+        step, by_numpy, loop = life()
+        cells = (rng.random((SIDE, SIDE)) < 0.3).astype(np.uint8)
         put = await device.put(cells)
-        await _row("life 512 x 512", lambda: step(put, shape=cells.shape), by_numpy, loop, [cells])
-        flow, by_numpy, loop = _boltzmann()
-        f = [weight * (1 + 0.01 * rng.normal(size=(_LATTICE, _LATTICE))) for weight in _WEIGHTS]
+        await _row("life 512 x 512", lambda: step(put, shape=cells.shape), by_numpy, loop, [cells], 20)
+        flow, by_numpy, loop = boltzmann()
+        f = [weight * (1 + 0.01 * rng.normal(size=(LATTICE, LATTICE))) for weight in WEIGHTS]
         fs = [await device.put(one) for one in f]
-        await _row("lattice Boltzmann 256 x 256", lambda: flow(*fs, shape=f[0].shape), by_numpy, loop, f, 9)
-        verlet, loop = _cloth()
-        x, y = np.meshgrid(*[np.linspace(0, 1, _CLOTH)] * 2, indexing="ij")
-        places = [*(one + 0.001 * rng.normal(size=x.shape) for one in (x, y, 0 * x))] * 2
+        name = "lattice Boltzmann 256 x 256"
+        await _row(name, lambda: flow(*fs, shape=f[0].shape), by_numpy, loop, f, 20)
+        verlet, loop = cloth()
+        square = np.meshgrid(*[np.linspace(0, 1, CLOTH)] * 2, indexing="ij")
+        places = [one + 0.001 * rng.normal(size=one.shape) for one in (*square, 0 * square[0])] * 2
         ps = [await device.put(one) for one in places]
-        await _row("cloth 128 x 128", lambda: verlet(*ps, shape=x.shape), None, loop, places, 3)
-        smooth, by_numpy, loop = _bilateral()
-        picture = rng.random((_HEIGHT, _WIDTH))
+        await _row("cloth 128 x 128", lambda: verlet(*ps, shape=places[0].shape), None, loop, places, 20)
+        smooth, by_numpy, loop = bilateral()
+        picture = rng.random((HEIGHT, WIDTH))
         image = await device.put(picture)
-        await _row(
-            "bilateral 240 x 320", lambda: smooth(image, shape=picture.shape), by_numpy, loop, [picture]
-        )
+        name = "bilateral 240 x 320"
+        await _row(name, lambda: smooth(image, shape=picture.shape), by_numpy, loop, [picture], 5)
         for dtype in (np.float64, np.float32):
             x, y = (rng.random(_COUNT).astype(dtype) * 4 for _ in range(2))
             given = await device.put(x), await device.put(y)
-            for text, (function, body) in _FUSED.items():
+            for text, function, body in _FUSED:
                 space: dict[str, Any] = {"np": np, "c": dtype(2.5)}
-                exec(f"def loop(x, y, out):\n for k in range(x.size): out[k] = {body}", space)
-                fused = jit.elementwise(text, inputs=("x", "y"))
-                name = f"{np.dtype(dtype).name} {text}"
-                await _row(name, lambda fused=fused: fused(*given), function, space["loop"], [x, y])
+                exec(f"def loop(x, y, out):\n for k in range(x.size): out[k] = {body}", space)  # noqa: S102
+                ask = partial(jit.elementwise(text, inputs=("x", "y")), *given)
+                await _row(f"{np.dtype(dtype).name} {text}", ask, function, space["loop"], [x, y])
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ _WIDE = "-mprefer-vector-width=512"
 _LIMIT = 30.0
 # After so many failures, one behind another, the compiler is not asked again.
 _MOST_FAILURES = 3
-# Its folder is $0. When the process that asks is done, or is no more, the line ends: then the compiler is ended
-# with all that it has started, and nothing is left of its files.
+# Its folder is $0. When the process that asks is done, or is no more, the line ends: then the compiler is
+# ended with all that it has started, and nothing is left of its files.
 _SCRIPT = """
 (cd "$0" && "$@" >log 2>&1 </dev/null; echo $?) &
 trap '' TERM
@@ -55,6 +55,35 @@ kill 0
 rm -rf "$0" || rm -rf "$0"
 kill -9 0
 """
+
+
+@attrs.define(eq=False)
+class Counts:
+    """How often each executor ran, since the process began.
+
+    Attributes:
+        compiled: Operations of compiled code.
+        by_numpy: Operations of NumPy.
+        kernels: Kernels that were compiled, or found in the disk cache.
+    """
+
+    compiled: int = 0
+    by_numpy: int = 0
+    kernels: int = 0
+
+    def add(self, is_compiled: bool) -> None:
+        """Count an operation."""
+        if is_compiled:
+            self.compiled += 1
+        else:
+            self.by_numpy += 1
+
+    def now(self) -> tuple[int, int]:
+        """Return the kernels, and the operations of compiled code."""
+        return self.kernels, self.compiled
+
+
+counts = Counts()
 
 
 class CompilerError(Exception):
@@ -87,7 +116,7 @@ class Compiler:
     @property
     def title(self) -> str:
         """Its name and version, for people."""
-        return f"{' '.join(self.command)}: {self.version}"
+        return self.version or " ".join(self.command)
 
     def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
         """Return the key of a text and its headers: code for another processor would end the process."""
@@ -119,7 +148,7 @@ def _run(folder: Path, arguments: tuple[str, ...], limit: float) -> bytes:
     """Run a compiler in a folder, and return the library that it makes there."""
     environment = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
     environment |= {"TMPDIR": str(folder), "LC_ALL": "C"}
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  # the user's own compiler
         ("/bin/sh", "-c", _SCRIPT, folder, *arguments),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment, start_new_session=True,
@@ -156,7 +185,11 @@ def machine() -> tuple[str, ...]:
 @functools.cache
 def has_fma() -> bool:
     """Tell whether the processor multiplies and adds with one rounding: functions of our own need that."""
-    return platform.machine() != "x86_64" or " fma " in f"{' '.join(machine())} "
+    return platform.machine() != "x86_64" or _has("fma")
+
+
+def _has(flag: str) -> bool:
+    return flag in " ".join(machine()).split()
 
 
 def mode() -> Mode:
@@ -168,7 +201,7 @@ def mode() -> Mode:
     told = os.environ.get("TRIO_ACCEL_CPU_COMPILED", "").strip() or "auto"
     if told not in ("auto", "never", "always"):
         raise AccelError(f"TRIO_ACCEL_CPU_COMPILED: must be auto, never or always, got {told!r}")
-    return cast("Mode", told)
+    return cast("Mode", told)  # pyright: ignore[reportUnnecessaryCast]  # mypy does not see it
 
 
 def compiler() -> Compiler | None:
@@ -181,26 +214,24 @@ def _find(named: str, path: str) -> Compiler | None:
     # Code is loaded from memory that has a name, and the compiler is ended by a shell.
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return None
-    for command in (tuple(shlex.split(named)), ("c++",), ("g++",), ("clang++",)):
-        if not command or shutil.which(command[0]) is None:
-            continue
+    for told in (named, "c++", "g++", "clang++"):
         try:
-            done = subprocess.run(
-                (*command, "--version"), capture_output=True, text=True, timeout=_LIMIT, check=True
-            )
+            command = tuple(shlex.split(told))
+            if not command or shutil.which(command[0]) is None:
+                continue
+            asked = (*command, "--version")
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=_LIMIT, check=True)  # noqa: S603
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _logger.warning("the C++ compiler %s cannot be used: %s", " ".join(command), error)
+            _logger.warning("the C++ compiler %s cannot be used: %s", told, error)
             continue
         version = (done.stdout.strip().splitlines() or [""])[0]
-        more = () if "clang" in version else _OF_GCC
-        if "avx512f" in " ".join(machine()):
-            more += (_WIDE,)
-        return Compiler(command, version, (*OPTIONS, *more))
+        options = OPTIONS if "clang" in version else (*OPTIONS, *_OF_GCC)
+        return Compiler(command, version, (*options, *((_WIDE,) if _has("avx512f") else ())))
     return None
 
 
 @attrs.define(eq=False)
-class _State:
+class State:
     """What this process has compiled, and how that went.
 
     Attributes:
@@ -215,7 +246,7 @@ class _State:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
 
-_state = _State()
+_state = State()
 _numbers = itertools.count(2)
 
 
@@ -248,7 +279,7 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:
-        # What is no library is a miss.
+        # An entry that is no library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
     try:

@@ -10,14 +10,14 @@ from typing import Any, cast
 import numpy as np
 
 from ...base import CompilationError, LibraryError, NotSupportedError
-from ...base.contract.ops import ArraySpec, KernelCode, KernelDefinition, KernelSpec, scalar_offsets
+from ...base.contract.ops import KernelCode, KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.code_cache import CompiledCode, default_code_cache, header_parts
 from ...base.kit.kernels import HostCall
 from ..runtime._memory import HostArray
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
 _OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never")
-# What the header says of shared memory, barriers and warps.
+# The header says this of shared memory, barriers and warps.
 _REFUSED = "a processor runs threads one by one"
 _FAILURES = {710: "an assertion failed", 719: "it called __trap"}
 _POINTER = 8
@@ -28,7 +28,8 @@ _ROOM = 16
 _RUN = """
 #line 1 "<run>"
 STAND_IN_EXPORT(kernel, &%s)
-extern "C" __attribute__((visibility("default"))) long long run(const char *packed, long long count, long long)
+extern "C" __attribute__((visibility("default")))
+long long run(const char *packed, long long count, long long)
 {
     void *parameters[%d];
     const size_t *sizes = stand_in_kernel_params.values;
@@ -80,7 +81,7 @@ def launch(spec: KernelSpec, call: HostCall[Any]) -> None:
             size, start = parameter.dtype.itemsize, next(offsets)
             value = spec.scalars[start : start + size]
         else:
-            size, array = _POINTER, cast("ArraySpec", next(arrays[parameter.role]))
+            size, array = _POINTER, next(arrays[parameter.role])
             address = call.at(array)
             if parameter.layout == "packed" and not array.is_contiguous:
                 view = call.array(array)

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -22,59 +22,84 @@ from ...base.expressions import SCALAR_BYTES, SpecializedExpression, Step, Typed
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
-from ._compiler import Entry, compile_text, compiler, has_fma, mode
+from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
 from ._text import VECTOR, Access, RowLayout, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
-Call: TypeAlias = "HostCall[None]"
+Call: TypeAlias = "HostCall[Any]"
 
-# Bytes of all steps of all elements: NumPy computes so many in some tenths of a second, as long as a compiler takes.
+# Bytes of all steps of all elements: NumPy computes so many in as long as a compiler takes, 0.1 to 0.3 s.
 _WORTH = 1 << 29
 # A thread has so many at least, which take a millisecond: to wake one may take a part of that.
 _SHARE = 1 << 26
-# Elements of a share are a multiple of this, so that no two threads write to one line of a cache.
-_LINE = 64
+LINE = 64
+"""Elements of a share are a multiple of this, so that no two threads write to one line of a cache."""
 # A loop counts as so many steps.
 _ROUNDS = 64
 _MOST_PLANS = 4096
+_NO_FORM = struct.Struct("")
 _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
 
 # These have NumPy's bits, and the others of real numbers only.
 _EXACT = frozenset(
-    "argument constant index load cast where negative positive conjugate real imag add subtract equal not_equal "
-    "logical_not logical_and logical_or logical_xor isnan isinf isfinite carried loop break end result".split()
+    {
+        *(
+            "argument",
+            "constant",
+            "index",
+            "load",
+            "cast",
+            "where",
+            "carried",
+            "loop",
+            "break",
+            "end",
+            "result",
+        ),
+        *("negative", "positive", "conjugate", "real", "imag", "add", "subtract", "equal", "not_equal"),
+        *("logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite"),
+    }
 )
 _EXACT_REAL = frozenset(
-    "multiply divide sqrt absolute fabs sign floor ceil trunc rint maximum minimum fmax fmin square reciprocal less "
-    "less_equal greater greater_equal signbit copysign fmod floor_divide remainder nextafter bitwise_and bitwise_or "
-    "bitwise_xor invert left_shift right_shift gcd lcm".split()
+    {
+        *(
+            "multiply",
+            "divide",
+            "sqrt",
+            "absolute",
+            "fabs",
+            "sign",
+            "floor",
+            "ceil",
+            "trunc",
+            "rint",
+            "maximum",
+        ),
+        *(
+            "minimum",
+            "fmax",
+            "fmin",
+            "square",
+            "reciprocal",
+            "less",
+            "less_equal",
+            "greater",
+            "greater_equal",
+        ),
+        *(
+            "signbit",
+            "copysign",
+            "fmod",
+            "floor_divide",
+            "remainder",
+            "nextafter",
+            "bitwise_and",
+            "bitwise_or",
+        ),
+        *("bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm"),
+    }
 )
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-
-
-@attrs.define(eq=False)
-class Counts:
-    """How often each executor ran, since the process began.
-
-    Attributes:
-        compiled: Operations of compiled code.
-        by_numpy: Operations of NumPy.
-        kernels: Kernels that were compiled, or found in the disk cache.
-    """
-
-    compiled: int = 0
-    by_numpy: int = 0
-    kernels: int = 0
-
-    def add(self, is_compiled: bool) -> None:  # noqa: FBT001
-        """Count an operation."""
-        if is_compiled:
-            self.compiled += 1
-        else:
-            self.by_numpy += 1
-
-
-counts = Counts()
 
 
 @attrs.define(eq=False)
@@ -96,7 +121,7 @@ class Plan:
     is_exact: bool = True
     count: int = 0
     weight: int = 0
-    form: struct.Struct = struct.Struct("")
+    form: struct.Struct = _NO_FORM
     rest: bytes = b""
     is_checked: bool = False
     entry: Entry | None = None
@@ -104,7 +129,7 @@ class Plan:
     _cost: int = 0
 
     def find(self) -> Entry | None:
-        """Return the function; None where NumPy computes. Blocks while the compiler runs, if that is needed."""
+        """Return the function; None where NumPy computes. Blocks if it has to be compiled first."""
         if self._is_begun or self.text is None:
             return self.entry
         if not self.is_exact or mode() == "always":
@@ -139,7 +164,7 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
     """Call a function for elements in so many parts at once; tell whether one of its results is not zero."""
     if parts < 2:
         return bool(entry(data, 0, count))
-    edges = [*(count * part // parts // _LINE * _LINE for part in range(parts)), count]
+    edges = [*(count * part // parts // LINE * LINE for part in range(parts)), count]
     found, locks = [0] * parts, [_thread.allocate_lock() for _ in range(parts - 1)]
 
     def share(part: int) -> None:
@@ -165,7 +190,7 @@ _plans: dict[tuple[object, ...], Plan] = {}
 
 
 def elementwise(spec: ElementwiseSpec, call: Call) -> bool:
-    """Compute an expression by compiled code; False where NumPy is to do it, and to tell which index is wrong."""
+    """Compute an expression by compiled code; False where NumPy does it, or tells which index is wrong."""
     plan = find_plan(spec)
     entry = plan.find()
     is_done = entry is not None and not (plan.is_checked and _is_in_place(spec))
@@ -191,27 +216,32 @@ def scatter(spec: ScatterSpec, call: Call) -> bool:
     return is_done
 
 
-def find_plan(spec: Spec) -> Plan:
-    """Return the plan of an operation's layout."""
+def find_plan(spec: Any, make: Callable[[Any], Plan] | None = None) -> Plan:
+    """Return the plan of an operation's layout; `make` makes it, for others than expressions of elements."""
     key = DESCRIPTORS[type(spec)].plan_key(spec)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _make(spec)
+        plan = _plans[key] = (make or _make)(spec)
     return plan
+
+
+def forget() -> None:
+    """Drop all plans, as if nothing had run; for tests."""
+    _plans.clear()
 
 
 def _make(spec: Spec) -> Plan:
     decoded = SpecializedExpression.decode(spec.expression)
     typed, arrays = decoded.typed, (*spec.results, *spec.arrays)
     chosen = mode()
-    is_exact = all(_is_exact(step, typed.steps) for step in typed.steps)
+    has_bits = are_exact([typed])
     if (
         chosen == "never"
-        or not (is_exact or _is_vector(typed, chosen))
+        or not (has_bits or are_vectors([typed], chosen))
         or not math.prod(spec.shape)
-        or not all(map(_is_aligned, (*arrays, *spec.loaded)))
+        or not all(map(is_aligned, (*arrays, *spec.loaded)))
         or any(0 in array.shape for array in spec.loaded)
         or compiler() is None
     ):
@@ -241,7 +271,7 @@ def _make(spec: Spec) -> Plan:
     count = math.prod(shape)
     return Plan(
         text=text,
-        is_exact=is_exact,
+        is_exact=has_bits,
         count=count,
         weight=count
         * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
@@ -251,7 +281,7 @@ def _make(spec: Spec) -> Plan:
     )
 
 
-def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
+def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     """Tell whether NumPy makes the same bits, but for those of NaN."""
     if step.function in _EXACT:
         return True
@@ -259,21 +289,28 @@ def _is_exact(step: Step, steps: Sequence[Step]) -> bool:
     if step.function == "power":
         return step.dtype.kind in ("int", "uint")
     if step.function == "sign" and step.dtype is DType.bfloat16:
-        # Of a zero ml_dtypes has that zero, and NumPy 0.
+        # The sign of a zero is that zero by ml_dtypes, and 0 by NumPy.
         return False
     return step.function in _EXACT_REAL and all(dtype.kind != "complex" for dtype in dtypes)
 
 
-def _is_vector(typed: TypedExpression, chosen: str) -> bool:
-    """Tell whether an expression that is not exact is compiled."""
-    others = [step for step in typed.steps if not _is_exact(step, typed.steps)]
+def are_exact(parts: Sequence[TypedExpression]) -> bool:
+    """Tell whether NumPy makes the same bits of all expressions, but for those of NaN."""
+    return all(is_exact(step, typed.steps) for typed in parts for step in typed.steps)
+
+
+def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
+    """Tell whether expressions that are not exact are compiled."""
+    steps = [step for typed in parts for step in typed.steps]
+    others = [step for typed in parts for step in typed.steps if not is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
-    is_long = bool(typed.loads) or any(step.function == "loop" for step in typed.steps) or len(others) > 1
+    is_long = any(step.function in ("load", "loop") for step in steps) or len(others) > 1
     return has_fma() and (chosen == "always" or is_long)
 
 
-def _is_aligned(array: ArraySpec) -> bool:
+def is_aligned(array: ArraySpec) -> bool:
+    """Tell whether elements are where a processor expects them."""
     size = array.dtype.itemsize
     return array.offset % size == 0 and all(step % size == 0 for step in array.strides)
 

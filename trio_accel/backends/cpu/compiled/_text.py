@@ -1,13 +1,14 @@
 """C++ of expressions in the form for processors: rows of the last axis, element behind element (D186).
 
-What stays the same along a row stands before its loop, because a compiler leaves branches inside. Where the index of
-a load is that along the row but for a sum, `%`, a minimum or a maximum, the elements where these change nothing have
-a loop of their own, with plain pointers.
+What stays the same along a row stands before its loop, because a compiler leaves branches inside. An index
+along a row may have a sum, `%`, a minimum or a maximum: elements where these change nothing have a loop of
+their own, with plain pointers.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -24,18 +25,19 @@ Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
 # The C names of functions of our own (D188).
-_SAME = "exp exp2 expm1 log log2 log10 log1p sinh cosh tanh hypot".split()
+_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot"]
 _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
     "power": "pow",
     "arctan": "atan",
     "arctan2": "atan2",
 }
-# Of these a loop calls a function of vectors.
+# Loops call functions of vectors for these.
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
+_STEPS = re.compile(r"\bt(\d+)")
 _OF_LOOPS = ("carried", "loop", "break", "end", "result")
 _BOUNDS = ("remainder", "minimum", "maximum")
 _WHOLE = {DType.int64: "", DType.int32: "2147483647"}
@@ -73,7 +75,7 @@ def head(called: frozenset[str] = frozenset()) -> str:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
                   for name in _OWN.values() for suffix in ("", "f")]  # fmt: skip
-        # Behind all others: these are names in them.
+        # The names stand behind all others, which have them in their text.
         lines += [f"#define {name}{suffix} own_{name}{suffix}"
                   for name in (*_OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
     return "\n".join((*lines, source.prelude(), behind))
@@ -119,14 +121,15 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     checks = [f"bad |= is_outside(t{typed.outputs[axis]}, e{axis});" for axis in axes
               if decoded.typed.steps[decoded.typed.steps[load].steps[axis]].function != "index"]  # fmt: skip
     steps = [f"reached(t{typed.outputs[axis]}, e{axis}, f{axis})" for axis in axes]
-    made = (
-        source.call_of(source._FUNCTIONS[reduce], dtype, ("there", f"t{value}"))
-        if reduce != "set"
-        else f"t{value}"
-    )
-    store = [f"char *const at = (char *){' + '.join(('q0', *steps))};",
-             f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};" if reduce != "set" else "",
-             f"{source.element_of(dtype)}::store(at, {made});"]  # fmt: skip
+    element, made, there = source.element_of(dtype), f"t{value}", ""
+    if reduce != "set":
+        made = source.call_of(source.COMBINING[reduce], dtype, ("there", made))
+        there = f"const {source.register_of(dtype)} there = {source.load(dtype, 'at')};"
+    store = [
+        f"char *const at = (char *){' + '.join(('q0', *steps))};",
+        there,
+        f"{element}::store(at, {made});",
+    ]
     loops = [rows.loop("row_checked", stores=checks), rows.loop("row_stored", stores=store, in_order=True)]
     whole = rows.whole("a.pass ? row_stored : row_checked")
     return "\n".join((rows.structure(), *loops, whole, _RUN))
@@ -161,7 +164,7 @@ class Rows:
         self._typed, self._layout, self._results = typed, layout, results
         self._last = layout.axes - 1
         self._loaded = [number for number, _ in typed.loads]
-        # Where the extents of each array that is loaded from begin.
+        # The extents of each array that is loaded from begin here.
         self._extents, self._axes = list[int](), 0
         for _, count in typed.loads:
             self._extents.append(self._axes)
@@ -210,7 +213,7 @@ class Rows:
                 self._find_plain(number, step)
 
     def _find_differing(self) -> list[bool]:
-        """Tell of each step whether elements of a row have other values of it; a loop counts for all of them alike."""
+        """Tell of each step whether it has another value along the row; all elements count the same loops."""
         found, before = list(self._varies), list[bool]()
         while found != before:
             before = list(found)
@@ -225,7 +228,7 @@ class Rows:
         return found
 
     def _vary_loops(self) -> None:
-        """Have all steps of a loop vary along the row where one does: it is in the loop of the row, or ahead of it."""
+        """Have all steps of a loop vary along the row where one does: a loop is not divided."""
         steps = self._typed.steps
         for number, step in enumerate(steps):
             if step.function != "loop" or self._depths[number]:
@@ -236,7 +239,7 @@ class Rows:
                 for one in (*whole, *(n for n in range(end, len(steps)) if steps[n].steps[1:] == (end,))):
                     self._varies[one] = True
         for number in range(len(steps)):
-            # What depends on a loop comes behind it.
+            # A step that depends on a loop comes behind it.
             self._varies[number] |= any(self._varies[one] for one in steps[number].steps if one < number)
 
     def _is_ahead(self, number: int) -> bool:
@@ -267,7 +270,7 @@ class Rows:
             self._conditions += [*conditions, (shift, "0", f"e{extent} - 1")]
 
     def _shift_of(self, number: int) -> tuple[str, tuple[Condition, ...]] | None:
-        """Return how much more than the index along the row a value is, under conditions; None if it is not."""
+        """Return what a value has beside the index along the row, under conditions; None if it is no sum."""
         step = self._typed.steps[number]
         if step.function == "index":
             return "(i64)0", ()
@@ -331,8 +334,13 @@ struct Arguments {{
                 continue
             needed.add(number)
             left += self._breaks.get(number, ())
-            skipped = self.plain[number][0] if is_inside and number in self.plain else None
-            left += [one for axis, one in enumerate(self._typed.steps[number].steps) if axis != skipped]
+            plain = self.plain.get(number) if is_inside else None
+            left += [
+                one for axis, one in enumerate(self._typed.steps[number].steps)
+                if plain is None or axis != plain[0]
+            ]  # fmt: skip
+            # The sum beside the index has steps of its own.
+            left += [int(one) for one in _STEPS.findall(plain[1])] if plain is not None else []
         return needed
 
     def statements(self, needed: set[int], *, is_inside: bool) -> tuple[list[str], list[str]]:
@@ -352,7 +360,7 @@ struct Arguments {{
             elif step.function == "where" and self._is_of_indices[step.steps[0]]:
                 value = f"chosen({', '.join(f't{one}' for one in step.steps)})"
             else:
-                value = source._value(step, self._taken, self._typed.steps)
+                value = source.value_of(step, self._taken, self._typed.steps)
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
         return before, inside
 
