@@ -20,7 +20,6 @@ from ...base.expressions import (
     Argument,
     SpecializedReduction,
     SpecializedRows,
-    Step,
     TypedExpression,
     TypedReduction,
     found,
@@ -30,7 +29,7 @@ from ...base.expressions import _rows_source as rows_source
 from ...base.expressions import _source as source
 from ._compiler import compiler, mode
 from ._plans import LINE, Call, Plan, are_exact, are_vectors, counts, find_plan, is_aligned
-from ._text import VECTOR, called_by, head
+from ._text import called_by, head
 
 __all__ = ["reduce", "rows"]
 
