@@ -129,7 +129,7 @@ def _passes(
     kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
     dtypes = list(names.arrays.values())
     registers = [f" {register_of(stage.dtype)} {found(number)};" for number, stage in enumerate(stages)]
-    written = [_stage(number, stage, names) for number, stage in enumerate(stages)]
+    written = [stage_text(number, stage, names) for number, stage in enumerate(stages)]
     return f"""{prelude()}
 typedef {"u64" if layouts.is_wide else "u32"} Index;
 constexpr int THREADS = {ROW_THREADS};
@@ -194,7 +194,7 @@ FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
 }}"""
 
 
-def _stage(number: int, stage: TypedReduction, names: _Names) -> str:
+def stage_text(number: int, stage: TypedReduction, names: _Names) -> str:
     """Write a structure of functions: how one reduction combines, and what it finds."""
     statements, (value,) = body(stage.map, names.texts(stage.reduction.map.inputs))
     value = cast_of(value, stage.map.dtypes[0], stage.accumulator)
