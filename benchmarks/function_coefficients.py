@@ -1,18 +1,21 @@
 """Find the polynomials of `trio_accel/backends/cpu/compiled/functions.h`; for a Python that has mpmath.
 
-Each interpolates a function at Chebyshev's nodes, which is near the best in the greatest error. It is printed with
-the error that it leaves in the result, as a power of two; a coefficient has the bits that count there.
+Each interpolates a function at Chebyshev's nodes, which is near the best in the greatest error. It is printed
+with the error that it leaves in the result, as a power of two; a coefficient has the bits that count there.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from mpmath import mp, mpf
-
+_mpmath: Any = importlib.import_module("mpmath")
+mp, mpf = _mpmath.mp, _mpmath.mpf
 mp.prec = 300
-Function = Callable[[Any], Any]
+
+Function: TypeAlias = Callable[[Any], Any]
+Case: TypeAlias = tuple[str, Function, Any, Any, int, Function]
 _LEAST = mpf(10) ** -12
 # Lost by each coefficient beside the result: far less than a bit of it.
 _LOST, _LOST_SHORT = mpf(2) ** -66, mpf(2) ** -46
@@ -65,10 +68,13 @@ def main() -> None:
 
     sin, of_sin = odd(mp.sin)
     atan, of_atan = odd(mp.atan)
-    for name, function, low, high, degree, weight in (
+    cases: list[Case] = [
         ("exp(r) = 1 + r + r * r * p(r)", exp, -far - _LEAST, far, 10, lambda r: r * r / mp.exp(r)),
         ("the same, float32", exp, -far - _LEAST, far, 5, lambda r: r * r / mp.exp(r)),
-        ("2 * atanh(s) = 2 * s + s * z * p(z)", lambda z: (of_atanh(z) - 2) / z, _LEAST, wide, 7, lambda z: z / 2),
+        (
+            "2 * atanh(s) = 2 * s + s * z * p(z)",
+            lambda z: (of_atanh(z) - 2) / z, _LEAST, wide, 7, lambda z: z / 2,
+        ),
         ("2 * atanh(s) = s * p(z), float32", of_atanh, _LEAST, wide, 4, lambda z: mpf(1) / 2),
         (
             "2 * atanh(s) / ln(2) = s / ln(2) * (2 + 2 / 3 * z) + s * z * z * p(z)",
@@ -78,7 +84,8 @@ def main() -> None:
         ("the same as far as pi / 2, float32", sin, _LEAST, half, 4, of_sin),
         ("cos(r) = 1 - z / 2 + z * z * p(z)", cos, _LEAST, quarter, 5, lambda z: z * z / mp.cos(root(z))),
         ("atan(t) = t + t * z * p(z)", atan, _LEAST, mp.tan(mp.pi / 8) ** 2, 10, of_atan),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for name, function, low, high, degree, weight in cases:
         lost = _LOST_SHORT if "float32" in name else _LOST
         kept, error = fitted(function, low, high, degree, weight, lost)
         print(f"{name}: 2**{error:.1f}")

@@ -32,8 +32,8 @@ Call: TypeAlias = "HostCall[Any]"
 _WORTH = 1 << 29
 # A thread has so many at least, which take a millisecond: to wake one may take a part of that.
 _SHARE = 1 << 26
-# Elements of a share are a multiple of this, so that no two threads write to one line of a cache.
-_LINE = 64
+LINE = 64
+"""Elements of a share are a multiple of this, so that no two threads write to one line of a cache."""
 # A loop counts as so many steps.
 _ROUNDS = 64
 _MOST_PLANS = 4096
@@ -164,7 +164,7 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
     """Call a function for elements in so many parts at once; tell whether one of its results is not zero."""
     if parts < 2:
         return bool(entry(data, 0, count))
-    edges = [*(count * part // parts // _LINE * _LINE for part in range(parts)), count]
+    edges = [*(count * part // parts // LINE * LINE for part in range(parts)), count]
     found, locks = [0] * parts, [_thread.allocate_lock() for _ in range(parts - 1)]
 
     def share(part: int) -> None:
@@ -216,14 +216,14 @@ def scatter(spec: ScatterSpec, call: Call) -> bool:
     return is_done
 
 
-def find_plan(spec: Spec) -> Plan:
-    """Return the plan of an operation's layout."""
+def find_plan(spec: Any, make: Callable[[Any], Plan] | None = None) -> Plan:
+    """Return the plan of an operation's layout; `make` makes it, for others than expressions of elements."""
     key = DESCRIPTORS[type(spec)].plan_key(spec)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _make(spec)
+        plan = _plans[key] = (make or _make)(spec)
     return plan
 
 
@@ -236,12 +236,12 @@ def _make(spec: Spec) -> Plan:
     decoded = SpecializedExpression.decode(spec.expression)
     typed, arrays = decoded.typed, (*spec.results, *spec.arrays)
     chosen = mode()
-    has_bits = all(is_exact(step, typed.steps) for step in typed.steps)
+    has_bits = are_exact([typed])
     if (
         chosen == "never"
-        or not (has_bits or _is_vector(typed, chosen))
+        or not (has_bits or are_vectors([typed], chosen))
         or not math.prod(spec.shape)
-        or not all(map(_is_aligned, (*arrays, *spec.loaded)))
+        or not all(map(is_aligned, (*arrays, *spec.loaded)))
         or any(0 in array.shape for array in spec.loaded)
         or compiler() is None
     ):
@@ -294,16 +294,23 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     return step.function in _EXACT_REAL and all(dtype.kind != "complex" for dtype in dtypes)
 
 
-def _is_vector(typed: TypedExpression, chosen: str) -> bool:
-    """Tell whether an expression that is not exact is compiled."""
-    others = [step for step in typed.steps if not is_exact(step, typed.steps)]
+def are_exact(parts: Sequence[TypedExpression]) -> bool:
+    """Tell whether NumPy makes the same bits of all expressions, but for those of NaN."""
+    return all(is_exact(step, typed.steps) for typed in parts for step in typed.steps)
+
+
+def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
+    """Tell whether expressions that are not exact are compiled."""
+    steps = [step for typed in parts for step in typed.steps]
+    others = [step for typed in parts for step in typed.steps if not is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
-    is_long = bool(typed.loads) or any(step.function == "loop" for step in typed.steps) or len(others) > 1
+    is_long = any(step.function in ("load", "loop") for step in steps) or len(others) > 1
     return has_fma() and (chosen == "always" or is_long)
 
 
-def _is_aligned(array: ArraySpec) -> bool:
+def is_aligned(array: ArraySpec) -> bool:
+    """Tell whether elements are where a processor expects them."""
     size = array.dtype.itemsize
     return array.offset % size == 0 and all(step % size == 0 for step in array.strides)
 

@@ -13,8 +13,7 @@ OWN double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 OWN double size(double x) { return __builtin_fabs(x); }
 OWN double signed_as(double size, double x) { return __builtin_copysign(size, x); }
 OWN double within(double x, double low, double high) { return x > high ? high : x < low ? low : x; }
-// c0 + x * (c1 + x * (c2 + ...
-OWN double poly(double, double last) { return last; }
+OWN double poly(double, double last) { return last; }  // c0 + x * (c1 + x * (c2 + ...
 template <class... More> OWN double poly(double x, double c, More... more) { return fma(x, poly(x, more...), c); }
 struct Two { double hi, lo; };  // a number, and what it lacks
 // The first one is the larger, or zero.
@@ -25,8 +24,7 @@ OWN Two product(Two a, Two b) { const Two c = product(a.hi, b.hi); return {c.hi,
 const double inf = __builtin_inf(), nan = __builtin_nan("");
 const double ln2 = 0x1.62e42fefa39efp-1, ln2_lo = 0x1.abc9e3b39803fp-56;
 const Two per_ln2 = {0x1.71547652b82fep+0, 0x1.777d0ffda0d24p-56};
-// The sum of a number and this one has the nearest whole number in its last bits.
-const double shift = 0x1.8p52;
+const double shift = 0x1.8p52;  // the sum of a number and this one has the nearest whole number in its last bits
 // ---- exponential functions
 OWN double power_of_two(i64 n) { return real_of((u64)(n + 1023) << 52); }
 // e * 2**n with one rounding, where that alone is too large or too small.
@@ -137,10 +135,10 @@ OWN double log1p(double x)
 {
     const double u = 1.0 + x, lost = x < 1.0 ? x - (u - 1.0) : 1.0 - (u - x);
     const Parts at = parts(u);
-    const Two f = sum_ordered(at.m - 1.0, lost * real_of((2046 - at.biased) << 52));
-    Two near = log_near(f.hi);
-    near.lo += f.lo * (1.0 - f.hi * (1.0 - f.hi * (1.0 - f.hi)));
-    return signed_as(log_or(u, log_sum(at.k, log_step, near)), x);
+    const Two f = sum_ordered(at.m - 1.0, lost * real_of((2047 - at.biased) << 52) * 0.5);
+    const Two near = log_near(f.hi);
+    const double lower = near.lo + f.lo * (1.0 - f.hi * (1.0 - f.hi * (1.0 - f.hi)));
+    return signed_as(log_or(u, log_sum(at.k, log_step, {near.hi, lower})), x);
 }
 // ---- powers, as C99 has them: `made` is that of the size of x
 OWN double power_or(double x, double y, double made)
@@ -166,7 +164,7 @@ OWN double pow(double x, double y)
     const double log = log_or(size(x), whole.hi), exponent = log * y;
     // Where the product is too large, what it lacks does not count.
     const double rest = size(exponent) < 1100.0 ? fma(log, y, -exponent) + (whole.lo + near.lo) * y : 0.0;
-    return power_or(x, y, exp2_of(within(exponent, -1100.0, 1100.0), rest));
+    return y == 2.0 ? x * x : power_or(x, y, exp2_of(within(exponent, -1100.0, 1100.0), rest));
 }
 // ---- sine, cosine and tangent by quarters of a turn, right as far as `far`
 const double far = 0x1p30, per_pi = 0x1.45f306dc9c883p-2, pi = 0x1.921fb54442d18p+1, pi_lo = 0x1.1a62633145c07p-53;
@@ -177,25 +175,25 @@ OWN Reduced by_half_pi(double x)
     const Two r = sum_ordered(made.hi, fma(k, 0x1.f1976b7ed8fbcp-110, made.lo - second.lo));
     return {r.hi, r.lo, whole_of(shifted)};
 }
-OWN Two sin_near(double r, double r_lo)
+OWN double sin_near(double r, double r_lo)
 {
     const double z = r * r;
     const double p = poly(z, -0x1.5555555555555p-3, 0x1.111111111111p-7, -0x1.a01a01a019914p-13, 0x1.71de3a545c48p-19,
                           -0x1.ae64540b5p-26, 0x1.61217924p-33, -0x1.ab1458p-41);
-    return sum_ordered(r, fma(r * z, p, fma(-0.5 * z, r_lo, r_lo)));
+    return r + fma(r * z, p, fma(-0.5 * z, r_lo, r_lo));
 }
-OWN Two cos_near(double r, double r_lo)
+OWN double cos_near(double r, double r_lo)
 {
     const double z = r * r, half = 0.5 * z, w = 1.0 - half;
     const double p = poly(z, 0x1.5555555555555p-5, -0x1.6c16c16c16959p-10, 0x1.a01a019f4b6bp-16, -0x1.27e4fa139e4p-22,
                           0x1.1eeb6482p-29, -0x1.907a79p-37);
-    return sum_ordered(w, ((1.0 - w) - half) + fma(z * z, p, -(r * r_lo)));
+    return w + (((1.0 - w) - half) + fma(z * z, p, -(r * r_lo)));
 }
 OWN double turned(double x, i64 quarters)
 {
     const Reduced at = by_half_pi(x);
-    const double made = (at.n + quarters) & 1 ? cos_near(at.r, at.r_lo).hi : sin_near(at.r, at.r_lo).hi;
-    return real_of(bits_of(made) ^ (u64)((at.n + quarters) & 2) << 62);
+    const i64 n = at.n + quarters;
+    return real_of(bits_of(n & 1 ? cos_near(at.r, at.r_lo) : sin_near(at.r, at.r_lo)) ^ (u64)(n & 2) << 62);
 }
 OWN double sin_fast(double x) { return size(x) < 0x1p-27 ? x : turned(x, 0); }
 OWN double cos_fast(double x) { return turned(x, 1); }
@@ -270,10 +268,11 @@ OWN double whole_of(Short e) { return fma(e.a, e.p, e.a); }
 OWN double tanh_of(Short e) { const double less = fma(e.a, e.p, e.a - 1.0); return less / (less + 2.0); }
 OWN float exp(float x) { return (float)whole_of(exp_short(x)); }
 OWN float log(float x) { return (float)log_short(x); }
-OWN float pow(float x, float y) { return (float)power_or(x, y, whole_of(exp_short(log_short(size(x)) * y))); }
+OWN float pow_of(float x, float y) { return (float)power_or(x, y, whole_of(exp_short(log_short(size(x)) * y))); }
+OWN float pow(float x, float y) { return y == 2.0f ? x * x : pow_of(x, y); }
 OWN float tanh(float x) { return (float)signed_as(tanh_of(exp_short(2.0 * size(x))), x); }
-#define WIDE(name) OWN float name(float x) { return (float)name((double)x); }
-WIDE(exp2) WIDE(expm1) WIDE(log2) WIDE(log10) WIDE(log1p) WIDE(sinh) WIDE(cosh) WIDE(atan)
+#define WIDENED(name) OWN float name(float x) { return (float)name((double)x); }
+WIDENED(atan) WIDENED(exp2) WIDENED(expm1) WIDENED(log2) WIDENED(log10) WIDENED(log1p) WIDENED(sinh) WIDENED(cosh)
 OWN float atan2(float y, float x) { return (float)atan2((double)y, (double)x); }
 OWN float hypot(float x, float y) { return (float)hypot((double)x, (double)y); }
 }
