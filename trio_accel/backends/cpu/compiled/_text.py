@@ -135,7 +135,7 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     return "\n".join((rows.structure(), *loops, whole, _RUN))
 
 
-def _depths(steps: Sequence[Step]) -> list[int]:
+def depths_of(steps: Sequence[Step]) -> list[int]:
     """Count, for each step, the loops that are around it."""
     found, depth = list[int](), 0
     for step in steps:
@@ -189,7 +189,7 @@ class Rows:
             else:
                 self._taken.append("")
             self._is_element.append(is_element and layout.access[array] != "same")
-        self._depths = _depths(typed.steps)
+        self._depths = depths_of(typed.steps)
         self._varies, self._is_of_indices = list[bool](), list[bool]()
         for number, step in enumerate(typed.steps):
             given = [self._varies[one] for one in step.steps if one < number]
