@@ -25,6 +25,8 @@ from ...base.expressions import (
     unpack_scalars,
 )
 from ...base.kit.kernels import HostCall, kernel
+from ..compiled import _plans as compiled
+from ..compiled import _reductions as compiled_rows
 from ..runtime._memory import HostArray, pieces
 from ._order import comparable, first_of, order_of, sort_to
 
@@ -38,7 +40,9 @@ _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.m
 
 @kernel(ops.ElementwiseSpec, backend="cpu")
 def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
-    """Compute pieces one after another."""
+    """Compute by compiled code, or pieces one after another."""
+    if compiled.elementwise(spec, call):
+        return
     results = [call.array(result) for result in spec.results]
     loaded = [call.array(array) for array in spec.loaded]
     expression = SpecializedExpression.decode(spec.expression).typed
@@ -55,7 +59,9 @@ def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
 
 @kernel(ops.ScatterSpec, backend="cpu")
 def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
-    """Combine pieces one after another."""
+    """Combine by compiled code, or pieces one after another."""
+    if compiled.scatter(spec, call):
+        return
     out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
     expression = SpecializedExpression.decode(spec.expression).typed
     places = places_of(expression)
@@ -88,7 +94,9 @@ def _pieces(
 
 @kernel(ops.ReductionSpec, backend="cpu")
 def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
-    """Reduce an array; the mapped values are one temporary array."""
+    """Reduce by compiled code, or pieces one after another."""
+    if compiled_rows.reduce(spec, call):
+        return
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
     typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
