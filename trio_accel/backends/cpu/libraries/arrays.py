@@ -304,7 +304,7 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     width = (float(edges[-1]) - float(edges[0])) / count
     off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
     factor = edges.dtype.type(1 / width if width > 0 else np.inf)
-    if np.result_type(edges, x) not in (np.float32, np.float64) or count > _MOST_BINS:
+    if np.result_type(edges, x).name not in ("float32", "float64") or count > _MOST_BINS:
         factor = np.inf
     if not np.isfinite(factor) or not off.max() < width / 8:
         # The last bin has its upper edge; of NaN nothing is at an edge.
