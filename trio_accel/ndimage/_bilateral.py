@@ -63,12 +63,13 @@ async def bilateral_filter(
         raise TypeError(f"{name}: image must have two axes of float32 or float64, {told}")
     w.need(name, mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
     spatial = w.real(name, "sigma_spatial", sigma_spatial)
-    is_right = spatial > 0 and (sigma_color is None or sigma_color > 0) and whole(name, "bins", bins) > 0
+    is_right = spatial > 0 and whole(name, "bins", bins) > 0
+    is_right = is_right and (sigma_color is None or w.real(name, "sigma_color", sigma_color) > 0)
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
     w.need(name, is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
     size = max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if win_size is None else win_size
-    is_right = 0 < whole(name, "win_size", size) < 1 << 10 and size % 2
-    w.need(name, is_right, f"win_size must be odd, and from 1 to 1023, got {size}")
+    is_odd = 0 < whole(name, "win_size", size) < 1 << 10 and size % 2
+    w.need(name, is_odd, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)
