@@ -129,6 +129,7 @@ if _typing.TYPE_CHECKING:
         patterns as patterns,
         programs as programs,
         random as random,
+        signal as signal,
         sparse as sparse,
         spatial as spatial,
         tables as tables,
@@ -149,7 +150,7 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
-        "random", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
+        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
