@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
         (1.0,),
         {"radius": -1},
         ValueError,
-        "radius and order must be at least 0",
+        "radius and order must be from 0 to 65536 and 64, got -1 and 0",
     ),
     "sigma": (
         "gaussian_filter",

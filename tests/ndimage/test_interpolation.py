@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
     "complex": ("map_coordinates", ([[1j], [2]],), {}, TypeError, "complex"),
     "matrix": ("affine_transform", (np.eye(3)[:2, :1],), {}, ValueError, r"matrix must have shape \(2, 2\)"),
     "row": ("affine_transform", (np.ones((3, 3)),), {}, ValueError, "last row of homogeneous coordinates"),
-    "zoom": ("zoom", (-1,), {}, ValueError, "zoom must be at least 0 and finite, got -1"),
+    "zoom": ("zoom", (-1,), {}, ValueError, "zoom must be at least 0, got -1"),
     "plane": ("rotate", (10, (0,)), {}, ValueError, "axes must be two"),
     "axes": ("rotate", (10, (0, 5)), {}, ValueError, "axes must be different ones of 2"),
 }

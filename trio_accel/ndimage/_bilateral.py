@@ -62,17 +62,14 @@ async def bilateral_filter(
         told = f"got shape {x.shape} of {x.dtype}; divide whole numbers, as by x / 255"
         raise TypeError(f"{name}: image must have two axes of float32 or float64, {told}")
     w.need(name, mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
-    is_right = (
-        sigma_spatial > 0 and (sigma_color is None or sigma_color > 0) and whole(name, "bins", bins) > 0
-    )
+    spatial = w.real(name, "sigma_spatial", sigma_spatial)
+    is_right = spatial > 0 and whole(name, "bins", bins) > 0
+    is_right = is_right and (sigma_color is None or w.real(name, "sigma_color", sigma_color) > 0)
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
     w.need(name, is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
-    size = (
-        max(5, 2 * math.ceil(3 * sigma_spatial) + 1)
-        if win_size is None
-        else whole(name, "win_size", win_size)
-    )
-    w.need(name, size > 0 and size % 2, f"win_size must be odd and above 0, got {win_size}")
+    size = max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if win_size is None else win_size
+    is_odd = 0 < whole(name, "win_size", size) < 1 << 10 and size % 2
+    w.need(name, is_odd, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)
@@ -82,7 +79,7 @@ async def bilateral_filter(
     places, sums = list(np.ndindex(size, size)), list[AccelRef]()
     for start in range(0, size * size, w.MOST):
         here = places[start : start + w.MOST]
-        weights = [math.exp(-0.5 * math.dist(one, (half, half)) ** 2 / sigma_spatial**2) for one in here]
+        weights = [math.exp(-0.5 * math.dist(one, (half, half)) ** 2 / spatial**2) for one in here]
         given = [*sums, *[w.view(wider, x.shape, one) for one in here], *weights]
         expression = _weights(len(here), ("total0", "weight0")[: len(sums)])
         sums = await expression(shifted, high, low, deviation, float(bins), *given)

@@ -166,9 +166,11 @@ def _gaussian(name: str, sigma: float, order: int, truncate: float, radius: int 
     """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
     import scipy.ndimage
 
-    count = int(truncate * float(sigma) + 0.5) if radius is None else whole(name, "radius", radius)
-    if count < 0 or whole(name, "order", order) < 0:
-        raise ValueError(f"{name}: radius and order must be at least 0, got {count} and {order}")
+    reached = w.real(name, "sigma, or truncate times sigma,", truncate * w.real(name, "sigma", sigma))
+    count = int(min(reached, 1e9) + 0.5) if radius is None else whole(name, "radius", radius)
+    nth = whole(name, "order", order)
+    is_right = 0 <= count <= 1 << 16 and 0 <= nth <= 64
+    w.need(name, is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {nth}")
     if sigma <= 1e-15:
         return None
     impulse = np.eye(1, 2 * count + 1, count)[0]

@@ -60,13 +60,13 @@ _BEYOND = {
     "grid-constant": "c = clip(c, -r, n + r)",
     "nearest": "c = clip(c, -r, n + r)",
     "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s);"
-    # As of SciPy, where halves go to.
+    # Halves go where SciPy has them.
     " c = where(m >= where(c < 0, n - 1, n), s - m, m)",
     "reflect": "s = 2 * n; m = abs(c + 0.5); m = m - s * floor(m / s); c = minimum(m, s - m) - 0.5",
     "wrap": "s = maximum(n - 1, 1); c = where(c < 0, c + s * (trunc(-c / s) + 1), c - s * trunc(c / s))",
     "grid-wrap": "c = c - n * floor(c / n)",
 }
-# How coefficients go on beyond their axes: SciPy has no other way for modes without a rule of their own.
+# Coefficients go on so beyond their axes; SciPy has no other way for modes without a rule of their own.
 _FILLED = {
     "constant": "mirror", "wrap": "mirror", "grid-constant": "constant", "grid-wrap": "wrap",
     "mirror": "mirror", "reflect": "reflect", "nearest": "nearest",
@@ -359,7 +359,7 @@ async def shift(
     """
     name, rest = "ndimage.shift", (output, order, mode, cval, prefilter)
     offsets = w.each(name, "shift", shift, len(w.axes_of(name, input, None)))
-    offsets = [-float(one) for one in offsets]
+    offsets = [-w.real(name, "shift", one) for one in offsets]
     return await _scaled(name, input, offsets, [1.0] * len(offsets), 0.0, input.shape, *rest)
 
 
@@ -389,9 +389,9 @@ async def zoom(
     """
     name, rest = "ndimage.zoom", (output, order, mode, cval, prefilter)
     factors = w.each(name, "zoom", zoom, len(w.axes_of(name, input, None)))
-    if not all(0 <= one < math.inf for one in factors):
-        raise ValueError(f"{name}: zoom must be at least 0 and finite, got {zoom}")
-    shape = [round(extent * one) for extent, one in zip(input.shape, factors, strict=True)]
+    factors = [w.real(name, "zoom", one) for one in factors]
+    w.need(name, all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
+    shape = [round(w.real(name, "zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
     if prefilter and all(one == 1 for one in factors):
         return await w.delivered(await w.converted(input, w.dtype_of(name, input, output, shape)), output)
     less, half = int(not grid_mode), 0.5 * grid_mode
@@ -431,7 +431,8 @@ async def rotate(
     if len(plane) != 2:
         raise ValueError(f"{name}: axes must be two, got {axes!r}")
     # They are exact at multiples of 90 degrees.
-    cosine, sine = special.cosdg(angle), special.sindg(angle)
+    degrees = w.real(name, "angle", angle)
+    cosine, sine = special.cosdg(degrees), special.sindg(degrees)
     matrix = np.array([[cosine, sine], [-sine, cosine]])
     rows, columns = (input.shape[axis] for axis in plane)
     corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]

@@ -29,7 +29,7 @@ _NEAREST = w.several(
     ("a", "b", "n", "size"),
     ("y", "place"),
 )
-# How often a label follows the label of its place, before neighbours are looked at again.
+# A label follows the label of its place so often, before neighbours are looked at again.
 _JUMPS = 3
 _HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
 
@@ -53,7 +53,9 @@ async def _eroded(
 ) -> AccelRef:  # fmt: skip
     """Erode, or dilate: then an element is looked for on the structure's opposite side."""
     x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
-    along, count = w.axes_of(name, x, axes), whole(name, "iterations", iterations)
+    along, border = w.axes_of(name, x, axes), whole(name, "border_value", border_value) != 0
+    # Nothing changes any more then.
+    count = min(whole(name, "iterations", iterations), x.size + 1)
     window = _structure(name, structure, len(along))
     told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
     w.need(name, window.ndim == len(along) and window.any(), f"structure must have {told}")
@@ -73,7 +75,7 @@ async def _eroded(
     operator, done = " or " if is_dilated else " and ", 0
     made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
     while done < count or count < 1:
-        wider = await w.padded(made, widths, ["constant"] * x.ndim, bool(border_value))
+        wider = await w.padded(made, widths, ["constant"] * x.ndim, border)
         views, new = [w.view(wider, x.shape, place) for place in places], list[AccelRef]()
         for start in range(0, len(views), w.MOST):
             new += views[start : start + w.MOST]
@@ -240,7 +242,9 @@ async def distance_transform_edt(
     name = "ndimage.distance_transform_edt"
     x: Any = input
     x = x if w.axes_of(name, x, None) else x.reshape((1,))
-    sizes = [float(one) for one in w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)]
+    sizes = w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)
+    sizes = [w.real(name, "sampling", one) for one in sizes]
+    w.need(name, all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
     w.need(name, return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
     before = await arrays.cumulative_max(marks[0], axis=0)

@@ -156,7 +156,10 @@ async def _ranked(
         max(0, whole(name, "size", one))
         for one in w.each(name, "size", 0 if size is None else size, len(along))
     ]
-    window = np.ones(sizes, bool) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
+    w.need(name, math.prod(sizes) <= _PIECE, f"a window has at most {_PIECE} elements, got {sizes}")
+    window = (
+        np.broadcast_to(True, sizes) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
+    )
     is_right, told = (
         window.ndim == len(along) and window.any(),
         f"must say which elements of {len(along)} axes",

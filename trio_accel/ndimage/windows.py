@@ -1,7 +1,7 @@
 """What all functions of images share: their arguments, what is beyond an edge, and windows as views.
 
-An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of that
-then. An expression over views has neither indices nor edges, and runs as fast as any other on all backends.
+An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of
+that then. An expression over views has neither indices nor edges, and runs as fast as any other.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ def need(name: str, is_right: object, told: str) -> None:
     """Raise a `ValueError` with the name of the function, unless all is right."""
     if not is_right:
         raise ValueError(f"{name}: {told}")
+
+
+def real(name: str, argument: str, value: Any) -> float:
+    """Take a number that is finite. Raises `TypeError`, `ValueError`."""
+    try:
+        found = float(value)
+    except OverflowError:
+        found = np.inf
+    need(name, np.isfinite(found), f"{argument} must be finite, got {found}")
+    return found
 
 
 def mode_of(name: str, mode: object) -> str:
