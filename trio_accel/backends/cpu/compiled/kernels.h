@@ -1,4 +1,4 @@
-// What a kernel finds when the stand-in NVRTC compiles it with a C++ compiler of the host.
+// What a kernel of CUDA finds when a C++ compiler makes it for a processor: on the CPU backend, and on the stand-in.
 //
 // Blocks and threads of a launch run one after another, so there is neither shared memory nor
 // `__syncthreads`: a kernel that uses them does not compile here, instead of computing something else. The
