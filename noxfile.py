@@ -19,7 +19,7 @@ import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
 nox.options.sessions = ["lint", "types", "tests", "machines(machine='small')", "stand_in", "third", "docs"]
-nox.options.sessions += ["examples", "array_api_sample"]
+nox.options.sessions += ["compiled", "examples", "array_api_sample"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False  # `pythons` takes those that are installed
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parent
 # Folders of tests that hold any backend to its protocols and numbers; single files are marked `conformance`.
 CONFORMANCE = ("arrays", "backends", "fft", "linalg")
 MORE_CONFORMANCE = ("jit", "random", "sparse", "tensor")  # of whole runs
+# What the CPU backend compiles.
+COMPILED = ("arrays", "compiled", "jit")
 # Folders that know no backend by name. A whole run has those with functions that are made of others, too.
 ON_STAND_IN = (*CONFORMANCE, *MORE_CONFORMANCE, "collectives", "devices", "graphs", "weights")
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
@@ -183,6 +185,18 @@ def _test_on_stand_in(session: nox.Session, *chosen: str) -> None:
     command = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "not (gpu or slow or alone)")
     arguments = session.posargs or [*THREE_AT_A_TIME, *chosen, *_files(having=["stand_in"])]
     _python(session, *command, *arguments, env={"TRIO_ACCEL_BACKEND": "cuda"})
+
+
+@in_env
+def compiled(session: nox.Session) -> None:
+    """Run a sample of what expressions compute by compiled code of the CPU backend, each from its first run on."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        session.skip("there is no C++ compiler here")
+    env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_CPU_COMPILED": "always"}
+    # Of hundreds of expressions it looks at the types alone, which no executor decides.
+    types = "--deselect=tests/arrays/test_elementwise.py::test_the_promotion_of_the_standard"
+    arguments = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, types, *_files(*COMPILED)]
+    _python(session, "-m", "pytest", "-m", "not (gpu or slow or alone)", "--timeout=180", *arguments, env=env)
 
 
 @in_env

@@ -22,7 +22,7 @@ import pytest
 PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# One package per capability; none imports another, but for solvers of sparse systems.
+# One package per capability; none imports another, but for those that are made of others.
 CAPABILITIES = (
     "arrays",
     "collectives",
@@ -30,11 +30,14 @@ CAPABILITIES = (
     "graphs",
     "jit",
     "linalg",
+    "ndimage",
     "nn",
     "programs",
     "random",
     "signal",
     "sparse",
+    "spatial",
+    "tables",
     "tensor",
     "weights",
 )
@@ -51,6 +54,12 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
+    # Windows that are too large for a network are sorted, and labels are numbered by a scan.
+    "ndimage": ("actors", "arrays", "backends.base", "devices", "expressions"),
+    # No libraries of their own: they are made of sorts, selections and kernels (D191).
+    **dict.fromkeys(
+        ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")
+    ),
     # Composed of transforms, systems and functions of arrays.
     "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "linalg"),
     # What services ride on, and what shows them: they know no capability.
@@ -70,7 +79,7 @@ TOP = ("cli", "interop")  # see public names only: none with an underscore
 EXPORTED = ("interop",)  # what of the top is a public name itself
 
 # The folders of a backend, from the driver up: each imports itself and those before it.
-BACKEND_FOLDERS = ("runtime", "kit", "libraries")
+BACKEND_FOLDERS = ("runtime", "compiled", "kit", "libraries")
 
 # The rooms of devices and of the base of backends, and what each may import besides itself: an arrow that is
 # not here is a change of the architecture.
@@ -109,6 +118,8 @@ THREADS_TOO = {
     "trio_accel.backends.base.kit.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.kit.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
     "trio_accel.backends.base.kit.modules": "a lock: two libraries may be imported at once, in two threads",
+    "trio_accel.backends.cpu.compiled._compiler": "a lock: streams share the compiler",
+    "trio_accel.backends.cpu.compiled._plans": "the compiler beside a stream, and shares of a long loop",
     "trio_accel.backends.cpu.runtime.blas_threads": "locks: streams share the threads of a BLAS",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",

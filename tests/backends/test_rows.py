@@ -23,9 +23,9 @@ from trio_accel.backends.base.expressions import (
     pack_scalars,
 )
 from trio_accel.backends.base.expressions.compiled import ROW_THREADS, make_kernel, rows_arguments
-from trio_accel.testing import stand_in
+from trio_accel.backends.cpu import compiled
 
-SPECIAL = Path(stand_in.__file__).parent / "special.h"
+SPECIAL = Path(compiled.__file__).with_name("special.h")
 
 # Threads of a block are contexts that take turns at each barrier.
 HARNESS = r"""

@@ -64,7 +64,6 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
 IsolationOption = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
-_File = Annotated[Path | None, Parameter(show_default=False)]
 _Sizes = Annotated[
     tuple[int, ...],
     Parameter(
@@ -217,30 +216,27 @@ def matmul(
 @demo.command(sort_key=1)
 def spectrum(
     *,
-    audio: _File = None,
     output: Path = Path("spectrogram.png"),
     backend: Backend = None,
     isolation: IsolationOption = None,
     json: Json = False,
 ) -> int:
-    """Draw the spectrogram of a recording.
+    """Draw the spectrogram of a sentence that is read aloud.
 
     Needs Matplotlib: pip install '.[plot]' in a checkout. Every spectrum is compared with SciPy in float64.
 
     Args:
-        audio: WAV file (PCM or float, any number of channels). Default: a sentence read aloud.
         output: PNG file to write; an existing one is replaced.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
         isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
-    return run_demo([SpectrumStep(audio=audio, output=output)], backend, isolation, json)
+    return run_demo([SpectrumStep(output=output)], backend, isolation, json)
 
 
 @demo.command(sort_key=2)
 def solve(
     *,
-    matrix: _File = None,
     rtol: float = 1e-10,
     max_iterations: Annotated[int | None, Parameter(validator=Number(gte=1), show_default=False)] = None,
     backend: Backend = None,
@@ -249,12 +245,10 @@ def solve(
 ) -> int:
     """Solve a linear system by conjugate gradients.
 
-    The right-hand side is 1 in every row. The residual is recomputed and the solution compared with SciPy
-    in float64.
+    The matrix is the stiffness matrix of a dam. The right-hand side is 1 in every row. The residual is
+    recomputed, and the solution compared with SciPy in float64.
 
     Args:
-        matrix: Matrix Market file, plain or .gz, symmetric positive definite. Default: the stiffness matrix
-            of a dam.
         rtol: Residual at which to stop, relative to the right-hand side.
         max_iterations: Iterations allowed. Default: ten per row, at least 1000.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
@@ -263,8 +257,7 @@ def solve(
     """
     if not 0.0 < rtol < 1.0:
         raise InputError(f"--rtol must be between 0 and 1, got {rtol:g}")
-    step = SolveStep(matrix=matrix, rtol=rtol, max_iterations=max_iterations)
-    return run_demo([step], backend, isolation, json)
+    return run_demo([SolveStep(rtol=rtol, max_iterations=max_iterations)], backend, isolation, json)
 
 
 @demo.command(sort_key=3)

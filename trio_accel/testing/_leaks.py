@@ -42,6 +42,8 @@ _LAUNCHER_CLASS = "LauncherSupervisor"
 # Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
+# Compiled expressions stay loaded.
+_CODE = "/memfd:accel code"
 # Descriptors of a worker in the application, besides a page; and of a launcher, which Trio watches, too.
 _OF_WORKER = ("socket", "anon_inode:[pidfd]")
 _OF_LAUNCHER = (*_OF_WORKER, "anon_inode:[pidfd]")
@@ -318,7 +320,7 @@ def shared_memory() -> dict[int, str]:
                 found[os.fstat(number).st_ino] = target.removesuffix(_GONE)
     for line in _content(_PROC / "self" / "maps").decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(_SHARED):
+        if len(fields) == 6 and fields[5].startswith(_SHARED) and not fields[5].startswith(_CODE):
             found[int(fields[4])] = fields[5].removesuffix(_GONE)
     return found
 

@@ -11,9 +11,11 @@ from ..base import (
     AccelBackend,
     AccelStream,
     BackendReport,
+    CacheCounts,
     ChunkKeeper,
     DeviceInfo,
     DeviceReport,
+    LibraryUsage,
     NotSupportedError,
     Poison,
 )
@@ -29,6 +31,7 @@ from ..base.kit.host import (
     usable_cores,
 )
 from ..base.kit.modules import import_ahead
+from .compiled import _compiler
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
 from .runtime._memory import CpuMemory, HostArray, HostLease
@@ -42,6 +45,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         memory = CpuMemory(info.name, memory_limit, keeper)
         super().__init__(info, memory)
         self._fault = CpuFault(info.name)
+        self._before = _compiler.counts.now()
         # See `ComputingDevice`; without a call in between.
         self.host_view: Callable[..., HostArray] = memory.view
 
@@ -92,6 +96,11 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         """Count the context as lost; see `AccelDevice.give_up`."""
         self._fault.reason = self._fault.reason or reason
 
+    def usage(self) -> dict[str, LibraryUsage]:
+        """Count expressions: plans are compiled ones, and NumPy computed what found none."""
+        made, found = (now - then for now, then in zip(_compiler.counts.now(), self._before, strict=True))
+        return {"arrays": LibraryUsage(CacheCounts(found=max(0, found - made), made=made))} if found else {}
+
     def reaches(self, other: DeviceInfo) -> bool:
         """True: all of it is the machine's memory."""
         return True
@@ -141,9 +150,12 @@ class CpuBackend(AccelBackend):
     def describe(self) -> BackendReport:
         """Tell of the one device, which computes with packages that are always installed."""
         (info,) = self.list_devices()
-        return BackendReport(
-            name=self.name, devices=(DeviceReport(info=info, libraries=tuple(sorted(LIBRARIES))),)
+        found = _compiler.compiler()
+        told = "NumPy: there is no C++ compiler" if found is None else f"{found.title} ({_compiler.mode()})"
+        report = DeviceReport(
+            info=info, libraries=tuple(sorted(LIBRARIES)), properties=(("expressions by", told),)
         )
+        return BackendReport(name=self.name, devices=(report,))
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None

@@ -58,7 +58,8 @@ class LibraryStatistics:
     """Plans of one library in one generation, and its workspace.
 
     Attributes:
-        plans: Plans of its operations: each launch by a plan has found one, or had one made.
+        plans: Plans of its operations: each launch by a plan has found one, or had one made. On the CPU
+            backend they are compiled expressions (D186), and NumPy computes what has none.
         templates: Launch templates of its operations, by which they are sent to a worker process. One is made
             when the second operation of its kind is sent. The first one counts nowhere.
         workspace: Bytes that it holds for itself beside the arrays. Where several libraries share a stream,

@@ -30,9 +30,9 @@ from trio_accel.backends.base.expressions import (
     typed,
 )
 from trio_accel.backends.base.expressions._source import Layouts, elementwise_source, prelude
-from trio_accel.testing import stand_in
+from trio_accel.backends.cpu import compiled
 
-STAND_IN = Path(stand_in.__file__).parent
+HEADER = Path(compiled.__file__).with_name("kernels.h")
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")]
 
@@ -82,7 +82,7 @@ def compile_and_run(kernels: Sequence[Kernel], folder: Path) -> None:
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join([prelude(), *parts]))
     flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
-    command = ["g++", *flags, "-include", str(STAND_IN / "kernels.h"), str(source), "-o", str(library)]
+    command = ["g++", *flags, "-include", str(HEADER), str(source), "-o", str(library)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[:3000]
     loaded = ctypes.CDLL(str(library))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
@@ -18,7 +18,15 @@ from ._expression import Expression
 from ._parse import parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
-__all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
+__all__ = [
+    "REDUCTIONS",
+    "WIDER",
+    "Reduction",
+    "TypedReduction",
+    "evaluate_reduction",
+    "reduced_groups",
+    "typed_reduction",
+]
 
 ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"
@@ -262,23 +270,155 @@ def _by_ufunc(
     axes: tuple[int, ...],
     overflow: Overflow,
 ) -> npt.NDArray[Any]:
-    """Reduce rows of the first axis, so many at a time that the mapped values fit into the caches."""
-    size = math.prod(shape)
-    rows = max(1, _PIECE * shape[0] // size) if shape and size > _PIECE else 0
-    if not rows:
-        (values,) = evaluate(reduction.map, arguments, overflow=overflow)
-        values = np.broadcast_to(values, shape)
-        return np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype))
-    whole = [np.broadcast_to(each, shape) if np.ndim(each) else each for each in arguments]
-    parts: list[npt.NDArray[Any]] = []
-    for start in range(0, shape[0], rows):
-        piece = [each[start : start + rows] if np.ndim(each) else each for each in whole]
-        (values,) = evaluate(reduction.map, piece, overflow=overflow)
-        values = np.broadcast_to(values, (min(rows, shape[0] - start), *shape[1:]))
-        parts.append(np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype)))
-    if 0 not in axes:
-        return np.concatenate(parts)
-    return np.asarray(ufunc.reduce(parts, axis=0, dtype=reduction.accumulator.dtype))
+    """Reduce pieces that fit into the caches, in the order of NumPy for one array of all values."""
+    dtype = reduction.accumulator.dtype
+    step = reduction.map.steps[reduction.map.outputs[0]]
+    is_there = step.function == "argument" and step.dtype is reduction.accumulator
+    groups, order = reduced_groups(shape, axes, [np.asarray(each).strides for each in arguments])
+    # Others than sums of rows are made element behind element, also where other axes are between.
+    many = sum(is_reduced for _, is_reduced in groups)
+    is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
+    if math.prod(shape) <= _PIECE or is_there or not is_simple:
+        (whole,) = evaluate(reduction.map, arguments, overflow=overflow)
+        whole = np.broadcast_to(whole.astype(dtype, copy=False), shape)
+        return np.asarray(ufunc.reduce(whole, axis=axes, dtype=dtype))
+    given = [np.broadcast_to(each, shape).transpose(order) if np.ndim(each) else each for each in arguments]
+    values = _Values(reduction, given, tuple(shape[axis] for axis in order), overflow)
+    *outer, (extent, is_row) = groups
+    if is_row:
+        made = values.rows(ufunc, math.prod(extent for extent, _ in outer), extent)
+        made = made.reshape([extent for extent, _ in outer])
+        left = tuple(number for number, (_, is_reduced) in enumerate(outer) if is_reduced)
+        made = np.asarray(ufunc.reduce(made, axis=left, dtype=dtype)) if left else made
+    else:
+        lead = outer[0][0] if len(outer) > 1 else 1
+        made = values.columns(ufunc, lead, outer[-1][0], extent)
+    kept = [axis for axis in order if axis not in axes]
+    return made.reshape([shape[axis] for axis in kept]).transpose(np.argsort(kept))
+
+
+def reduced_groups(
+    shape: tuple[int, ...], axes: Sequence[int], strides: Sequence[tuple[int, ...]]
+) -> tuple[list[tuple[int, bool]], list[int]]:
+    """Find in which order NumPy reduces an array that it made of others.
+
+    Args:
+        shape: Extents.
+        axes: Which are reduced.
+        strides: Those of the others; the first one with all axes counts.
+
+    Returns:
+        Extents of neighbouring axes that are all reduced, or all kept, and which; and the order of axes.
+    """
+    order = list(range(len(shape)))
+    steps = next((each for each in strides if len(each) == len(shape)), ())
+    if all(steps[axis] or shape[axis] == 1 for axis in order[: len(steps)]):
+        # What is made of arrays lies as they do.
+        order.sort(key=lambda axis: -abs(steps[axis]) if steps else 0)
+    groups = list[tuple[int, bool]]()
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        is_reduced = axis in axes
+        if groups and groups[-1][1] == is_reduced:
+            groups[-1] = groups[-1][0] * shape[axis], is_reduced
+        else:
+            groups.append((shape[axis], is_reduced))
+    return groups, order
+
+
+@attrs.define(eq=False)
+class _Values:
+    """The values of a reduction in C order, made piece by piece.
+
+    Attributes:
+        reduction: The reduction.
+        arguments: Its arguments, of `shape`, or numbers.
+        shape: Extents.
+        overflow: What is done when a step over- or underflows.
+    """
+
+    reduction: TypedReduction
+    arguments: Sequence[Any]
+    shape: tuple[int, ...]
+    overflow: Overflow
+    _memory: npt.NDArray[Any] | None = None
+
+    def piece(self, first: int, end: int, ahead: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Make elements of a range, behind those that are `ahead`."""
+        at = 0 if ahead is None else ahead.size
+        if self._memory is None or len(self._memory) < at + end - first:
+            self._memory = np.empty(at + end - first, self.reduction.accumulator.dtype)
+        made = self._memory[: at + end - first]
+        if ahead is not None:
+            made[:at] = ahead
+        for block in _blocks(self.shape, first, end):
+            given = [each[block] if np.ndim(each) else each for each in self.arguments]
+            extents = [each.stop - each.start for each in block]
+            out = made[at : at + math.prod(extents)].reshape(extents)
+            (values,) = evaluate(self.reduction.map, given, out=out, overflow=self.overflow)
+            if values is not out:
+                np.copyto(out, values)
+            at += out.size
+        return made
+
+    def rows(self, ufunc: Any, rows: int, count: int) -> npt.NDArray[Any]:
+        """Reduce rows of so many elements."""
+        made = np.empty(rows, self.reduction.accumulator.dtype)
+        many = _PIECE // count
+        if not many:
+            made[:] = [self._row(ufunc, row * count, count) for row in range(rows)]
+        for row in range(0, rows, many) if many else ():
+            end = min(row + many, rows)
+            ufunc.reduce(self.piece(row * count, end * count).reshape(-1, count), axis=1, out=made[row:end])
+        return made
+
+    def _row(self, ufunc: Any, first: int, count: int) -> Any:
+        if count <= _PIECE:
+            return ufunc.reduce(self.piece(first, first + count))
+        if ufunc is np.add:
+            # Sums are those of halves.
+            half = count // 2 - count // 2 % 8
+            return self._row(ufunc, first, half) + self._row(ufunc, first + half, count - half)
+        return self.columns(ufunc, 1, count, 1, first)[0, 0]
+
+    def columns(self, ufunc: Any, lead: int, count: int, tail: int, first: int = 0) -> npt.NDArray[Any]:
+        """Reduce the middle one of three axes, element behind element."""
+        made = np.empty((lead, tail), self.reduction.accumulator.dtype)
+        many = _PIECE // (count * tail)
+        for start in range(0, lead, max(many, 1)):
+            end, at = min(start + max(many, 1), lead), first + start * count * tail
+            if many:
+                values = self.piece(at, first + end * count * tail).reshape(-1, count, tail)
+                ufunc.reduce(values, axis=1, out=made[start:end])
+                continue
+            found: npt.NDArray[Any] | None = None
+            rows = max(_PIECE // tail, 1)
+            for row in range(0, count, rows):
+                values = self.piece(at + row * tail, at + min(row + rows, count) * tail, found)
+                found = np.asarray(ufunc.reduce(values.reshape(-1, tail), axis=0, out=made[start]))
+        return made
+
+
+def _blocks(shape: tuple[int, ...], first: int, end: int) -> Iterator[tuple[slice, ...]]:
+    """Cut a range of elements in C order into blocks."""
+    if len(shape) == 1:
+        yield (slice(first, end),)
+        return
+    inner = math.prod(shape[1:])
+    row, last = -(-first // inner), end // inner
+    if row > last:
+        row = last
+    elif first % inner:
+        for block in _blocks(shape[1:], first % inner, inner):
+            yield (slice(row - 1, row), *block)
+        first = row * inner
+    if row < last:
+        yield (slice(row, last), *(slice(0, extent) for extent in shape[1:]))
+        first = last * inner
+    if first < end:
+        for block in _blocks(shape[1:], first - last * inner, end - last * inner):
+            yield (slice(last, last + 1), *block)
 
 
 def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:

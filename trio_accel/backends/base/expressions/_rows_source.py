@@ -27,7 +27,6 @@ from ._source import (
     prelude,
     register_of,
     structure,
-    work_of,
 )
 
 ROW_THREADS = 256
@@ -82,7 +81,7 @@ def reduction_source(specialized: SpecializedReduction, layouts: RowLayouts) -> 
     store = f"{element_of(typed.dtype)}::store(arguments.out + output * {typed.dtype.itemsize}, result);"
     return "\n".join(
         (
-            _passes([typed], names, layouts, own, len(names.arrays), work_of(typed.map)),
+            _passes([typed], names, layouts, own, len(names.arrays), typed.map.work),
             _REDUCE.replace("STORE", store),
         )
     )
@@ -97,7 +96,7 @@ def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
     """
     typed = specialized.typed
     names = _Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
-    steps = sum(work_of(stage.map) for stage in typed.stages) + work_of(typed.last)
+    steps = sum(stage.map.work for stage in typed.stages) + typed.last.work
     results = [
         f"row.{found(number)} = Stage{number}::result(arguments, in_group<Stage{number}, GROUP>("
         f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)));"
@@ -130,7 +129,7 @@ def _passes(
     kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
     dtypes = list(names.arrays.values())
     registers = [f" {register_of(stage.dtype)} {found(number)};" for number, stage in enumerate(stages)]
-    written = [_stage(number, stage, names) for number, stage in enumerate(stages)]
+    written = [stage_text(number, stage, names) for number, stage in enumerate(stages)]
     return f"""{prelude()}
 typedef {"u64" if layouts.is_wide else "u32"} Index;
 constexpr int THREADS = {ROW_THREADS};
@@ -195,7 +194,7 @@ FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
 }}"""
 
 
-def _stage(number: int, stage: TypedReduction, names: _Names) -> str:
+def stage_text(number: int, stage: TypedReduction, names: _Names) -> str:
     """Write a structure of functions: how one reduction combines, and what it finds."""
     statements, (value,) = body(stage.map, names.texts(stage.reduction.map.inputs))
     value = cast_of(value, stage.map.dtypes[0], stage.accumulator)

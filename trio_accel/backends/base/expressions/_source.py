@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -37,6 +37,7 @@ _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
 # The next number of these dtypes is another one than that of the float that a value is computed in.
 _OF_CODES = ("nextafter",)
 
+_CHOICES = ("maximum", "minimum", "fmax", "fmin")
 # These functions make results that need no rounding if their operands are rounded.
 _EXACT = frozenset(
     {
@@ -89,7 +90,7 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
                 lines += [f"{check};" for check in checks_of(number, expression, indices)]
             value = load(step.dtype, place_of(step, expression, indices))
         else:
-            value = _value(step, arguments, expression.steps)
+            value = value_of(step, arguments, expression.steps)
         lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
     return "\n".join(lines), [f"t{number}" for number in expression.outputs]
 
@@ -103,10 +104,9 @@ def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
     """
     step = steps[number]
     given = [f"t{each}" for each in step.steps]
-    if step.function == "carried":
-        return [f"{register_of(step.dtype)} t{number} = {given[0]};"]
-    if step.function == "result":
-        return [f"const {register_of(step.dtype)} t{number} = {given[0]};"]
+    if step.function in ("carried", "result"):
+        const = "const " if step.function == "result" else ""
+        return [f"{const}{register_of(step.dtype)} t{number} = {given[0]};"]
     if step.function == "loop":
         return [f"for (i64 t{number} = {given[0]}; t{number} < {given[1]}; t{number}++) {{"]
     if step.function not in ("break", "end"):
@@ -164,7 +164,14 @@ def _source_of(step: Step, expression: TypedExpression) -> tuple[int, int]:
     return array, 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
 
 
-def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
+def value_of(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
+    """C++ of a step that neither loads nor is of a loop.
+
+    Args:
+        step: The step.
+        arguments: C++ of the arguments.
+        steps: All steps.
+    """
     if step.function == "argument":
         return arguments[int(step.value.real)]
     if step.function == "constant":
@@ -178,6 +185,9 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
 def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
     is_low = dtype in _LOW
+    if dtype is DType.float16 and function in _CHOICES:
+        # NumPy takes the first of two zeros with different signs in float16, and the second one in others.
+        given = given[::-1]
     if is_low and function in _OF_CODES:
         return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
     value = f"f_{function}({', '.join(given)})"
@@ -293,7 +303,7 @@ def kernel_source(
     statements, names = body(expression, taken)
     return f"""{prelude()}
 {_arguments(expression, results, len(arrays), scalars, layouts)}
-enum {{ EACH = {elements_of_thread((*written, *arrays), work_of(expression))} }};
+enum {{ EACH = {elements_of_thread((*written, *arrays), expression.work)} }};
 {structure("Loaded", arrays)}
 {structure("Made", expression.dtypes)}
 {functions}
@@ -313,19 +323,14 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {kernel or _ELEMENTWISE}"""
 
 
-def work_of(expression: TypedExpression) -> int:
-    """Count the steps of an element; a loop is as good as many."""
-    return sum(_LONG + 1 if step.function == "loop" else 1 for step in expression.steps)
-
-
-def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
+def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
     """Tell how many elements a thread loads before it computes: memory is slow, and wide.
 
     Args:
         dtypes: Dtypes of the arrays.
-        steps: How many steps the expression has: copies of a long one take registers and time to compile.
+        work: See `TypedExpression.work`: copies of a long one take registers and time to compile.
     """
-    if steps > _LONG or len(dtypes) > _MANY:
+    if work > _LONG or len(dtypes) > _MANY:
         return 1
     return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
 
@@ -411,7 +416,7 @@ def indented(text: str, spaces: int = 8) -> str:
     return "\n".join(f"{' ' * spaces}{line}" for line in text.splitlines())
 
 
-_FUNCTIONS = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
+COMBINING: Mapping[str, str] = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
 
 # C++ types, with so many parts of an element, that devices add to in one step.
 _ADDED = {
@@ -470,7 +475,7 @@ def _combine(dtype: DType, reduce: Reduce) -> str:
         )
     else:
         decode, encode = _BITS.get(dtype, (f"bits_as<{register}>(bits)", "bits_as<Bits>({})"))
-        made = encode.format(call_of(_FUNCTIONS[reduce], dtype, (decode, "value")))
+        made = encode.format(call_of(COMBINING[reduce], dtype, (decode, "value")))
         return _SWAPPED.format(
             bits=f"u{8 * dtype.itemsize}",
             word=f"u{8 * max(dtype.itemsize, 4)}",

@@ -57,7 +57,11 @@ FUNCTION float to_f16(double value)
     return (float)copysign(rint(size / step) * step, value);
 }
 
-#if defined(STAND_IN) || defined(__HIP__)
+#if defined(PROCESSOR) && defined(__FLT16_MAX__)
+FUNCTION float from_f16(u16 code) { return (float)bits_as<_Float16>(code); }
+FUNCTION u16 f16_code(float value) { return bits_as<u16>((_Float16)value); }
+FUNCTION float to_f16(float value) { return (float)(_Float16)value; }
+#elif defined(STAND_IN) || defined(__HIP__)
 FUNCTION float from_f16(u16 code)
 {
     const u32 sign = (u32)(code & 0x8000) << 16, exponent = code >> 10 & 31, fraction = code & 1023;
@@ -284,10 +288,11 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_sign(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a; }             \
     FUNCTION T f_square(T a) { return a * a; }                                                      \
     FUNCTION T f_reciprocal(T a) { return (T)1 / a; }                                               \
-    FUNCTION T f_maximum(T a, T b) { return a >= b || a != a ? a : b; }                             \
-    FUNCTION T f_minimum(T a, T b) { return a <= b || a != a ? a : b; }                             \
-    FUNCTION T f_fmax(T a, T b) { return a >= b || b != b ? a : b; }                                \
-    FUNCTION T f_fmin(T a, T b) { return a <= b || b != b ? a : b; }                                \
+    /* Of zeros with different signs it is the second one, as NumPy's. */                           \
+    FUNCTION T f_maximum(T a, T b) { return a > b || a != a ? a : b; }                              \
+    FUNCTION T f_minimum(T a, T b) { return a < b || a != a ? a : b; }                              \
+    FUNCTION T f_fmax(T a, T b) { return a > b || b != b ? a : b; }                                 \
+    FUNCTION T f_fmin(T a, T b) { return a < b || b != b ? a : b; }                                 \
     FUNCTION bool f_isnan(T a) { return a != a; }                                                   \
     FUNCTION bool f_isinf(T a) { return a == a && a - a != 0; }                                     \
     FUNCTION bool f_isfinite(T a) { return a - a == 0; }                                            \

@@ -68,6 +68,10 @@ class _Within:
         """Return an array."""
         return self.made[array.block] if array.block in self.made else self.call.array(array)
 
+    def at(self, array: ArraySpec) -> int:
+        """Return its address."""
+        return int(self.array(array).ctypes.data)
+
 
 def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
     if not out.size:

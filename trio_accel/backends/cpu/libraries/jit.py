@@ -12,10 +12,11 @@ from weakref import ref
 import numpy as np
 
 from ....actors import describe
-from ...base import LibraryError, NotSupportedError
+from ...base import LibraryError
 from ...base.contract.ops import KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.kernels import HostCall, kernel
 from ...base.kit.lent import Keepers, Lent
+from ..compiled import _kernels as kernels
 from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
 
@@ -29,22 +30,22 @@ _keepers = Keepers()
 
 
 def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
-    """Read the definition; refuse a kernel that has no function."""
+    """Read the definition, and compile the source of a kernel that has no function."""
     definition = KernelDefinition.decode(spec.definition)
     if definition.cpu is None:
-        raise NotSupportedError(
-            f"kernel {definition.name!r} has no function for the CPU; name one: cpu='module:function'",
-            backend="cpu",
-        )
+        kernels.find(spec.definition)
     return definition
 
 
-@kernel(KernelSpec, backend="cpu", plan=_plan, is_quick=True)
+@kernel(KernelSpec, backend="cpu", plan=_plan)
 def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
-    """Call a kernel's function, which gets its arguments in the order of its parameters."""
+    """Call a kernel's function, which gets its arguments in the order of its parameters; else its source."""
     if 0 in spec.grid:
         return
     definition = call.plan
+    if definition.cpu is None:
+        kernels.launch(spec, call)
+        return
     lent: _LentByRole = {"read": [], "update": [], "write": []}
     _call(spec, call, lent)
     read, written = lent["read"], lent["update"] + lent["write"]

@@ -59,6 +59,11 @@ class BlasThreads:
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
+    @property
+    def started(self) -> int:
+        """How many threads it was started with: what the user allows."""
+        return self._started
+
     def _begin(self) -> None:
         """Begin with nobody inside: in a fork, the threads that were are gone."""
         self._number.value, self._inside, self._queued, self._is_small = self._started, 0, 0, True

@@ -1,0 +1,1 @@
+"""Expressions that are compiled by the C++ compiler of the machine (D186)."""

@@ -1,0 +1,322 @@
+"""The C++ compiler of the machine: found, run, and what it makes kept and loaded (D186)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import logging
+import os
+import platform
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import attrs
+
+from ...base import AccelError
+from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
+
+Mode: TypeAlias = Literal["auto", "never", "always"]
+Entry: TypeAlias = Callable[[bytes, int, int], int]
+"""The function ``run`` of a text: it gets its packed arguments, and the first element and the one behind the
+last. It holds no lock of the interpreter."""
+
+_logger = logging.getLogger("trio_accel.backends")
+
+OPTIONS = (
+    "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+    "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-fvisibility=hidden",
+    "-fno-exceptions", "-fno-rtti", "-pipe", "-Wl,--as-needed",
+)  # fmt: skip
+"""None of them changes what is rounded, and how."""
+_OF_GCC = ("-fno-tree-sink", "--param=vect-epilogues-nomask=0")
+_WIDE = "-mprefer-vector-width=512"
+
+# Seconds that a compiler may take: a long expression takes one.
+_LIMIT = 30.0
+# After so many failures, one behind another, the compiler is not asked again.
+_MOST_FAILURES = 3
+# Its folder is $0. When the process that asks is done, or is no more, the line ends: then the compiler is
+# ended with all that it has started, and nothing is left of its files.
+_SCRIPT = """
+(cd "$0" && "$@" >log 2>&1 </dev/null; echo $?) &
+trap '' TERM
+read line
+kill 0
+rm -rf "$0" || rm -rf "$0"
+kill -9 0
+"""
+
+
+@attrs.define(eq=False)
+class Counts:
+    """How often each executor ran, since the process began.
+
+    Attributes:
+        compiled: Operations of compiled code.
+        by_numpy: Operations of NumPy.
+        kernels: Kernels that were compiled, or found in the disk cache.
+    """
+
+    compiled: int = 0
+    by_numpy: int = 0
+    kernels: int = 0
+
+    def add(self, is_compiled: bool) -> None:
+        """Count an operation."""
+        if is_compiled:
+            self.compiled += 1
+        else:
+            self.by_numpy += 1
+
+    def now(self) -> tuple[int, int]:
+        """Return the kernels, and the operations of compiled code."""
+        return self.kernels, self.compiled
+
+
+counts = Counts()
+
+
+class CompilerError(Exception):
+    """The compiler could not be run, or failed; its text says why.
+
+    Args:
+        text: Why.
+        log: What the compiler wrote.
+    """
+
+    def __init__(self, text: str, log: str = "") -> None:
+        super().__init__(text)
+        self.log = log
+
+
+@attrs.frozen
+class Compiler:
+    """A compiler that was found.
+
+    Attributes:
+        command: What runs it.
+        version: The first line that it says about itself.
+        options: Options of every text.
+    """
+
+    command: tuple[str, ...]
+    version: str
+    options: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name and version, for people."""
+        return self.version or " ".join(self.command)
+
+    def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
+        """Return the key of a text and its headers: code for another processor would end the process."""
+        return code_key(
+            kind="cpu",
+            text=text,
+            compiler=(*self.command, self.version),
+            options=(*self.options, *options),
+            headers=headers,
+            machine=machine(),
+        )
+
+    def compile(self, text: str, options: tuple[str, ...] = (), limit: float | None = None) -> bytes:
+        """Compile a text; blocks.
+
+        Raises:
+            CompilerError: It fails, takes too long, or cannot be run.
+        """
+        folder = tempfile.mkdtemp(prefix="trio-accel-")
+        try:
+            Path(folder, "made.cpp").write_text(text, encoding="utf-8")
+            arguments = (*self.command, *self.options, *options, "made.cpp", "-o", "made.so")
+            return _run(Path(folder), arguments, _LIMIT if limit is None else limit)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder: Path, arguments: tuple[str, ...], limit: float) -> bytes:
+    """Run a compiler in a folder, and return the library that it makes there."""
+    environment = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+    environment |= {"TMPDIR": str(folder), "LC_ALL": "C"}
+    process = subprocess.Popen(  # noqa: S603  # the user's own compiler
+        ("/bin/sh", "-c", _SCRIPT, folder, *arguments),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment, start_new_session=True,
+    )  # fmt: skip
+    # Its end closes the line.
+    with process:
+        assert process.stdout is not None
+        said = process.stdout.fileno()
+        poll = select.poll()
+        poll.register(said, select.POLLIN)
+        if not poll.poll(limit * 1000):
+            raise CompilerError(f"it takes longer than {limit:g} s")
+        status = os.read(said, 16).decode().strip()
+        if status != "0":
+            log = (folder / "log").read_text(encoding="utf-8", errors="replace")
+            raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}", log)
+        return (folder / "made.so").read_bytes()
+
+
+@functools.cache
+def machine() -> tuple[str, ...]:
+    """Return what code depends on: the C library, and what the system says about the processor."""
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    library, whole = "", ""
+    with suppress(OSError, ValueError):
+        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    with suppress(OSError):
+        whole = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    lines = [line.partition(":") for line in whole.partition("\n\n")[0].splitlines()]
+    told = [f"{name.strip()}:{text}" for name, _, text in lines if name.strip() in wanted]
+    return (platform.machine(), library, *told)
+
+
+@functools.cache
+def has_fma() -> bool:
+    """Tell whether the processor multiplies and adds with one rounding: functions of our own need that."""
+    return platform.machine() != "x86_64" or _has("fma")
+
+
+def _has(flag: str) -> bool:
+    return flag in " ".join(machine()).split()
+
+
+def mode() -> Mode:
+    """Return the variable `TRIO_ACCEL_CPU_COMPILED`.
+
+    Raises:
+        AccelError: It is none of its words.
+    """
+    told = os.environ.get("TRIO_ACCEL_CPU_COMPILED", "").strip() or "auto"
+    if told not in ("auto", "never", "always"):
+        raise AccelError(f"TRIO_ACCEL_CPU_COMPILED: must be auto, never or always, got {told!r}")
+    return cast("Mode", told)  # pyright: ignore[reportUnnecessaryCast]  # mypy does not see it
+
+
+def compiler() -> Compiler | None:
+    """Find the compiler: that of `CXX`, else ``c++``, ``g++`` or ``clang++``; None where there is none."""
+    return _find(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(4)
+def _find(named: str, path: str) -> Compiler | None:
+    # Code is loaded from memory that has a name, and the compiler is ended by a shell.
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
+        return None
+    for told in (named, "c++", "g++", "clang++"):
+        try:
+            command = tuple(shlex.split(told))
+            if not command or shutil.which(command[0]) is None:
+                continue
+            asked = (*command, "--version")
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=_LIMIT, check=True)  # noqa: S603
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            _logger.warning("the C++ compiler %s cannot be used: %s", told, error)
+            continue
+        version = (done.stdout.strip().splitlines() or [""])[0]
+        options = OPTIONS if "clang" in version else (*OPTIONS, *_OF_GCC)
+        return Compiler(command, version, (*options, *((_WIDE,) if _has("avx512f") else ())))
+    return None
+
+
+@attrs.define(eq=False)
+class State:
+    """What this process has compiled, and how that went.
+
+    Attributes:
+        entries: The functions, by the keys of their texts; None for one that could not be made.
+        failures: How many in a row were not made.
+        has_warned: Whether one of them was told of.
+    """
+
+    entries: dict[bytes, Entry | None] = attrs.field(factory=dict[bytes, "Entry | None"])
+    failures: int = 0
+    has_warned: bool = False
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+
+_state = State()
+_numbers = itertools.count(2)
+
+
+def _begin() -> None:
+    # A thread of the other process may have held the lock.
+    _state.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin)
+
+
+def compile_text(text: str, options: tuple[str, ...] = ()) -> Entry | None:
+    """Compile a text that begins with `head`, or find it in the disk cache; blocks.
+
+    Returns:
+        Its function ``run``; None where that cannot be had, which is said once in the log.
+    """
+    found = compiler()
+    if found is None:
+        return None
+    key = found.key(text, options)
+    # One at a time: all of them ask for a whole core.
+    with _state.lock:
+        if key not in _state.entries and _state.failures < _MOST_FAILURES:
+            _state.entries[key] = _made(found, key, text, options)
+        return _state.entries.get(key)
+
+
+def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> Entry | None:
+    cache = default_code_cache()
+    kept = cache.find(key)
+    if kept is not None:
+        # An entry that is no library is a miss.
+        with suppress(OSError, AttributeError):
+            return load(kept.code)
+    try:
+        code = found.compile(text, options)
+        entry = load(code)
+    except (CompilerError, OSError, AttributeError) as error:
+        _state.failures += 1
+        if not _state.has_warned:
+            _state.has_warned = True
+            _logger.warning(
+                "the C++ compiler %s made nothing of an expression, which is computed by NumPy instead; "
+                "TRIO_ACCEL_CPU_COMPILED=never does without it: %s",
+                found.title,
+                error,
+            )
+        return None
+    _state.failures = 0
+    cache.store(key, CompiledCode(code))
+    return entry
+
+
+def load(code: bytes) -> Entry:
+    """Load a library from memory: the folder of the cache may forbid programs.
+
+    Raises:
+        OSError: It is none.
+        AttributeError: It has no function ``run``.
+    """
+    file = os.memfd_create("accel code", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as opened:
+            opened.write(code)
+        # The loader takes a path that it knows for the same library: the number of the file is used again.
+        parts = "".join("./" if digit == "1" else "/" for digit in f"{next(_numbers):b}")
+        library: Any = ctypes.CDLL(f"/proc/self/fd/{parts}{file}")
+    finally:
+        os.close(file)
+    run: Any = library.run
+    run.argtypes, run.restype = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    return cast("Entry", run)

@@ -1,0 +1,166 @@
+"""CUDA source of the user's kernels on a processor, where threads of a grid run one after another (D186)."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ...base import CompilationError, LibraryError, NotSupportedError
+from ...base.contract.ops import KernelCode, KernelDefinition, KernelSpec, scalar_offsets
+from ...base.kit.code_cache import CompiledCode, default_code_cache, header_parts
+from ...base.kit.kernels import HostCall
+from ..runtime._memory import HostArray
+from ._compiler import CompilerError, Entry, compiler, load, mode
+
+_OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never")
+# The header says this of shared memory, barriers and warps.
+_REFUSED = "a processor runs threads one by one"
+_FAILURES = {710: "an assertion failed", 719: "it called __trap"}
+_POINTER = 8
+_SHAPE, _SIZE = struct.Struct("=6I8x"), struct.Struct("=Q8x")
+_ROOM = 16
+
+# Each parameter has 32 bytes behind the grid and the block: its size, and what it is.
+_RUN = """
+#line 1 "<run>"
+STAND_IN_EXPORT(kernel, &%s)
+extern "C" __attribute__((visibility("default")))
+long long run(const char *packed, long long count, long long)
+{
+    void *parameters[%d];
+    const size_t *sizes = stand_in_kernel_params.values;
+    long long number = 0;
+    for (; number < count && sizes[number] == *(const size_t *)(packed + 32 + 32 * number); number++)
+        parameters[number] = (void *)(packed + 48 + 32 * number);
+    if (number < count || sizes[number])
+        return -1 - number;
+    return stand_in_kernel(parameters, (const unsigned *)packed);
+}
+"""
+
+
+def _check(definition: KernelDefinition) -> None:
+    (first, *more) = definition.code
+    if mode() == "never" or compiler() is None:
+        reason = "its source is compiled where there is a C++ compiler, and there is none"
+    elif definition.cluster is not None or definition.is_cooperative:
+        reason = "its source is compiled for one block after another, and it has blocks that run at once"
+    elif definition.shared:
+        reason = "its source is compiled for one thread after another, and it has shared memory"
+    elif first.format != "c++" or more:
+        reason = "one source in C++ is compiled, and no other code"
+    else:
+        return
+    raise _refusal(definition, reason)
+
+
+def _refusal(definition: KernelDefinition, reason: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"kernel {definition.name!r} has no function for the CPU; name one: cpu='module:function' ({reason})",
+        backend="cpu",
+    )
+
+
+def launch(spec: KernelSpec, call: HostCall[Any]) -> None:
+    """Run all threads.
+
+    Raises:
+        LibraryError: The kernel has other parameters than were declared, or it failed.
+    """
+    definition = KernelDefinition.decode(spec.definition)
+    entry = find(spec.definition)
+    arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
+    offsets = iter(scalar_offsets(definition.scalars)[0])
+    packed, copies = [_SHAPE.pack(*spec.grid, *spec.block)], list[tuple[HostArray, HostArray]]()
+    for parameter in definition.parameters:
+        if parameter.role == "scalar":
+            size, start = parameter.dtype.itemsize, next(offsets)
+            value = spec.scalars[start : start + size]
+        else:
+            size, array = _POINTER, next(arrays[parameter.role])
+            address = call.at(array)
+            if parameter.layout == "packed" and not array.is_contiguous:
+                view = call.array(array)
+                copies.append((view, np.ascontiguousarray(view)))
+                address = int(copies[-1][1].ctypes.data)
+            value = struct.pack("=Q", address)
+        packed += [_SIZE.pack(size), value.ljust(_ROOM, b"\0")]
+    code = entry(b"".join(packed), len(definition.parameters), 0)
+    if code < 0:
+        raise LibraryError(
+            f"kernel {definition.name!r} has other parameters than were declared: number {-code} of them",
+            library="jit",
+            code="parameters",
+        )
+    if code:
+        raise LibraryError(
+            f"kernel {definition.name!r} ended: {_FAILURES.get(code, code)}", library="jit", code=code
+        )
+    for view, whole in copies:
+        if view.flags.writeable:
+            np.copyto(view, whole)
+
+
+@functools.lru_cache(256)
+def find(text: str) -> Entry:
+    """Compile a definition, or find it in the disk cache; blocks.
+
+    Raises:
+        CompilationError: The source does not compile, or has no such kernel.
+        NotSupportedError: It has shared memory, barriers, or calls of a warp; or there is no compiler.
+    """
+    definition, found = KernelDefinition.decode(text), compiler()
+    _check(definition)
+    assert found is not None
+    (code,) = definition.code
+    source, options = str(code.data), _options(definition)
+    whole = "\n".join((_head(), f'#line 1 "{code.name}"', source, _RUN % (
+        definition.name.removeprefix("&"), len(definition.parameters) + 1
+    )))  # fmt: skip
+    folders = [Path(folder) for folder in cast("list[str]", definition.options.get("include_path", ()))]
+    first = cast("list[str]", definition.options.get("pre_include", ()))
+    headers = header_parts(source, folders=folders, first=first)
+    key = None if headers is None else found.key(whole, options, headers)
+    try:
+        made = default_code_cache().compiled(key, lambda: CompiledCode(found.compile(whole, options)))
+        return load(made.code)
+    except (CompilerError, OSError, AttributeError) as error:
+        raise _told(definition, code, options, getattr(error, "log", "") or str(error)) from error
+
+
+def _told(
+    definition: KernelDefinition, code: KernelCode, options: tuple[str, ...], log: str
+) -> CompilationError | NotSupportedError:
+    for line in log.splitlines():
+        if _REFUSED in line:
+            return _refusal(definition, line.strip())
+    what, reason = f"kernel {definition.name!r} does not compile", "compile"
+    if "<run>:1" in log.partition("error:")[0]:
+        what, reason = f"there is no kernel {definition.name!r} in {code.name}", "no_such_kernel"
+    return CompilationError(
+        f"{what} (source {code.name}, options {' '.join(options)}):\n{log}\n",
+        library="jit", code=reason, log=log, source=code.name, options=options,
+    )  # fmt: skip
+
+
+def _options(definition: KernelDefinition) -> tuple[str, ...]:
+    """Return NVRTC's options that a C++ compiler has, too."""
+    given: dict[str, Any] = dict(definition.options)
+    std = [f"-std={given['std']}"] if given.get("std") else []
+    named = [(f"-{letter}", each) for letter, name in (("D", "define_macro"), ("U", "undefine_macro"))
+             for each in given.get(name, ())]  # fmt: skip
+    folders = [("-I", each) for each in given.get("include_path", ())]
+    first = [("-include", each) for each in given.get("pre_include", ())]
+    return (*_OPTIONS, *std, *(part for pair in (*named, *folders, *first) for part in pair))
+
+
+@functools.cache
+def _head() -> str:
+    here = Path(__file__).parent
+    special = (here / "special.h").read_text(encoding="utf-8").replace("#pragma once", "")
+    text = (here / "kernels.h").read_text(encoding="utf-8").replace("#pragma once", "")
+    return text.replace('#include "special.h"', special).replace("the stand-in driver", "a processor")

@@ -1,0 +1,343 @@
+"""Reductions, and expressions of rows, compiled: in NumPy's order, so that sums have its bits (D188)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any
+
+import attrs
+
+from ...base.contract.dtypes import DType
+from ...base.contract.ops import ReductionSpec, RowsSpec
+from ...base.expressions import (
+    COUNT,
+    SCALAR_BYTES,
+    Argument,
+    SpecializedReduction,
+    SpecializedRows,
+    Step,
+    TypedExpression,
+    TypedReduction,
+    found,
+    reduced_groups,
+)
+from ...base.expressions import _rows_source as rows_source
+from ...base.expressions import _source as source
+from ._compiler import compiler, mode
+from ._plans import LINE, Call, Plan, are_exact, are_vectors, counts, find_plan, is_aligned
+from ._text import VECTOR, called_by, head
+
+__all__ = ["reduce", "rows"]
+
+# Whether groups of neighbouring axes are reduced.
+_PATTERNS = ([True], [False, True], [True, False], [False, True, False])
+# These are made in NumPy's order. Of zeros with different signs NumPy may find either as the least.
+_ORDERED = ("sum", "mean", "prod")
+
+
+def reduce(spec: ReductionSpec, call: Call) -> bool:
+    """Reduce arrays by compiled code; False where NumPy is to do it."""
+    return _run(spec, call, _reduction_plan)
+
+
+def rows(spec: RowsSpec, call: Call) -> bool:
+    """Compute rows by compiled code; False where NumPy is to do it."""
+    return _run(spec, call, _rows_plan)
+
+
+def _run(spec: ReductionSpec | RowsSpec, call: Call, make: Callable[[Any], Plan]) -> bool:
+    plan = find_plan(spec, make)
+    entry = plan.find()
+    if entry is not None:
+        plan.run(entry, plan.data([call.at(each) for each in (spec.out, *spec.arrays)], spec.scalars))
+    counts.add(entry is not None)
+    return entry is not None
+
+
+@attrs.frozen
+class Layout:
+    """Elements that are reduced, between those that are kept.
+
+    Attributes:
+        extents: How many rows are kept, how many elements are reduced, and how many are kept in each.
+        strides: For each array the bytes from one to the next of each. A result of the arrays' shape is last.
+    """
+
+    extents: tuple[int, int, int]
+    strides: tuple[tuple[int, int, int], ...]
+
+    @property
+    def is_row(self) -> bool:
+        """Whether what is reduced lies side by side."""
+        return self.extents[2] == 1
+
+
+def _layout(spec: ReductionSpec | RowsSpec, *, is_whole: bool) -> Layout | None:
+    """Find the layout; None where it is not so simple, or where NumPy goes another way."""
+    arrays, shape = (*spec.arrays, *([spec.out] if is_whole else [])), spec.arrays[0].shape
+    _, order = reduced_groups(shape, spec.axes, [array.strides for array in spec.arrays])
+    axes = [axis for axis in order if shape[axis] > 1]
+    kept = [axis for axis in axes if axis not in spec.axes]
+    groups = [(is_reduced, list(group)) for is_reduced, group in groupby(axes, spec.axes.__contains__)]
+    kinds = [is_reduced for is_reduced, _ in groups]
+    if kinds not in _PATTERNS or kept != sorted(kept) or 0 in shape:
+        return None
+    if not (is_whole or spec.out.is_contiguous) or not all(map(is_aligned, (*arrays, spec.out))):
+        return None
+    neighbours = [pair for _, group in groups for pair in pairwise(group)]
+    for array in arrays:
+        steps = [array.strides[axis] for axis in axes if array.strides[axis]]
+        if steps != sorted(map(abs, steps), reverse=True):
+            return None
+        if any(array.strides[a] != array.strides[b] * shape[b] for a, b in neighbours):
+            return None
+    at = kinds.index(True)
+    parts = [groups[k][1] if 0 <= k < len(groups) else [] for k in (at - 1, at, at + 1)]
+    extents = [math.prod(shape[axis] for axis in part) for part in parts]
+    strides = [tuple(array.strides[part[-1]] if part else 0 for part in parts) for array in arrays]
+    return Layout(tuple(extents), tuple(strides))  # type: ignore[arg-type]  # three of each
+
+
+def _plan(
+    spec: ReductionSpec | RowsSpec,
+    parts: Sequence[TypedExpression],
+    stages: Sequence[TypedReduction],
+    text: Callable[[Layout], str],
+    *,
+    is_whole: bool,
+) -> Plan:
+    chosen, layout = mode(), _layout(spec, is_whole=is_whole)
+    is_exact = are_exact(parts)
+    if (
+        chosen == "never"
+        or layout is None
+        or not (is_exact or are_vectors(parts, chosen))
+        or not all(_is_simple(stage, is_exact=is_exact) for stage in stages)
+        or compiler() is None
+    ):
+        return Plan()
+    lead, count, tail = layout.extents
+    numbers = [*layout.extents, *(step for steps in layout.strides for step in steps)]
+    # The text depends on what is there, and what lies side by side.
+    sizes = [array.dtype.itemsize for array in (*spec.arrays, spec.out)]
+    kinds = [tuple(step if step in (0, size) else -1 for step in steps)
+             for steps, size in zip(layout.strides, sizes, strict=False)]  # fmt: skip
+    general = Layout(tuple(min(each, 2) for each in layout.extents), tuple(kinds))  # type: ignore[arg-type]
+    return Plan(
+        text=partial(text, general),
+        is_exact=is_exact,
+        count=lead * LINE if layout.is_row else lead * tail,
+        weight=lead * count * tail * sum(step.dtype.itemsize for part in parts for step in part.steps),
+        form=struct.Struct(f"={1 + len(spec.arrays)}Q{max(len(spec.scalars), SCALAR_BYTES)}s"),
+        rest=struct.pack(f"={len(numbers)}q", *numbers),
+    )
+
+
+def _is_simple(stage: TypedReduction, *, is_exact: bool) -> bool:
+    name, dtype = stage.reduction.name, stage.accumulator
+    if dtype.kind == "complex" or stage.reduction.is_index or stage.combine is not None:
+        return False
+    return name in _ORDERED or not is_exact or dtype.kind in ("int", "uint")
+
+
+def _reduction_plan(spec: ReductionSpec) -> Plan:
+    decoded = SpecializedReduction.decode(spec.reduction)
+    typed = decoded.typed
+    step = typed.map.steps[typed.map.outputs[0]]
+    if step.function == "argument" and step.dtype is typed.accumulator:
+        # NumPy has nothing to make before.
+        return Plan()
+    parts = [typed.map, *([] if typed.post is None else [typed.post])]
+    return _plan(spec, parts, [typed], partial(reduction_text, spec.reduction), is_whole=False)
+
+
+def _rows_plan(spec: RowsSpec) -> Plan:
+    decoded = SpecializedRows.decode(spec.rows)
+    posts = [stage.post for stage in decoded.typed.stages if stage.post is not None]
+    parts = [*(part for part, _ in decoded.typed.parts), *posts]
+    plan = _plan(spec, parts, decoded.typed.stages, partial(rows_text, spec.rows), is_whole=decoded.is_whole)
+    return plan if decoded.usual is None else Plan()
+
+
+class _Names:
+    """C++ of what expressions read: fields of `loaded`, which is of a row, or of a row of columns."""
+
+    def __init__(
+        self, inputs: Sequence[str], arguments: Sequence[Argument], layout: Layout, stages: int
+    ) -> None:
+        pairs = list(zip(inputs, arguments, strict=True))
+        self._arrays = {name: each.dtype for name, each in pairs if each.is_array}
+        self._scalars = {name: each.dtype for name, each in pairs if not each.is_array}
+        self._axis = 1 if layout.is_row else 2
+        self._texts = {name: f"loaded.c{n}" for n, name in enumerate(self._scalars)} | {COUNT: "loaded.n"}
+        self._texts |= {found(number): f"row.{found(number)}" for number in range(stages)}
+        for n, (name, dtype) in enumerate(self._arrays.items()):
+            self._texts[name] = source.load(dtype, f"loaded.p{n} + {self.step(layout, n, dtype)}")
+
+    def texts(self, names: Sequence[str]) -> list[str]:
+        return [self._texts[name] for name in names]
+
+    def step(self, layout: Layout, number: int, dtype: DType) -> str:
+        step = layout.strides[number][self._axis]
+        return f"i * {dtype.itemsize if step == dtype.itemsize else f'loaded.s{number}'}" if step else "0"
+
+    def structures(self, stages: Sequence[TypedReduction], layout: Layout) -> str:
+        """C++ of the arguments, and of what a row has."""
+        many = len(layout.strides)
+        fields = [f"const char *p{n};" for n in range(len(self._arrays))]
+        fields += [f"i64 s{n};" for n in range(many)]
+        fields += [f"{source.register_of(dtype)} c{n};" for n, dtype in enumerate(self._scalars.values())]
+        steps = [
+            f"lead * a.strides[{n}][0] + k * a.strides[{n}][1] + tail * a.strides[{n}][2]"
+            for n in range(many)
+        ]
+        made = [f"a.in[{n}] + {steps[n]}" for n in range(len(self._arrays))]
+        made += [f"a.strides[{n}][{self._axis}]" for n in range(many)]
+        made += [
+            source.load(dtype, f"at_scalar(a.scalars[{n}])") for n, dtype in enumerate(self._scalars.values())
+        ]
+        results = [f"{source.register_of(stage.dtype)} {found(n)};" for n, stage in enumerate(stages)]
+        return f"""typedef i64 Index;
+struct Arguments {{
+    char *out;
+    const char *in[{len(self._arrays)}];
+    Scalar scalars[{max(len(self._scalars), 1)}];
+    i64 lead, count, tail, strides[{many}][3], pass;
+}};
+struct Row {{ {" ".join(results)} }};
+struct Loaded {{ i64 n; {" ".join(fields)} }};
+FUNCTION Loaded loaded_at(const Arguments &a, i64 lead, i64 k, i64 tail) {{ return {{a.count, {", ".join(made)}}}; }}"""
+
+
+def _found(number: int, stage: TypedReduction, at: str) -> str:
+    """C++ of what a reduction of a row finds."""
+    is_ahead = stage.reduction.name == "prod" and stage.accumulator.kind == "float"
+    way = "ahead" if is_ahead else "halves"
+    return f"Stage{number}::result(a, Stage{number}::combine(Stage{number}::nothing(), {way}<Stage{number}>(0, a.count, {at})))"
+
+
+@functools.lru_cache(256)
+def reduction_text(reduction: str, layout: Layout) -> str:
+    """Write the source of a reduction.
+
+    Args:
+        reduction: A text of `SpecializedReduction.encode`.
+        layout: Layouts of its arrays; of the extents only those count that are 1.
+    """
+    decoded = SpecializedReduction.decode(reduction)
+    typed = decoded.typed
+    names = _Names(typed.reduction.map.inputs, decoded.arguments, layout, 0)
+    store = f"{source.element_of(typed.dtype)}::store(a.out + number * {typed.dtype.itemsize}, {{}});"
+    if layout.is_row:
+        at = "[=](i64 i) { return Stage0::mapped(*whole, Row(), loaded, i); }"
+        loop = _ROWS.replace("ROW", store.format(_found(0, typed, at)))
+    else:
+        loop = _COLUMNS.replace("STORE", store.format("Stage0::result(a, made[i])"))
+    structures = names.structures([], layout)
+    return "\n".join(
+        (head(called_by(typed.map)), structures, rows_source.stage_text(0, typed, names), _HALVES, loop)
+    )
+
+
+@functools.lru_cache(256)
+def rows_text(rows: str, layout: Layout) -> str:
+    """Write the source of an expression of rows; see `reduction_text`."""
+    raise NotImplementedError
+
+
+# As NumPy has sums: eight lanes over at most 128 elements, then halves. A compiler would unfold the recursion.
+_HALVES = """
+template <class T> struct Lanes_of { typedef T One; };
+template <> struct Lanes_of<bool> { typedef u8 One; };
+template <class Stage, class At> FUNCTION typename Stage::Partial lanes(i64 first, i64 n, At at)
+{
+    typedef typename Lanes_of<decltype(Stage::nothing().value)>::One One;
+    One lane __attribute__((vector_size(8 * sizeof(One))));
+    for (int j = 0; j < 8; j++)
+        lane[j] = at(first + j).value;
+    i64 k = 8;
+    for (; k + 8 <= n; k += 8)
+        for (int j = 0; j < 8; j++)
+            lane[j] = Stage::combine({lane[j]}, at(first + k + j)).value;
+    typename Stage::Partial all = Stage::combine(
+        Stage::combine(Stage::combine({lane[0]}, {lane[1]}), Stage::combine({lane[2]}, {lane[3]})),
+        Stage::combine(Stage::combine({lane[4]}, {lane[5]}), Stage::combine({lane[6]}, {lane[7]})));
+    for (; k < n; k++)
+        all = Stage::combine(all, at(first + k));
+    return all;
+}
+template <class Stage, class At> FUNCTION typename Stage::Partial ahead(i64 first, i64 n, At at)
+{
+    typename Stage::Partial all = at(first);
+    for (i64 k = 1; k < n; k++)
+        all = Stage::combine(all, at(first + k));
+    return all;
+}
+template <class Stage, class At>
+static __attribute__((noinline)) typename Stage::Partial halves(i64 first, i64 n, const At &at)
+{
+    if (n < 8)
+        return ahead<Stage>(first, n, at);
+    if (n <= 128)
+        return lanes<Stage>(first, n, at);
+    const i64 half = n / 2 - n / 2 % 8;
+    // A compiler may make arguments from the last to the first: backwards through memory.
+    const typename Stage::Partial one = halves<Stage>(first, half, at);
+    return Stage::combine(one, halves<Stage>(first + half, n - half, at));
+}
+"""
+
+_ROWS = """
+extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)
+{
+    const Arguments a = *whole;
+    for (i64 number = first / 64; number < end / 64; number++) {
+        const Loaded loaded = loaded_at(a, number, 0, 0);
+        ROW
+    }
+    return 0;
+}
+"""
+
+# Several rows at a time, so that what was found is read and written less often.
+_COLUMNS = """
+enum { WIDTH = 2048 };
+extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)
+{
+    const Arguments a = *whole;
+    while (first < end) {
+        const i64 lead = first / a.tail, tail = first % a.tail, left = least(end - first, a.tail - tail);
+        const i64 m = least(left, WIDTH);
+        Stage0::Partial made[WIDTH];
+        for (i64 i = 0; i < m; i++)
+            made[i] = Stage0::nothing();
+        i64 k = 0;
+        for (; k + 4 <= a.count; k += 4) {
+            const Loaded r0 = loaded_at(a, lead, k, tail), r1 = loaded_at(a, lead, k + 1, tail);
+            const Loaded r2 = loaded_at(a, lead, k + 2, tail), r3 = loaded_at(a, lead, k + 3, tail);
+            for (i64 i = 0; i < m; i++) {
+                Stage0::Partial one = Stage0::combine(made[i], Stage0::mapped(a, Row(), r0, i));
+                one = Stage0::combine(one, Stage0::mapped(a, Row(), r1, i));
+                one = Stage0::combine(one, Stage0::mapped(a, Row(), r2, i));
+                made[i] = Stage0::combine(one, Stage0::mapped(a, Row(), r3, i));
+            }
+        }
+        for (; k < a.count; k++) {
+            const Loaded r0 = loaded_at(a, lead, k, tail);
+            for (i64 i = 0; i < m; i++)
+                made[i] = Stage0::combine(made[i], Stage0::mapped(a, Row(), r0, i));
+        }
+        for (i64 i = 0; i < m; i++) {
+            const i64 number = first + i;
+            STORE
+        }
+        first += m;
+    }
+    return 0;
+}
+"""
