@@ -21,6 +21,7 @@ from ...base.expressions import (
     Argument,
     SpecializedReduction,
     SpecializedRows,
+    Step,
     TypedExpression,
     TypedReduction,
     found,
