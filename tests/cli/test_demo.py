@@ -55,7 +55,7 @@ def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     async def lost(*_: object, **__: object) -> None:
         raise ta.DeviceLostError("the device gave up", device="cpu:0")
 
-    monkeypatch.setattr(ta.Device, "put", lost)
+    monkeypatch.setattr(ta.linalg, "matmul", lost)
     done = cli("demo", "--isolation", "inline")
     assert done.code == 1
     assert done.err == "trio-accel: DeviceLostError: the device gave up (device cpu:0)\n"
