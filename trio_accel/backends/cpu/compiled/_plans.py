@@ -99,6 +99,7 @@ _EXACT_REAL = frozenset(
         *("bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm"),
     }
 )
+_SQUARED = (DType.float32, DType.float64)
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -290,7 +291,10 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
         return True
     dtypes = (step.dtype, *(steps[number].dtype for number in step.steps))
     if step.function == "power":
-        return step.dtype.kind in ("int", "uint")
+        # Both have a product for the second power.
+        exponent = steps[step.steps[1]]
+        is_square = exponent.function == "constant" and exponent.value == 2
+        return step.dtype.kind in ("int", "uint") or (is_square and step.dtype in _SQUARED)
     if step.function == "sign" and step.dtype is DType.bfloat16:
         # The sign of a zero is that zero by ml_dtypes, and 0 by NumPy.
         return False

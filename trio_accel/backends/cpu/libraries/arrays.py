@@ -107,7 +107,9 @@ def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
 
 @kernel(ops.RowsSpec, backend="cpu")
 def rows(spec: ops.RowsSpec, call: HostCall) -> None:
-    """Compute so many rows at a time that their temporary arrays fit into the caches."""
+    """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
+    if compiled_rows.rows(spec, call):
+        return
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
     *scalars, _ = unpack_scalars(spec.scalars, [*_scalar_dtypes(specialized.arguments), DType.int64])
