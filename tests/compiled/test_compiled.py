@@ -267,7 +267,7 @@ async def test_what_has_cost_enough_is_compiled_meanwhile(executors: Executors, 
             await trio.sleep(0.01)
             np.testing.assert_array_equal(await (await ask(given)).to_host(), x * 2 + 1)
     np.testing.assert_array_equal(await (await ask(given)).to_host(), x * 2 + 1)
-    assert _plans.counts.compiled == before.compiled + 1
+    assert _plans.counts.compiled > before.compiled
     assert _plans.counts.kernels == before.kernels + 1
     assert _plans.counts.by_numpy > before.by_numpy
 
