@@ -9,6 +9,8 @@ template <class Stage, class At> FUNCTION typename Stage::Partial lanes(i64 firs
         lane[j] = at(first + j).value;
     i64 k = 8;
     for (; k + 8 <= n; k += 8)
+        // Without this, g++ 12 makes wrong code with AVX-512 where float32 is compared and int64 is added.
+#pragma omp simd
         for (int j = 0; j < 8; j++)
             lane[j] = Stage::combine({lane[j]}, at(first + k + j)).value;
     typename Stage::Partial all = Stage::combine(
