@@ -49,9 +49,9 @@ async def _best(step: Callable[..., Any], state: Any, least: list[float]) -> Any
 
 def _apart(a: Any, b: Any) -> float:
     """The greatest difference, where both are finite."""
-    is_finite = np.isfinite(a) & np.isfinite(b)
-    assert (np.isfinite(a) == is_finite).all()
-    return float(np.abs(np.subtract(a, b, dtype=float))[is_finite].max())
+    is_finite = np.isfinite(a)
+    assert (np.isfinite(b) == is_finite).all()
+    return float(np.abs(np.subtract(a[is_finite], b[is_finite], dtype=float)).max(initial=0))
 
 
 async def _row(device: ta.Device, name: str, size: int) -> None:
