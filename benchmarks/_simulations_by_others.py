@@ -63,6 +63,7 @@ def boltzmann_by_numba(module: Any, compiled: Any, size: int) -> Step:
 
 
 def boltzmann_by_numpy(module: Any, size: int) -> Step:
+    kind: Numbers
     kind, omega = module.cylinder(size)
     inlet: Numbers = module.equilibrium(*map(np.float64, (1, 0, module.SPEED)))
 
@@ -73,9 +74,8 @@ def boltzmann_by_numpy(module: Any, size: int) -> Step:
         made = list[Numbers]()
         for k in range(9):
             fluid: Numbers = g[k] + omega * (rest[k] - g[k])
-            other: Numbers = np.where(kind == 1, g[module.OPPOSITE[k]], inlet[k])
-            made.append(np.where(kind == 0, fluid, other))
-        return tuple(made)
+            made.append([fluid, g[module.OPPOSITE[k]], inlet[k]])
+        return tuple(np.where(kind == 0, each[0], np.where(kind == 1, *each[1:])) for each in made)
 
     return step
 
