@@ -124,11 +124,11 @@ if _typing.TYPE_CHECKING:
         interop as interop,
         jit as jit,
         linalg as linalg,
-        ndimage as ndimage,
         nn as nn,
         patterns as patterns,
         programs as programs,
         random as random,
+        signal as signal,
         sparse as sparse,
         spatial as spatial,
         tables as tables,
@@ -148,8 +148,8 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
-        "random", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
+        "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs",
+        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

@@ -8,17 +8,14 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pytest
-from chosen import BACKEND, IS_STAND_IN
+from chosen import BACKEND
 from scipy.spatial import cKDTree
 
 import trio_accel as ta
 from trio_accel.spatial import cell_list, neighbours
 from trio_accel.testing import inject_fault
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no sorting"),
-]
+pytestmark = pytest.mark.one_backend
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
