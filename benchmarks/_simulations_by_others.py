@@ -63,19 +63,17 @@ def boltzmann_by_numba(module: Any, compiled: Any, size: int) -> Step:
 
 
 def boltzmann_by_numpy(module: Any, size: int) -> Step:
-    kind: Numbers
     kind, omega = module.cylinder(size)
-    inlet: Numbers = module.equilibrium(*map(np.float64, (1, 0, module.SPEED)))
+    inlet = module.equilibrium(*map(np.float64, (1, 0, module.SPEED)))
+    roll, choose = cast("Numbers", np.roll), cast("Numbers", np.where)
 
     def step(*flows: Numbers) -> Numbers:
-        g: list[Numbers] = [np.roll(f, by, (0, 1)) for f, by in zip(flows, module.DIRECTIONS, strict=True)]
-        rho, v, u = module.moments(*g)
-        rest: Numbers = module.equilibrium(rho, v, u)
-        made = list[Numbers]()
+        g = [roll(f, by, (0, 1)) for f, by in zip(flows, module.DIRECTIONS, strict=True)]
+        rest, made = module.equilibrium(*module.moments(*g)), list[Numbers]()
         for k in range(9):
-            fluid: Numbers = g[k] + omega * (rest[k] - g[k])
-            made.append([fluid, g[module.OPPOSITE[k]], inlet[k]])
-        return tuple(np.where(kind == 0, each[0], np.where(kind == 1, *each[1:])) for each in made)
+            fluid = g[k] + omega * (rest[k] - g[k])
+            made.append(choose(kind == 0, fluid, choose(kind == 1, g[module.OPPOSITE[k]], inlet[k])))
+        return tuple(made)
 
     return step
 
