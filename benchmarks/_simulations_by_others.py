@@ -18,9 +18,10 @@ __all__ = ["OTHERS"]
 
 Numbers: TypeAlias = Any
 Step: TypeAlias = Callable[..., Any]
+Compiler: TypeAlias = Callable[[Step], Step]
 
 
-def boltzmann_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def boltzmann_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     directions, weights = np.array(module.DIRECTIONS), np.array(module.WEIGHTS)
     opposite, inlet = (
         np.array(module.OPPOSITE),
@@ -78,7 +79,7 @@ def boltzmann_by_numpy(module: Any, size: int) -> Step:
     return step
 
 
-def cloth_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def cloth_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     n, springs = size, np.array(module.NEIGHBOURS)
     rest = np.hypot(*springs.T) / (n - 1)
     stiffness, kept, fall, (bx, by, bz) = module.STIFFNESS, module.KEPT, module.FALL / n / n, module.BALL
@@ -119,7 +120,7 @@ def cloth_by_numba(module: Any, compiled: Any, size: int) -> Step:
     return step
 
 
-def filters_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def filters_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     reach, far, unlike = (
         module.REACH,
         np.float32(1 / (2 * module.FAR**2)),
@@ -201,7 +202,7 @@ def filters_by_scipy(module: Any, size: int) -> Step:
     return step
 
 
-def particles_by_numba(module: Any, compiled: Any, size: int, *, counts: bool = True) -> Step:
+def particles_by_numba(module: Any, compiled: Compiler, size: int, *, counts: bool = True) -> Step:
     cells = int(np.sqrt(2 * size)) + 2
     fall, stiffness, damping, bounce = 0.02 / cells, module.STIFFNESS, module.DAMPING, module.BOUNCE
 
@@ -259,7 +260,7 @@ def particles_by_numba(module: Any, compiled: Any, size: int, *, counts: bool = 
     return step
 
 
-def bricks_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def bricks_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     edge, (grid, voxels) = module.EDGE, module.island(size, 0)
     height, width, paint, total = 8 * size, 12 * size, module.PAINT, float(size * module.EDGE)
 
