@@ -285,7 +285,7 @@ def rows_text(rows: str, layout: Layout) -> str:
     statements, (result,) = source.body(last, texts)
     lines, ahead, varies = statements.splitlines(), list[str](), list[bool]()
     for step in last.steps:
-        # What is the same along a row stands before its loop.
+        # A step that is the same along a row stands before its loop.
         is_read = step.function == "argument" and "::load(" in texts[int(step.value.real)]
         varies.append(is_read or any(varies[number] for number in step.steps))
     if len(lines) == len(varies):
