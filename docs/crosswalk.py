@@ -116,6 +116,11 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             "v.histc(4, -1, 1)",
             "(await ta.arrays.histogram(v, 4, range=(-1.0, 1.0))).counts",
         ),
+        (
+            "len(scipy.spatial.cKDTree(y[:, :3]).query_pairs(2.0))",
+            "(torch.pdist(y[:, :3]) <= 2).sum()",
+            "(await ta.spatial.neighbours(y[:, :3], 2.0))[1].size // 2",
+        ),
     ],
     "Linear algebra": [
         ("a @ a.T", "a @ a.T", "await (a @ a.T)"),

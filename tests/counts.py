@@ -47,7 +47,7 @@ PACKAGE = ROOT / "trio_accel"
 # What the backends have for each library, and their base. What serves several libraries is shared.
 LIBRARIES = {
     "arrays": r"/expressions/|gpu/(kernels|primitives)\.|ops/arrays\."
-    r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_radix_sort)\.",
+    r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_order|_radix_sort)\.",
     "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
     "fft": r"/fft_steps\.|libraries/fft\.",
     "linalg": r"base/kit/(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."

@@ -585,6 +585,15 @@ CALLS: dict[str, Use] = {
         "CscMatrix",
         "CsrMatrix",
     ),
+    "tables.HashMap": lambda at, given: ta.tables.HashMap(at.device, **given).erase(np.arange(3)),
+    "HashMap.rehash": lambda at, given: ta.tables.HashMap(at.device, 3).rehash(**given),
+    "HashMap.lookup": lambda at, given: ta.tables.HashMap(at.device, 3).lookup(np.arange(3), **given),
+    "spatial.cell_list": lambda at, given: ta.spatial.cell_list(
+        at.plane[:, :2], **over({"size": 1.0} | ({"low": 0, "shape": 2} if "box" not in given else {}), given)
+    ),
+    "spatial.neighbours": lambda at, given: ta.spatial.neighbours(
+        at.plane[:, :2], **over({"radius": 1.0}, given)
+    ),
     "OwnCounter.add": lambda at, given: recorded(
         at, lambda recorder: recorder.counter("a", "b").add(**given)
     ),
@@ -629,6 +638,8 @@ UNSAID: dict[str, tuple[str, ...]] = {
     "random.Rejected": ("seed", "row"),
     "random.SequenceBits": ("state",),
     "random.SobolPoints": ("first", "count"),
+    "spatial.cell_list": ("size", "low", "shape", "box"),
+    "spatial.neighbours": ("radius", "box"),
     "sparse.CsrToBsr": ("blocksize", "size"),
     "sparse.TakeRows": ("size",),
     "sparse.Spgemm": ("size",),
@@ -659,8 +670,9 @@ _REASONS: dict[str, str] = {
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "
-        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult tensor.ContractionPath "
-        "telemetry.ActorMemoryRow telemetry.ActorRow "
+        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult "
+        "spatial.CellList "
+        "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
         "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "
         "telemetry.LoopWatch telemetry.MemoryRow telemetry.ObservedProgram telemetry.OperationRow "

@@ -21,10 +21,6 @@ HAS_STRUCTURES = BACKEND in ("cpu", "cuda")
 
 NEEDS_STRUCTURES = pytest.mark.skipif(not HAS_STRUCTURES, reason="only the CPU and CUDA do this")
 
-NEEDS_SORT = pytest.mark.skipif(
-    IS_STAND_IN or not HAS_STRUCTURES, reason="the sorting is NVIDIA's, which the stand-in does not have"
-)
-
 NEEDS_SYSTEMS = pytest.mark.skipif(
     IS_STAND_IN or not HAS_STRUCTURES, reason="the stand-in has no triangular solutions by cuSPARSE"
 )

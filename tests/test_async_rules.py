@@ -34,7 +34,7 @@ RULES = (
     "--disable=ASYNC9,ASYNC114,ASYNC124,ASYNC128",
 )
 # Functions of arrays: they await operations and each other, and start, cancel and catch nothing.
-OF_FUNCTIONS = {"arrays", "expressions", "fft", "linalg", "nn", "random", "sparse", "tensor"}
+OF_FUNCTIONS = {"arrays", "expressions", "fft", "linalg", "nn", "random", "signal", "sparse", "tensor"}
 # A file without one of these has nothing that the rules are about.
 ASYNC_WORDS = re.compile(r"\basync\b|\btrio\b|\bBaseException\b|\bexcept\s*:")
 # So many processes at once are worth their starts.

@@ -39,6 +39,7 @@ ISOLATED = (
     "data_parallel.py",
     "heat.py",
     "digits_cnn.py",
+    "hash_join.py",
 )
 # Modules that a program beside them uses.
 USED = {
@@ -59,6 +60,8 @@ LONGEST = {
     # They explain a pattern, which has no page of its own.
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
+    # It has its reference, too.
+    "hash_join.py": 95,
     # It trains on one, two and four devices, and compares.
     "data_parallel.py": 130,
 }
@@ -240,6 +243,14 @@ refused: 1000 elements are NaN [(]device cpu:0, operation own_kernel.Blend, gene
  60 min: 9[.]97e-01 [0-9.e+ -]+
 largest error [0-9e+-]+: right
 refused: own_operation[.]expm: the matrix holds a NaN or an infinity [(]device cpu:0, operation .*
+""",
+    ),
+    (
+        "hash_join.py",
+        "--orders 20000 --backend cpu --faults",
+        """
+20000 orders joined in [0-9.]+ s on cpu:0, 3 workers lost
+[0-9]+ cents in 8 regions, [0-9]+ without: right
 """,
     ),
     (

@@ -22,7 +22,7 @@ import pytest
 PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# One package per capability; none imports another, but for solvers of sparse systems.
+# One package per capability; none imports another, but for those that are made of others.
 CAPABILITIES = (
     "arrays",
     "collectives",
@@ -33,7 +33,10 @@ CAPABILITIES = (
     "nn",
     "programs",
     "random",
+    "signal",
     "sparse",
+    "spatial",
+    "tables",
     "tensor",
     "weights",
 )
@@ -50,6 +53,12 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
+    # No libraries of their own: they are made of sorts, selections and kernels (D191).
+    **dict.fromkeys(
+        ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")
+    ),
+    # Composed of transforms, systems and functions of arrays.
+    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "linalg"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),

@@ -128,7 +128,10 @@ if _typing.TYPE_CHECKING:
         patterns as patterns,
         programs as programs,
         random as random,
+        signal as signal,
         sparse as sparse,
+        spatial as spatial,
+        tables as tables,
         telemetry as telemetry,
         tensor as tensor,
         testing as testing,
@@ -145,8 +148,8 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs", "random",
-        "sparse", "telemetry", "tensor", "testing", "weights",
+        "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs",
+        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

@@ -8,7 +8,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from array_numbers import numbers
-from chosen import IS_STAND_IN
 from differences import widest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ import trio_accel as ta
 from trio_accel import arrays
 from trio_accel.arrays import QuantileMethod
 
-needs_sorting = pytest.mark.skipif(IS_STAND_IN, reason="sorting takes cuda-cccl, which comes with a GPU")
 METHODS = get_args(QuantileMethod)
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 3e-6, "float64": 1e-12, "int32": 1e-12}
 
@@ -84,7 +82,6 @@ async def test_places_in_long_rows_are_found_in_steps(device: ta.Device, name: s
             await function(rows, (0, 1))
 
 
-@needs_sorting
 @pytest.mark.filterwarnings("ignore:.*(All-NaN):RuntimeWarning")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 async def test_quantiles(device: ta.Device, dtype: str) -> None:
@@ -103,7 +100,6 @@ async def test_quantiles(device: ta.Device, dtype: str) -> None:
     assert (await arrays.percentile(on, [10], axis=0)).shape == (1, 9, 5)
 
 
-@needs_sorting
 @pytest.mark.parametrize("method", METHODS)
 async def test_methods_of_quantiles(device: ta.Device, method: QuantileMethod) -> None:
     shares = [*np.linspace(0, 1, 41), 1 / 3, 0.0625]
@@ -162,7 +158,6 @@ async def test_quantiles_of_nothing_are_not_numbers(device: ta.Device, dtype: st
         )
 
 
-@needs_sorting
 async def test_what_quantiles_refuse(device: ta.Device) -> None:
     one = await device.zeros(3)
     with pytest.raises(ValueError, match=r"arrays\.quantile: q must be from 0 to 1"):
@@ -182,7 +177,6 @@ async def test_what_quantiles_refuse(device: ta.Device) -> None:
         await arrays.median(await device.zeros(3, "complex64"))
 
 
-@needs_sorting
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "uint8", "bool"])
 async def test_sets(device: ta.Device, dtype: str) -> None:
     x, y = numbers((6, 4), dtype), numbers((9,), dtype, 5)
@@ -199,7 +193,6 @@ async def test_sets(device: ta.Device, dtype: str) -> None:
         np.testing.assert_array_equal(await nothing.to_host(), np.full(x.shape, invert))
 
 
-@needs_sorting
 async def test_nan_is_in_no_set(device: ta.Device) -> None:
     x, y = np.array([math.nan, 1.0, math.inf, -0.0]), np.array([math.nan, math.inf, 0.0])
     found = await arrays.isin(await device.put(x), y)
@@ -230,7 +223,6 @@ async def test_averages_and_covariances(device: ta.Device) -> None:
         await arrays.corrcoef(on[0])
 
 
-@needs_sorting
 async def test_samples(device: ta.Device) -> None:
     rng = np.random.default_rng(4)
     y, x = rng.normal(size=(4, 7)), np.sort(rng.normal(size=7))
@@ -275,7 +267,6 @@ async def test_samples(device: ta.Device) -> None:
         await arrays.trapezoid(on, np.zeros(4))
 
 
-@needs_sorting
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "float16", "bfloat16", "float32", "float64"])
 async def test_largest_so_far(device: ta.Device, dtype: str) -> None:
     x = numbers((3, 300), dtype)
@@ -298,7 +289,6 @@ async def test_largest_so_far(device: ta.Device, dtype: str) -> None:
         await arrays.cumulative_max(await device.zeros(3, "complex64"))
 
 
-@needs_sorting
 async def test_large_exponents_so_far(device: ta.Device) -> None:
     x = np.array([-math.inf, -1e300, 1e300, 1e300, -5.0])
     found = await arrays.cumulative_logsumexp(await device.put(x))
@@ -323,7 +313,6 @@ async def test_made_arrays(device: ta.Device) -> None:
         await arrays.geomspace(device, 0, 3, 4)
 
 
-@needs_sorting
 async def test_places_and_choices(device: ta.Device) -> None:
     x = np.array([[0, 3, 0], [2, 0, 1]])
     on = await device.put(x)

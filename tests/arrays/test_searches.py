@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import IS_STAND_IN
 
 import trio_accel as ta
 from trio_accel import arrays
@@ -44,7 +43,6 @@ async def test_whole_numbers_are_compared_exactly(device: ta.Device, edge: str, 
     assert counted.tolist() == [places.count(number) for number in range(1, len(plain))]
 
 
-@pytest.mark.skipif(IS_STAND_IN, reason="sorting takes cuda-cccl, which comes with a GPU")
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_sets_of_whole_numbers_are_exact(device: ta.Device, first: str, second: str) -> None:
     x, y = numbers(first), numbers(second)[::2].copy()

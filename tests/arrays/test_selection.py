@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import BACKEND, INLINE, IS_STAND_IN
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,6 @@ xp = ta.arrays
 
 SIZES = (0, 1, 31, 255, 256, 257, 1025, 5000)
 REAL = ("bool", "int8", "uint16", "int32", "uint64", "float16", "bfloat16", "float32", "float64")
-sorts = pytest.mark.skipif(IS_STAND_IN, reason="the sorting is NVIDIA's, which the stand-in does not have")
 
 
 def numbers(shape: Any, name: str, seed: int = 3) -> Any:
@@ -50,7 +49,6 @@ def grouped(x: Any) -> list[Any]:
     return [flat[indices], indices, inverse.reshape(x.shape), counts]
 
 
-@sorts
 @pytest.mark.parametrize("name", REAL)
 async def test_unique(device: ta.Device, name: str) -> None:
     for size in SIZES[:-1]:
@@ -150,6 +148,35 @@ async def test_histograms(x: list[float], bins: int, draw: st.DataObject) -> Non
         # As the function counts them: NumPy finds bins of one width by a division.
         np.testing.assert_allclose(found[1], ends, rtol=1e-6, atol=1e-5)
         np.testing.assert_array_equal(found[0], np.histogram(host, found[1])[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bins=st.integers(1, 60),
+    name=st.sampled_from(["float32", "float64", "int32"]),
+    scale=st.sampled_from([1e-30, 1.0, 1e7]),
+    away=st.sampled_from([0.0, -0.5, 1.0, 1e5]),
+    jitter=st.sampled_from([0.0, 0.05, 0.12, 0.13, 0.4]),
+    seed=st.integers(0, 10**6),
+)
+async def test_histograms_of_edges_that_are_nearly_even(
+    bins: int, name: str, scale: float, away: float, jitter: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    places = np.arange(bins + 1) + generator.uniform(-jitter, jitter, bins + 1)
+    edges = np.sort(((places / bins + away) * scale).astype("float64" if name == "int32" else name))
+    near = [np.nextafter(edges, np.inf), np.nextafter(edges, -np.inf), edges, [0.0, -0.0]]
+    inside = (generator.uniform(-0.1, 1.1, 200) + away) * scale
+    x = np.concatenate([*near, inside, [np.nan, np.inf, -np.inf] if name != "int32" else []])
+    x = np.clip(x, -(2**31), 2**31 - 128).astype(name) if name == "int32" else x.astype(name)
+    weights = generator.integers(0, 9, len(x)) * 1.0
+    known = x[~np.isnan(x)]
+    async with ta.open_system("counts") as system, system.open_device(BACKEND, options=INLINE) as device:
+        on = await device.put(x)
+        for given_weights in (None, weights):
+            found = await (await xp.histogram(on, edges, weights=given_weights)).counts.to_host()
+            taken = None if given_weights is None else given_weights[~np.isnan(x)]
+            np.testing.assert_array_equal(found, np.histogram(known, edges, weights=taken)[0])
 
 
 async def test_histograms_of_other_types(device: ta.Device) -> None:

@@ -135,7 +135,6 @@ async def test_small_sizes_and_layouts(device: ta.Device, name: str, layout: str
             await _check(device, name, host, LAYOUTS[layout], ndim=2 if layout == "transposed" else 1)
 
 
-@pytest.mark.skipif(IS_STAND_IN, reason="sorting takes cuda-cccl, which comes with a GPU")
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
 async def test_extremes_of_whole_numbers(device: ta.Device, dtype: str) -> None:
     names = [one for one in CASES if one not in ("sum", "cumulative_sum")]
@@ -150,7 +149,6 @@ async def test_extremes_of_whole_numbers(device: ta.Device, dtype: str) -> None:
     np.testing.assert_array_equal(await (await arrays.cumulative_sum(on)).to_host(), np.cumsum(x, dtype=wide))
 
 
-@pytest.mark.skipif(IS_STAND_IN, reason="sorting takes cuda-cccl, which comes with a GPU")
 async def test_elements_of_views_that_repeat(device: ta.Device) -> None:
     x = np.array([[np.nan], [-0.0], [3.5]], np.float32)
     on, wide = arrays.broadcast_to(await device.put(x), (3, 1025)), np.broadcast_to(x, (3, 1025))

@@ -15,11 +15,6 @@ PROGRAM = "import sys; from _trio_accel import main; sys.exit(main())"  # as the
 
 
 @pytest.fixture
-def data() -> Path:
-    return Path(__file__).parent / "data"
-
-
-@pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """Runs a command in this process, in a directory of its own."""
     from trio_accel.cli import main

@@ -85,7 +85,7 @@ async def test_functions_that_are_exact(executors: Executors, one: str, other: s
             texts.append(f"{name}({given})")
     outputs = [f"o{number}" for number in range(len(texts))]
     text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
-    assert len(texts) > 8
+    assert len(texts) >= 8
     await executors.compare(jit.elementwise(text, inputs=("x", "y"), outputs=outputs), x, y)
 
 

@@ -6,6 +6,7 @@ and each cast. What differs on purpose is in `EXCEPTIONS`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -146,7 +147,49 @@ async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
     return made
 
 
-EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows]
+def _loaded(texts: Sequence[str], y: Any) -> tuple[list[str], str]:
+    """The texts with other names, and what these are: elements that the index k of a loop says."""
+    names = {"x": "u", "y": "v"} if isinstance(y, ta.AccelRef) else {"x": "u"}
+    loads = "; ".join(f"{name} = {of}[k]" for of, name in names.items())
+    return [re.sub(r"\b[xy]\b", lambda found: names.get(found[0], found[0]), text) for text in texts], loads
+
+
+async def in_a_loop(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
+    """Each element runs the loop for its own index; before it, there is another element's value."""
+    inside, loads = _loaded(texts, y)
+    lines = ["k = 0 * i(0)", loads, *[f"o{n} = {text}" for n, text in enumerate(inside)]]
+    lines += ["for j in range(i(0), i(0) + 1):", f"    {loads.replace('[k]', '[j]')}"]
+    lines += [f"    o{n} = {text}" for n, text in enumerate(inside)]
+    inputs = ("x", "y") if any("y" in text for text in lines) else ("x",)
+    function = jit.elementwise("\n".join(lines), inputs=inputs, outputs=[f"o{n}" for n in range(len(texts))])
+    return [*await x.device.ask(function.compute(*(x, y)[: len(inputs)], shape=x.shape))]
+
+
+async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
+    """The largest one of a range of one."""
+    made: list[ta.AccelRef] = []
+    loads = {"x": "x[k]", "y": "y[k]" if isinstance(y, ta.AccelRef) else "y"}
+    for text in texts:
+        value = re.sub(r"\b[xy]\b", lambda found: loads[found[0]], text)
+        inputs = ("x", "y") if re.search(r"\by\b", value) else ("x",)
+        function = jit.elementwise(f"max({value} for k in range(i(0), i(0) + 1))", inputs=inputs)
+        made.append(await x.device.ask(function.compute(*(x, y)[: len(inputs)], shape=x.shape)))
+    return made
+
+
+EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
+SINGLE = (by_reductions, by_rows, over_ranges)
+
+
+def others_of(name: str, executor: Executor) -> list[str]:
+    """Types of the second argument: a few where each kernel is compiled, and others for each executor."""
+    others = [*DTYPES, *WEAK]
+    if executor is over_ranges:
+        others = [other for other in others if not other.startswith("complex")]
+    if BACKEND == "cpu":
+        return others
+    start = DTYPES.index(name) + 4 * EXECUTORS.index(executor)
+    return [others[(start + 5 * step) % len(others)] for step in range(1 if executor in SINGLE else 3)]
 
 
 @pytest.mark.parametrize("isolation", ["inline"])
@@ -157,20 +200,19 @@ async def test_dtypes_and_special_values_are_those_of_numpy(
 ) -> None:
     wrong: list[str] = []
     one, compared = special(name), 0
-    others = [*DTYPES, *WEAK]
-    if BACKEND != "cpu":
-        # Each kernel is compiled: a few types, and others for each executor.
-        start = DTYPES.index(name) + 4 * EXECUTORS.index(executor)
-        count = 1 if executor in (by_reductions, by_rows) else 3
-        others = [others[(start + 5 * step) % len(others)] for step in range(count)]
-    for other in others:
+    if executor is over_ranges and one.dtype.kind == "c":
+        pytest.skip("complex numbers have no order")
+    for other in others_of(name, executor):
         many = np.repeat(one, 1 if other in WEAK else len(special(other)))
         y: Any = WEAK[other] if other in WEAK else np.tile(special(other), len(one))
         table = {function: by_numpy(function, many, y) for function in FUNCTIONS_OF_TWO}
         wanted = {function: want for function, want in table.items() if want is not None}
-        if executor is by_reductions:
+        if executor in (by_reductions, over_ranges):
             wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "c"}
-        if BACKEND != "cpu" and executor in (by_reductions, by_rows):
+        if executor is over_ranges:
+            # The largest one of truths is a whole number.
+            wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "b"}
+        if BACKEND != "cpu" and executor in SINGLE:
             wanted = dict([*wanted.items()][DTYPES.index(name) % 5 :: 5])
         if not wanted:
             continue
@@ -204,9 +246,11 @@ async def test_casts_are_those_of_numpy(device: ta.Device, name: str, executor: 
     x, wrong = special(name), list[str]()
     table = {other: cast_by_numpy(x, ta.DType(other)) for other in DTYPES}
     wanted = {other: found for other, found in table.items() if found is not None}
-    if executor is by_reductions:
+    if executor in (by_reductions, over_ranges):
         wanted = {other: found for other, found in wanted.items() if not other.startswith("complex")}
-    if BACKEND != "cpu" and executor in (by_reductions, by_rows):
+    if executor is over_ranges:
+        wanted.pop("bool")
+    if BACKEND != "cpu" and executor in SINGLE:
         wanted = dict([*wanted.items()][DTYPES.index(name) % 4 :: 4])
     texts = [f"where(y, {other}(x), {other}(x))" for other in wanted]
     if not texts:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from own_kernels import combine, one, saxpy
+from own_kernels import AXPY, combine, one, saxpy
 
 import trio_accel as ta
+from trio_accel import jit
 from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.one_backend
@@ -63,6 +64,36 @@ async def test_a_kernel_that_writes_out_of_bounds_is_named(device: ta.Device) ->
     await saxpy(100, 1.0, x, y)
     assert device.generation == 2
     np.testing.assert_array_equal(await y.to_host(), 3 * np.arange(100))
+
+
+async def test_a_copy_is_updated_in_place_of_an_argument(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
+    parameters = {
+        "n": jit.scalar("int64"),
+        "a": jit.scalar("float32"),
+        "x": jit.reads("float32", ndim=1),
+        "y": jit.updates("float32", ndim=1, copy=True),
+    }
+    kernel = jit.Kernel("saxpy", AXPY, parameters=parameters, grid=4, block=128, cpu="own_kernels:saxpy_cpu")
+    async with system.open_device(BACKEND, options=options) as device:
+        numbers = np.arange(500, dtype=np.float32)
+        x, y = await device.put(numbers), await device.put(np.repeat(numbers, 2))
+        for view in (y[:500], y[::2]):
+            # A launch that is lost has made all that it writes.
+            inject_fault(device, "jit.saxpy", kill=True)
+            (made,) = await kernel(500, 2.0, x, view)
+            np.testing.assert_array_equal(await made.to_host(), 2 * numbers + await view.to_host())
+            np.testing.assert_array_equal(await y.to_host(), np.repeat(numbers, 2))
+        (host,) = await kernel(500, 2.0, x, numbers)
+        np.testing.assert_array_equal(await host.to_host(), 3 * numbers)
+
+        async def twice(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+            (once,) = await kernel(500, 1.0, x, y)
+            return (await kernel(500, 1.0, x, once))[0]
+
+        graph = await ta.graphs.capture(device, twice, x, x)
+        np.testing.assert_array_equal(await (await graph(x, x)).to_host(), 3 * numbers)
+        assert device.generation == 3
 
 
 async def test_launches_keep_the_order_of_their_arrays(device: ta.Device) -> None:

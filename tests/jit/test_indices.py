@@ -216,7 +216,7 @@ async def test_what_does_not_fit_is_refused(device: ta.Device) -> None:
         ("i(n)", "an axis of the result as a number that is written"),
         ("i(0, 1)", "an axis of the result"),
         ("i(axis=0)", "an axis of the result"),
-        ("i(True)", "there is no axis True"),
+        ("i(True)", "an axis of the result as a number that is written"),
         ("i(64)", "at most 64 axes"),
         ("x[0] + x[0, 1]", "'x' takes one index for each of its axes"),
         ("x[()]", "'x' takes one index for each of its axes"),

@@ -21,11 +21,14 @@ pytestmark = pytest.mark.conformance
 Array = npt.NDArray[Any]
 inline = pytest.mark.parametrize("isolation", ["inline"])
 MANDELBROT = """
-z = 0.0
+x = 0.0
+y = 0.0
 n = 0
 for k in range(limit):
-    z = z * z + c
-    if abs(z) > 2:
+    t = x * x - y * y + a
+    y = 2 * x * y + b
+    x = t
+    if x * x + y * y > 4:
         break
     n += 1
 """
@@ -43,14 +46,18 @@ async def both(device: ta.Device, text: str, outputs: tuple[str, ...], **argumen
     return made
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 async def test_the_mandelbrot_set(device: ta.Device, dtype: str) -> None:
-    y, x = np.mgrid[-1.2:1.2:20j, -2:0.6:30j]  # type: ignore[misc]  # numbers of points
-    # Squares of complex numbers are as exact as the backend makes them; the count is not near a bound here.
-    (n,) = await both(device, MANDELBROT, ("n",), c=(x + 1j * y).astype(dtype), limit=40)
+    b, a = np.meshgrid(np.linspace(-1.2, 1.2, 20), np.linspace(-2, 0.6, 30))
+    (n,) = await both(device, MANDELBROT, ("n",), a=a.astype(dtype), b=b.astype(dtype), limit=40)
     assert n.dtype == np.int64
     assert n.min() == 0
     assert n.max() == 40
+    # A product of complex numbers may be rounded once or twice, and a count may be another one then.
+    text = "z = 0.0\nn = 0\nfor k in range(limit):\n    z = z * z + c\n    if abs(z) > 2: break\n    n += 1"
+    c = await device.put((a + 1j * b).astype("complex64" if dtype == "float32" else "complex128"))
+    by_complex = await (await ta.jit.elementwise(text, inputs=("limit", "c"))(40, c)).to_host()
+    assert (by_complex == n).mean() > 0.98
 
 
 numbers = st.sampled_from(["a", "b", "x", "y", "1.5", "0.5", "k * a", "t"])
@@ -134,6 +141,7 @@ async def test_conditions_have_two_sides(device: ta.Device) -> None:
     sides = """
     low = 0.0
     side = 0
+    t = x
     if x < 0:
         t = -x
         side = -1
@@ -142,7 +150,7 @@ async def test_conditions_have_two_sides(device: ta.Device) -> None:
         t = x + 1
         side = 1
     else:
-        t = x
+        low = t - 3
     out = t + low
     """
     await both(device, sides, ("out", "side"), x=x)
@@ -177,12 +185,11 @@ async def test_types_of_what_a_loop_carries(device: ta.Device) -> None:
         assert made.dtype == dtype, text
 
 
-MADE = "before the loop, and what the loop assigns makes it"
 LATE = "s = int32(x)\nfor k in range(3):\n    s = s + 1\n    if s > x: break\n    s = s * 0.5"
 WIDER = {
-    "s = float32(x)\nfor k in range(3): s = s + x": f"s is float32 {MADE} float64: convert that, or",
-    "s = x > 1\nfor k in range(3): s = s + 1": f"s is bool {MADE} int64",
-    LATE: f"s is int32 {MADE} float64: convert that, or begin with float64, in line 5, column 9",
+    "s = float32(x)\nfor k in range(3): s = s + x": "the loop makes float64 of s, which is float32 before it",
+    "s = x > 1\nfor k in range(3): s = s + 1": "the loop makes int64 of s, which is bool before it: convert",
+    LATE: "float64 of s, which is int32 before it: convert the one or the other, in line 5, column 9",
     "s = int8(x)\nfor k in range(3): s = 300": "300 is outside -128 to 127, which int8 holds, in line 2",
 }
 
@@ -200,20 +207,20 @@ REFUSED = {
     "for k in x: y = k": (1, 10, "a loop is over a range only: for k in range(n)"),
     "for k in range(0, 8, 2): y = k": (1, 10, "range takes one or two whole numbers"),
     "for a, b in range(3): y = a": (1, 5, "a loop has one index"),
-    "for sin in range(3): y = 1": (1, 5, "is a function or number"),
+    "for sin in range(3): y = 1": (1, 5, "a loop has one index, with a name of its own"),
     "y = 0\nfor k in range(3):\n    continue": (3, 5, "continue is not allowed"),
     "y = 0\nfor k in range(3): y = k\nelse: y = 1": (3, 7, "else of a loop is not allowed"),
     "y = x\nbreak": (2, 1, "break is for loops"),
     "y = x\nif x > 1: break": (2, 11, "break is for loops"),
     "y = x\nfor k in range(3): break": (2, 20, "break is the last statement under a condition"),
     "y = x\nfor k in range(3):\n    if y > 1:\n        break\n        y = 2": (4, 9, "break is the last"),
-    "for k in range(3): t = x\ny = t": (2, 5, "'t' is assigned only in the loop: give it a value before"),
-    "for k in range(3): t = x * k": (1, 24, "'t' is assigned only in the loop: give it a value before"),
-    "if x > 1: t = x\ny = t": (2, 5, "'t' is assigned only where a condition holds: give it a value before"),
-    "y = 0\nfor k in range(3): y = k\nz = y + k": (3, 9, "'k' is the index of the loop, and has no value"),
+    "for k in range(3): t = x\ny = t": (2, 5, "'t' has no value behind the loop: give it one before"),
+    "for k in range(3): t = x * k": (1, 24, "'t' has no value behind the loop: give it one before"),
+    "if x > 1: t = x\ny = t": (1, 11, "'t' needs a value before: the condition may not hold"),
+    "y = 0\nfor k in range(3): y = k\nz = y + k": (3, 9, "'k' has no value behind the loop"),
     "y = 0\nfor k in range(3): k = x": (2, 20, "'k' is the index of the loop, and cannot be assigned"),
     "y = x\nfor x in range(3): y = x": (2, 1, "'x' has a value: the index of a loop needs a name"),
-    "y = 0\nfor k in range(3):\n    y = x[k]\n    x = y": (3, 9, "'x' is no argument"),
+    "y = 0\nfor k in range(3):\n    y = x[k]\n    x = y": (2, 1, "the loop assigns 'x', and elements"),
     "y = 0\nif x > 1:\n    for k in range(3): y = k": (3, 5, "a loop under a condition is not allowed"),
     "y = 0\nfor a in range(2):\n for b in range(2):\n  for c in range(2):\n   for d in range(2): y = d": (
         5, 8, "loops are nested in each other at most 3 times",

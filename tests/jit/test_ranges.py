@@ -44,10 +44,15 @@ def assert_same(got: Array, want: list[list[Any]], otherwise: Any = 0) -> None:
 
 async def run(text: str, *arguments: Any, **options: Any) -> Array:
     """Compute an expression on a device of its own."""
+    refused: TypeError | None = None
     async with ta.open_system("ranges") as system, system.open_device(BACKEND, options=INLINE) as device:
         made = ta.jit.elementwise(text)
         given = [await device.put(each) if isinstance(each, np.ndarray) else each for each in arguments]
-        return await (await device.ask(made.compute(*given, **options))).to_host()
+        try:
+            return await (await device.ask(made.compute(*given, **options))).to_host()
+        except TypeError as error:
+            refused = error  # nurseries would put it into a group
+    raise refused
 
 
 @some
@@ -64,19 +69,19 @@ async def test_a_reduction_over_ranges_is_the_loop_that_python_runs(
     x, order = numbers(dtype, 20, seed), np.random.default_rng(seed).integers(0, 20, max(int(start[-1]), 1))
     text = f"{reduce}(x[order[j]] for j in range(start[i(0)], start[i(0) + 1]))"
     if dtype == "complex64" and reduce in ("min", "max"):
-        with pytest.raises(TypeError, match="complex numbers, which have no order, in line 1, column 1"):
+        with pytest.raises(TypeError, match=r"m\w+imum does not take .*complex64, in line 1"):
             await run(text, x, order, start, shape=len(counts))
         return
     got = await run(text, x, order, start, shape=len(counts))
     kind = x.dtype.kind
     whole = {"u": np.uint64, "i": np.int64, "b": np.int64}
-    assert got.dtype == (x.dtype if reduce in ("min", "max") else whole.get(kind, x.dtype))
+    is_ordered = reduce in ("min", "max") and kind != "b"
+    assert got.dtype == (x.dtype if is_ordered else whole.get(kind, x.dtype))
     want = by_python(text, {}, ["out"], loaded={"x": x, "order": order, "start": start}, shape=(len(counts),))
     identity: dict[str, Any] = {"sum": 0, "prod": 1, "min": np.inf, "max": -np.inf}
-    if kind in "iu" and reduce in ("min", "max"):
-        identity = {"min": np.iinfo(dtype).max, "max": np.iinfo(dtype).min}
-    if kind == "b" and reduce in ("min", "max"):
-        identity = {"min": True, "max": False}
+    if kind in "iub" and reduce in ("min", "max"):
+        limits = np.iinfo(got.dtype)
+        identity = {"min": limits.max, "max": limits.min}
     assert_same(got, want, identity[reduce])
 
 

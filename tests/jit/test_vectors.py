@@ -127,15 +127,18 @@ async def test_names_of_functions_of_vectors_are_free() -> None:
     assert made.tolist() == [8, 9, 10]
     # A heavy expression is computed once, however many components read it.
     (made,) = await run(
-        "v = vector(x, 2.0, 3.0)\n" + "v = normalize(cross(v, v * 2 + 1) * exp(dot(v, v)) + v)\n" * 9 + "out = v.x",
-        ("out",), np.ones(3),
-    )  # fmt: skip
+        "v = vector(x, 2.0, 3.0)\n"
+        + "v = normalize(cross(v, v * 2 + 1) * exp(dot(v, v)) + v)\n" * 9
+        + "out = v.x",
+        ("out",),
+        np.ones(3),
+    )
     assert np.isfinite(made).all()
 
 
 REFUSED = {
-    "v = vector(x, y)": (1, 5, "v is a vector, and a result is a number: write v_x = v.x, v_y = v.y"),
-    "vector(x, y, z)": (1, 1, "out is a vector, and a result is a number: write out_x = out.x, out_y"),
+    "v = vector(x, y)": (1, 12, "v is a vector, and a result is a number: write v_x = v.x, v_y = v.y"),
+    "vector(x, y, z)": (1, 8, "out is a vector, and a result is a number: write out_x = out.x, out_y"),
     "x[i(0), 0:3]": (1, 1, "out is a vector"),
     "vector(x)": (1, 1, "a vector has two to four numbers: vector(x, y, z)"),
     "vector(1, 2, 3, 4, 5)": (1, 1, "a vector has two to four numbers"),
@@ -153,7 +156,11 @@ REFUSED = {
     "u = length(p[i(0), 1:7])": (1, 20, "a slice (a:b) is not allowed here; one of two to four elements"),
     "u = length(p[i(0), n:3])": (1, 20, "a slice (a:b) is not allowed here"),
     "u = length(p[0:2, 0:2])": (1, 19, "a slice (a:b) is not allowed"),
-    "u = any(vector(x, y) > k for k in range(3))": (1, 9, "any is of one number: reduce the vector first"),
+    "u = any(vector(x, y) > k for k in range(3))": (
+        1,
+        9,
+        "a vector is no number here: take .x, length(...), all(...)",
+    ),
 }
 
 

@@ -159,6 +159,26 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
             check(two, three, terms=11)
 
 
+@pytest.mark.parametrize("lead", [(3, 2), (5, 2, 2), (2, 3, 4, 2)])
+async def test_many_small_heads_are_what_each_is_alone(device: ta.Device, lead: tuple[int, ...]) -> None:
+    query, key, value = (numbers((*lead, *shape), seed=n) for n, shape in enumerate([(4, 3), (6, 3), (6, 5)]))
+    # A value that no query of its head weighs may be anything, and others must not see it.
+    value[(-1,) * len(lead)][4] = np.inf
+    mask = np.arange(6) != 4
+    grad = numbers((*lead, 4, 5), seed=5)
+    on = await device.put(query)
+    made = await attention(on, key, value, mask, return_lse=True)
+    slopes = await attention_grad(grad, on, key, value, made.output, made.logsumexp, mask)
+    for place in np.ndindex(*lead):
+        arrays = [await device.put(one[place]) for one in (query, key, value)]
+        one = await attention(*arrays, mask, return_lse=True)
+        check(await made.output[place].to_host(), await one.output.to_host())
+        check(await made.logsumexp[place].to_host(), await one.logsumexp.to_host())
+        alone = await attention_grad(grad[place], *arrays, one.output, one.logsumexp, mask)
+        for mine, its in zip(slopes, alone, strict=True):
+            check(await mine[place].to_host(), await its.to_host())
+
+
 async def test_rows_that_see_no_key_are_zeros(device: ta.Device) -> None:
     query, key = numbers((1, 1, 3, 2)), numbers((1, 1, 4, 2), seed=1)
     for mask in (

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import trio
-from chosen import IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 
 kinds = pytest.mark.parametrize("kind", ["philox4x32_10", "mrg32k3a", "xorwow"])
-sorts = pytest.mark.skipif(IS_STAND_IN, reason="sorting on CUDA is a vendor's")
 M1 = 2**32 - 209
 
 
@@ -148,7 +146,6 @@ async def test_certain_counts_and_arrays_of_parameters(device: ta.Device) -> Non
     np.testing.assert_allclose(drawn.mean(0), [4, 40, 400], rtol=0.01)
 
 
-@sorts
 @kinds
 async def test_permutations(device: ta.Device, kind: Any) -> None:
     generator = ta.random.Generator(device, kind, seed=4)
@@ -182,7 +179,6 @@ async def test_choices_with_replacement(device: ta.Device, kind: Any) -> None:
     assert (await generator.choice(np.empty((0, 3)), 0)).shape == (0, 3)
 
 
-@sorts
 async def test_choices_with_weights(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=4)
     p = np.array([0.1, 0.0, 0.25, 0.6, 0.05])
@@ -193,7 +189,6 @@ async def test_choices_with_weights(device: ta.Device) -> None:
     assert (names == 5).all()
 
 
-@sorts
 async def test_choices_without_replacement(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=4)
     drawn = await (await generator.choice(50, (5, 9), replace=False)).to_host()

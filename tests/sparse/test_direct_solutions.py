@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sparse_matrices import (
     EXAMPLES,
     NEEDS_DIRECT,
-    NEEDS_SORT,
+    NEEDS_STRUCTURES,
     TOLERANCE,
     check,
     laplacian,
@@ -117,7 +117,7 @@ async def test_views_as_operands_and_as_results(device: ta.Device) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 async def test_columns_that_do_not_ascend_and_values_of_one_place(device: ta.Device) -> None:
     # Row 0 has its columns in another order, and the diagonal of row 1 twice.
     arrays = [np.array(one) for one in ([0, 2, 5], [1, 0, 1, 0, 1], [1.0, 2.0, 1.0, 5.0, 3.0])]

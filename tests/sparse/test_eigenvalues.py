@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from chosen import IS_STAND_IN
-from sparse_matrices import NEEDS_DIRECT, NEEDS_SORT, laplacian, well_conditioned
+from sparse_matrices import NEEDS_DIRECT, NEEDS_STRUCTURES, laplacian, well_conditioned
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -102,7 +102,7 @@ async def test_twenty_values_of_a_large_laplacian(device: ta.Device, which: Any)
 
 
 @NEEDS_DIRECT
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 async def test_values_near_a_number(device: ta.Device) -> None:
     for sides, sigma in itertools.product([(9, 9), (4, 4, 4)], [0.0, -1.0, 3.14]):
         matrix, spectrum = of_laplacian(*sides)
@@ -116,7 +116,7 @@ async def test_values_near_a_number(device: ta.Device) -> None:
 
 
 @NEEDS_DIRECT
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 async def test_values_behind_a_much_nearer_one_on_the_other_side(device: ta.Device) -> None:
     spectrum = np.array([0.49999, 3.0, 5.0, 7.0, 11.0, 13.0])
     turned, _ = np.linalg.qr(np.random.default_rng(8).normal(size=(6, 6)))
@@ -126,7 +126,7 @@ async def test_values_behind_a_much_nearer_one_on_the_other_side(device: ta.Devi
 
 
 @NEEDS_DIRECT
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 async def test_values_near_a_number_of_a_complex_matrix(device: ta.Device) -> None:
     matrix = well_conditioned(12, 0.4, "complex128", "int64", 3)
     matrix = scipy.sparse.csr_array(matrix + matrix.conj().T)
@@ -136,7 +136,7 @@ async def test_values_near_a_number_of_a_complex_matrix(device: ta.Device) -> No
 
 
 @NEEDS_DIRECT
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 async def test_shifts_that_are_refused(device: ta.Device) -> None:
     async def product(x: ta.AccelRef) -> ta.AccelRef:
         return x

@@ -11,7 +11,7 @@ import scipy.sparse
 from chosen import IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import EXAMPLES, NEEDS_SORT, cases, check, dense, on_device, random_matrix
+from sparse_matrices import EXAMPLES, NEEDS_STRUCTURES, cases, check, dense, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -55,7 +55,7 @@ def test_products_of_every_format(case: Any, columns: int, transpose: Any, layou
     on_device(test)
 
 
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 @given(case=cases, source=st.sampled_from(sorted(MAKERS)))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_conversions(case: Any, source: str) -> None:
@@ -79,7 +79,7 @@ def test_conversions(case: Any, source: str) -> None:
     on_device(test)
 
 
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 @given(rows=st.integers(1, 8), columns=st.integers(1, 8), count=st.integers(0, 40), seed=st.integers(0, 99))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_coordinates_in_any_order_and_of_one_place(rows: int, columns: int, count: int, seed: int) -> None:
@@ -109,7 +109,7 @@ async def test_blocks(device: ta.Device, blocksize: tuple[int, int]) -> None:
     check(await (await sparse.to_dense(a)).to_host(), matrix.toarray(), "float64")
 
 
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 @pytest.mark.parametrize("blocksize", [(2, 3), (4, 6)])
 async def test_blocks_of_rows(device: ta.Device, blocksize: tuple[int, int]) -> None:
     matrix = random_matrix(8, 12, 0.2)
@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
-@NEEDS_SORT
+@NEEDS_STRUCTURES
 @pytest.mark.parametrize(("indices", "error", "message"), WRONG.values(), ids=WRONG.keys())
 async def test_coordinates_that_are_wrong(
     device: ta.Device, indices: Callable[[Any], Any], error: type[Exception], message: str

@@ -61,11 +61,6 @@ _IS_INSIDE = ContextVar("_IS_INSIDE", default=False)
 """Whether a fused function runs: those that it calls are a part of it."""
 
 
-def _is_renaming(expression: base.Expression) -> bool:
-    """Tell whether statements give other names only."""
-    return all(isinstance(each, tuple) and isinstance(each[1], base.Name) for each in expression.statements)
-
-
 def _shape_of(given: Any) -> tuple[int, ...]:
     return getattr(given, "shape", ())
 
@@ -325,7 +320,8 @@ class _Writer:
         _, over, axes = self._stages[0]
         axis = None if len(axes) == len(over) else axes[0] if len(axes) == 1 else axes
         options = {"axis": axis, "keepdims": len(shape) == len(over)}
-        if len(self._stages) == 1 and _is_renaming(last):
+        is_alone = all(isinstance(node, base.Name) for _, node in cast("Any", last.statements))
+        if len(self._stages) == 1 and is_alone:
             return Reduction(rows.stages[0].map.text, rows.stages[0].name, **named), options
         self._check_alike(last.inputs, shape)
         return Rowwise(rows.text, precision=None, **named), options

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.contract.ops import Combination, Scan, ScanSpec, SegmentSpec
+from ..backends.base.contract.ops import ArraySpec, Combination, Scan, ScanSpec, SegmentSpec
+from ..backends.base.expressions import evaluate, parse, typed
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, check_array, on_device, promoted_dtype
+from ..expressions import Elementwise, ExpressionArgument, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
-from ._checks import axis_of, check_real, flag, summed_dtype, whole
+from ._checks import axis_of, check_real, flag, placed, summed_dtype, whole
 from ._manipulation import concat
 
 __all__ = [
     "cumulative_logsumexp", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff",
-    "segmented_reduce",
+    "linear_recurrence", "scan", "segmented_reduce",
 ]  # fmt: skip
 
 
 def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRef]:
     name, x = planner.name, planner.read("x", message.x)
-    if message.axis is None and x.ndim != 1:
-        raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
-    axis = axis_of(name, x, 0 if message.axis is None else message.axis)
+    axis = _axis(name, x, message.axis)
     if combine in ("sum", "prod"):
         dtype = summed_dtype(name, x.dtype, message.dtype)
         more = flag(name, "include_initial", message.include_initial)
@@ -230,3 +230,180 @@ async def diff(
 
 
 _DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff"))
+
+
+_Parts: TypeAlias = tuple[Any, ...]
+# Elements on which an expression is tried: few, and such that sums and products of three are exact.
+_TRIED: dict[str, tuple[complex, ...]] = {
+    "bool": (False, True), "uint": (0, 1, 2, 3, 5), "int": (-3, -1, 0, 2, 5),
+    "float": (-2.5, -0.75, 0.0, 0.5, 3.0), "complex": (-1.5 + 1j, 0.25j, 0.0, 2.0 - 0.5j),
+}  # fmt: skip
+_CLOSE = 1e-12
+
+
+@functools.lru_cache(256)
+def _combination(text: str, dtype: DType) -> Elementwise[AccelRef]:
+    """Make the function that combines two elements.
+
+    Raises:
+        TypeError: The result has another dtype.
+        ValueError: The text is wrong, or it is not associative.
+    """
+    made = Elementwise[AccelRef](text, inputs=("a", "b"), operation="arrays.scan")
+    expression = parse(text, ("a", "b"))
+    found = typed(expression, (dtype, dtype)).dtypes
+    if found != (dtype,):
+        raise TypeError(f"arrays.scan: {text!r} of two of {dtype} has the dtype {found[0]}; cast x first")
+    wide = {"float": DType.float64, "complex": DType.complex128}.get(dtype.kind, dtype)
+    kind = typed(expression, (wide, wide))
+    a, b, c = np.meshgrid(*(np.array(_TRIED[dtype.kind], wide.dtype),) * 3)
+    (first,), (last,) = evaluate(kind, (a, b)), evaluate(kind, (b, c))
+    (left,), (right,) = evaluate(kind, (first, c)), evaluate(kind, (a, last))
+    close = _CLOSE if wide.is_inexact else 0
+    bad = ~np.isclose(left, right, close, close, equal_nan=wide.is_inexact)
+    if bad.any():
+        a, b, c, left, right = (each[bad][0].item() for each in (a, b, c, left, right))
+        raise ValueError(
+            f"arrays.scan: {text!r} is not associative: for {a}, {b}, {c} it is {left} from the left, and "
+            f"{right} from the right"
+        )
+    return made
+
+
+async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Parts]], axis: int) -> AccelRef:
+    """Combine the elements up to each one: pairs first, of which half as many are combined.
+
+    Source: R. P. Brent and H. T. Kung, "A regular layout for parallel adders", 1982.
+
+    Args:
+        parts: Arrays that are an element together, the last one its value; numbers are the same for all.
+        pair: Makes one element of two. Of the first it may get the value only, and None for other parts.
+        axis: The axis, along which there are elements.
+    """
+
+    def part(several: _Parts, *place: int | None) -> _Parts:
+        at = (*(slice(None),) * axis, slice(*place))
+        return tuple([each[at] if isinstance(each, AccelRef) else each for each in several])
+
+    value: AccelRef = parts[-1]
+    count = value.shape[axis]
+    out = await value.copy()
+    if count > 1:
+        odd = await prefixes(await pair(part(parts, 0, count - 1, 2), part(parts, 1, None, 2)), pair, axis)
+        await part((out,), 1, None, 2)[0].assign(odd)
+        if count > 2:
+            before = (*(None,) * (len(parts) - 1), odd)
+            made = await pair(part(before, (count - 1) // 2), part(parts, 2, None, 2))
+            await part((out,), 2, None, 2)[0].assign(made[-1])
+    return out
+
+
+@composed
+async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
+    """Combine the elements up to each one along an axis by an expression: an inclusive scan.
+
+    The expression is one of ``a``, which is what was combined so far, and of ``b``, the next element; see
+    `jit.elementwise`. It must be associative, as pairs are combined first: in 2 log2(n) steps, in an order
+    that the length alone fixes. That is checked on all triples of a few fixed elements of the kind of the
+    dtype: exactly for whole numbers and truth values, within 1e-12 in float64 or complex128 for others. What
+    passes may still not be associative elsewhere: no NaN is among the elements.
+
+    The largest so far by magnitude, and the last element so far that is no NaN:
+
+    >>> import trio_accel as ta
+    >>> ta.arrays.scan("a if abs(a) > abs(b) else b", x)  # doctest: +SKIP
+    >>> ta.arrays.scan("where(isnan(b), a, b)", x)  # doctest: +SKIP
+
+    Args:
+        text: The expression, of the dtype of `x`.
+        x: The array.
+        axis: The axis, from the end for a negative one. It may be left out for a vector.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: The expression of two elements has another dtype.
+        ValueError: The expression has something that is not allowed, or is not associative; the message shows
+            where. Or there is no such axis.
+        NotSupportedError: float8.
+    """
+    [x] = await placed("arrays.scan", x=x)
+    place = _axis("arrays.scan", x, axis)
+    combine = _combination(text, x.dtype)
+    if not x.size:
+        return await x.copy()
+
+    async def pair(first: _Parts, second: _Parts) -> _Parts:
+        return (await combine(*first, *second),)
+
+    return await prefixes((x,), pair, place)
+
+
+@composed
+async def linear_recurrence(
+    a: ExpressionArgument, b: Operand, *, axis: int | None = None, initial: ExpressionArgument = 0
+) -> AccelRef:
+    """Compute ``y[k] = a[k] * y[k - 1] + b[k]`` along an axis: a linear recurrence of first order.
+
+    Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours of `a` must not overflow.
+    An exponential average of weight ``w`` is ``linear_recurrence(1 - w, w * x, initial=first)``.
+
+    A Kalman filter of a random walk, whose gains ``g`` depend on no observation, follows observations ``z``:
+
+    >>> import trio_accel as ta
+    >>> level = ta.arrays.linear_recurrence(1 - g, g * z, initial=z0)  # doctest: +SKIP
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.4.
+
+    Args:
+        a: Factors: a number, or an array that broadcasts with `b`.
+        b: What is added; an array.
+        axis: The axis of the result, from the end for a negative one. It may be left out for a vector.
+        initial: ``y[-1]``: a number, or an array that broadcasts with an element of `b` along the axis, which
+            has one element there.
+
+    Returns:
+        An array of the shape that `a` and `b` broadcast to, and of the dtype of ``a * b``.
+
+    Raises:
+        TypeError: None is on a device, or an argument is no array or number.
+        ValueError: There is no such axis, or shapes do not broadcast.
+        NotSupportedError: float8.
+    """
+    name = "arrays.linear_recurrence"
+    [b] = await placed(name, b=b)
+    is_array = isinstance(a, (AccelRef, np.ndarray))
+    value = await _SAME(b, a)
+    place = _axis(name, value, axis)
+    if not value.size:
+        return value
+    factor: Any = await _SAME(a, value) if is_array else a
+    first = value[(*(slice(None),) * place, slice(0, 1))]
+    await first.assign(
+        await _NEXT(factor[(*(slice(None),) * place, slice(0, 1))] if is_array else a, initial, first)
+    )
+
+    async def pair(one: _Parts, two: _Parts) -> _Parts:
+        factors = one[0], two[0]
+        both = None if one[0] is None else await _PRODUCT(*factors) if is_array else one[0] * two[0]
+        return both, await _NEXT(two[0], one[1], two[1])
+
+    return await prefixes((factor, value), pair, place)
+
+
+def _axis(name: str, x: AccelRef | ArraySpec, axis: int | None) -> int:
+    if axis is None and x.ndim != 1:
+        raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
+    return axis_of(name, x, 0 if axis is None else axis)
+
+
+_NEXT, _PRODUCT, _SAME = (
+    Elementwise[AccelRef](text, inputs=inputs, operation="arrays.linear_recurrence")
+    for text, inputs in (
+        ("a * initial + b", ("a", "initial", "b")),
+        ("one * two", ("one", "two")),
+        # A copy, of the dtype of the product and of its shape.
+        ("where(True, b, b * a)", ("b", "a")),
+    )
+)

@@ -1,7 +1,7 @@
 """Order of arrays: sorting, the largest elements, the search in sorted arrays, and functions made of these.
 
-Medians and quantiles are a sort, and one launch that takes two neighbours of each line. Sets of elements are
-made of sorts, searches and selections.
+Medians and quantiles are a sort as far as it takes, and one launch that takes two neighbours of each line.
+Sets of elements are made of sorts, searches and selections.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def _plan_sort(message: Any, planner: Planner, *, places: bool) -> Planned[Accel
     out = planner.output(x.shape, DType.int64 if places else x.dtype, message.out)
     planner.distinct("out", out.spec, x=x)
     flag(planner.name, "stable", message.stable)
-    results = (None, out.spec) if places else (out.spec, None)
-    return Planned(SortSpec(axis, flag(planner.name, "descending", message.descending), x, *results), out)
+    descending = flag(planner.name, "descending", message.descending)
+    values, indices = (None, out.spec) if places else (out.spec, None)
+    return Planned(SortSpec(axis, descending, x, values, indices, ()), out)
 
 
 def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
@@ -62,7 +63,7 @@ def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     found = TopKResult(planner.output(shape, x.dtype), planner.output(shape, DType.int64))
     largest = flag(planner.name, "largest", message.largest)
-    return Planned(SortSpec(axis, largest, x, found.values.spec, found.indices.spec), found)
+    return Planned(SortSpec(axis, largest, x, found.values.spec, found.indices.spec, ()), found)
 
 
 def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -112,6 +113,18 @@ async def sort(
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
         NotSupportedError: The device has no sorting; on CUDA it is that of the package ``cuda-cccl``.
     """
+    ...
+
+
+def _plan_partial(message: Any, planner: Planner) -> Planned[AccelRef]:
+    x = planner.read("x", message.x)
+    out = planner.output(x.shape, x.dtype)
+    return Planned(SortSpec(x.ndim - 1, False, x, out.spec, None, message.kth), out)
+
+
+@operation(actor=ArraysActor, plan=_plan_partial)
+async def _sort_at(x: Operand, kth: tuple[int, ...]) -> AccelRef:
+    """Sort along the last axis, as far as elements at some places take it; see `SortSpec.kth`."""
     ...
 
 
@@ -249,6 +262,9 @@ _TEXT = (
 )
 
 
+# More shares at once are found in sorted elements.
+_FEW_SHARES = 8
+
 _expression = functools.cache(Elementwise[AccelRef])
 _reduction = functools.cache(Reduction)
 
@@ -284,7 +300,7 @@ async def _quantiles(
     if not n:
         return await x.device.full((*shares.shape, *kept), math.nan, dtype)
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
-    s = await sort(await reshape(last, (math.prod(lines), n)))
+    s = await _sort_at(await reshape(last, (math.prod(lines), n)), _needed(name, shares, n))
     count = await _reduction("x == x", operation=name)(s, axis=1) if ".nan" in name else n
     text = _TEXT.format(places=_PLACES[method])
     made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
@@ -292,11 +308,20 @@ async def _quantiles(
     return found.reshape((*shares.shape, *kept))
 
 
+def _needed(name: str, shares: npt.NDArray[Any], n: int) -> tuple[int, ...]:
+    """Return the places that elements of shares are at, by any method, and the last one, where NaN comes."""
+    if ".nan" in name or shares.size > _FEW_SHARES:
+        return ()
+    near = np.floor(n * shares).astype(np.int64).reshape(-1, 1) + np.arange(-3, 3)
+    return tuple(np.unique([*near.clip(0, n - 1).flat, n - 1]).tolist())
+
+
 @composed
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
-    The elements are sorted. The mean is computed in float64 and rounded once.
+    The mean is computed in float64 and rounded once. Zeros of both signs are equal: it is not said which one
+    of them a median is.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:
@@ -341,7 +366,7 @@ async def quantile(
 ) -> AccelRef:
     """Find what shares of the elements along axes are below, as `numpy.quantile` does. NaN if there is one.
 
-    The elements are sorted once for all shares. What is found is computed in float64 and rounded once.
+    The elements are ordered once for all shares. What is found is computed in float64 and rounded once.
 
     Args:
         x: The array, real.

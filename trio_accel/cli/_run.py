@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import Literal, TypeAlias, TypeVar, TypeVarTuple, cast
 
-import numpy as np
 import trio
-from numpy.typing import NDArray
 
 import trio_accel as ta
 
 Isolation: TypeAlias = Literal["inline", "process"]
 
-MOST_BYTES = 256 << 20
-"""Size of the largest file that is read."""
-
-READ_SECONDS = 60.0
-"""Seconds that reading a file may take."""
-
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-# The bytes of a file that are read before it is clear that the rest is worth reading.
-_HEAD_BYTES = 64
-# The code with which a reader tells what is wrong with a file.
-_REFUSED = 2
 # Seconds that the command waits after Ctrl-C for an operation that still runs.
 _CLOSE_GRACE = 0.2
 # The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
@@ -221,85 +205,3 @@ def _unusable(error: Exception) -> InputError:
 def isolation_of(device: ta.Device) -> Isolation:
     """Tell where the context of a device lives."""
     return device.options.isolation or device.info.isolations[0]
-
-
-async def read_apart(
-    kind: str, path: Path | None, carried: str, beginnings: tuple[bytes, ...]
-) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Read the user's file, or the one that comes with the package for ``None``, in a process of its own.
-
-    Args:
-        kind: Which one of `_reader.READERS` reads it.
-        path: The user's file.
-        carried: Name of the other.
-        beginnings: How such a file can begin, in small letters. Another one is read at its beginning only.
-
-    Returns:
-        The file's name in messages, and what the reader found.
-
-    Raises:
-        InputError: It is missing, unreadable, no such file or beyond a limit; or it has ended its reader.
-    """
-    source = files("trio_accel.cli") / "data" / carried if path is None else path
-    name = carried if path is None else str(path)
-    content = await in_thread(_content_of, source, kind, beginnings)
-    command = [sys.executable, "-P", str(Path(__file__).with_name("_reader.py")), kind]
-    try:
-        with trio.fail_after(READ_SECONDS):
-            done = await trio.run_process(
-                command, stdin=content, capture_stdout=True, capture_stderr=True, check=False
-            )
-    except trio.TooSlowError:
-        raise InputError(f"{name} is too slow to read: {READ_SECONDS:g} seconds were not enough") from None
-    if done.returncode == _REFUSED:
-        raise InputError(f"{name} {done.stderr.decode(errors='replace')}")
-    if done.returncode:
-        raise InputError(f"{name} cannot be read: SciPy's reader ended with code {done.returncode}")
-    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as found:
-        return name, dict(found)
-
-
-def _content_of(source: Traversable, kind: str, beginnings: tuple[bytes, ...]) -> bytes:
-    """Read a file. Blocking."""
-    try:
-        if source.is_dir():
-            raise InputError(f"cannot read {source}: it is a directory")
-        with source.open("rb") as file:
-            # A pipe may give fewer bytes at once, but these in the end.
-            content = file.read(_HEAD_BYTES)
-            if content and not content.lower().startswith(beginnings):
-                raise InputError(f"{source} is not a {kind} file: it begins with {content[:16]!r}")
-            content += file.read(MOST_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
-    except MemoryError:
-        raise InputError(f"cannot read {source}: it does not fit into memory") from None
-    if not content:
-        raise InputError(f"{source} is empty")
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{source} is too large: files of at most {MOST_BYTES >> 20} MiB are read")
-    return content
-
-
-def check_output(path: Path) -> None:
-    """Refuse a PNG path that cannot be written, before anything is computed.
-
-    Raises:
-        InputError: It does not end in .png, is a directory, or may not be written.
-    """
-    if path.suffix.lower() != ".png":
-        raise InputError(f"cannot write {path}: the picture is a PNG, so the name must end in .png")
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a directory")
-    target = path if path.exists() else path.absolute().parent
-    if not target.exists():
-        raise InputError(f"cannot write {path}: there is no directory {path.parent}")
-    if not path.exists() and not target.is_dir():
-        raise InputError(f"cannot write {path}: {path.parent} is not a directory")
-    if not os.access(target, os.W_OK):
-        raise InputError(f"cannot write {path}: permission denied")
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return the reason of an ``OSError`` in lower case, without errno and path."""
-    return (error.strerror or str(error)).lower()

@@ -119,12 +119,12 @@ class _Transform:
         given = {"n": n, "edge": self._edge, "scale": self._scale(n)}
         before, behind = self._texts(n)
         wide = "complex64" if x.dtype is DType.float32 else "complex128"
-        first = _expression(self.name, before, wide if is_complex else x.dtype.value)
-        last = _expression(self.name, behind, x.dtype.value)
         with intermediates() as made:
             source = await _in_three(x, axis, made)
-            rows, _, columns = source.shape
-            ready = made(await first(shape=(rows, count, columns), **_read(first, given, x=source)))
+            rows, _, *columns = source.shape
+            first = _expression(self.name, before, wide if is_complex else x.dtype.value, source.ndim)
+            last = _expression(self.name, behind, x.dtype.value, source.ndim)
+            ready = made(await first(shape=(rows, count, *columns), **_read(first, given, x=source)))
             spectrum = made(await transformed(ready, 1))
             result = out.reshape(source.shape) if out is not None and out.spec.is_contiguous else None
             result = await last(shape=source.shape, out=result, **_read(last, given, v=spectrum))
@@ -172,15 +172,17 @@ def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: 
 
 
 async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
-    """View an array, or a copy, with three axes: then one kernel serves all shapes and axes."""
+    """View an array, or a copy, with three axes, or two where nothing is behind: kernels for all shapes."""
     flat = x if x.spec.is_contiguous else made(await x.copy())
-    return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])))
+    columns = math.prod(x.shape[axis + 1 :])
+    return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], columns)[: 2 if columns == 1 else 3])
 
 
 @functools.cache
-def _expression(name: str, text: str, dtype: str) -> Elementwise[AccelRef]:
-    """Make an expression along the second of three axes."""
-    text = re.sub(r"\b([xv])\[([^]]*)\]", r"\1[i(0), \2, i(2)]", f"j = i(1); {text}")
+def _expression(name: str, text: str, dtype: str, axes: int) -> Elementwise[AccelRef]:
+    """Make an expression along the second of two or three axes."""
+    behind = ", i(2)" if axes == 3 else ""
+    text = re.sub(r"\b([xv])\[([^]]*)\]", rf"\1[i(0), \2{behind}]", f"j = i(1); {text}")
     return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
@@ -240,9 +242,9 @@ async def fit(
     if not x.size:
         return made(await x.device.zeros(shape, x.dtype))
     source = await _in_three(x, axis, made)
-    rows, _, columns = source.shape
-    fitted = _expression(name, _FITTED, x.dtype.value)
-    return made(await fitted(x=source, n=extent, shape=(rows, length, columns))).reshape(shape)
+    rows, _, *columns = source.shape
+    fitted = _expression(name, _FITTED, x.dtype.value, source.ndim)
+    return made(await fitted(x=source, n=extent, shape=(rows, length, *columns))).reshape(shape)
 
 
 async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how: Any) -> AccelRef:

@@ -298,6 +298,7 @@ class Parameter:
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
         shape: Tells the shape of an output that is not given.
+        copy: Whether a copy of the array is changed in its place.
     """
 
     role: KernelRole
@@ -305,6 +306,7 @@ class Parameter:
     ndim: int | None = None
     layout: KernelLayout = "contiguous"
     shape: ShapeRule | None = None
+    copy: bool = False
 
     def named(self, name: str) -> KernelParameter:
         """Make the same as a definition has it."""
@@ -329,9 +331,20 @@ def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "
     return _array("read", dtype, ndim, layout)
 
 
-def updates(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous") -> Parameter:
-    """Declare an array that is read and changed in place; see `reads`."""
-    return _array("update", dtype, ndim, layout)
+def updates(
+    dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous", copy: bool = False
+) -> Parameter:
+    """Declare an array that is read and changed in place; see `reads`.
+
+    Args:
+        dtype: Element type.
+        ndim: How many axes it has.
+        layout: Arrays that it takes.
+        copy: Whether the kernel changes a copy, which is made ahead of it and is part of the reply. The
+            argument stays as it was. A launch that is lost changes nothing then, and may run again, as
+            `DeviceOptions.retry` says.
+    """
+    return attrs.evolve(_array("update", dtype, ndim, layout), copy=bool(copy))
 
 
 def writes(

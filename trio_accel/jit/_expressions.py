@@ -45,8 +45,11 @@ def elementwise(
     The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
     operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
     ``maximum`` and ``float32``. ``i(axis)`` is the index of the element along an axis of the result, and
-    ``x[...]`` an element of an argument at computed indices. Types are NumPy's (NEP 50). It is parsed, and
-    never run by Python: attributes, slices and other calls are refused.
+    ``x[...]`` an element of an argument at computed indices. ``sum(x[k] for k in range(a, b))`` reduces over
+    a range, as do ``prod``, ``min``, ``max``, ``any`` and ``all``. ``for k in range(n)`` is a loop of
+    assignments, which ``if condition: break`` ends. ``vector(x, y, z)`` has components, ``dot``, ``cross``,
+    ``length`` and ``normalize``. Types are NumPy's (NEP 50). It is parsed, and never run by Python: other
+    calls, attributes and slices are refused.
 
     >>> import trio_accel as ta
     >>> ta.jit.elementwise("d = x - mean; y = d * d / variance")
@@ -55,9 +58,12 @@ def elementwise(
     <Elementwise jit.elementwise(x) -> s, c>
     >>> ta.jit.elementwise("x[i(0), -1 - i(1)]", name="flip")
     <Elementwise jit.flip(x) -> out>
+    >>> ta.jit.elementwise("sum(w[k] * x[i(0) + k] for k in range(n))", name="correlate")
+    <Elementwise jit.correlate(w, x, n) -> out>
 
     Args:
-        text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.
+        text: Assignments and loops with ``;`` or new lines between them, or one expression, whose result is
+            ``out``.
         inputs: Names of the arguments, in order; by default in the order in which the text names them.
         outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
             the name that is assigned and not read later.

@@ -204,9 +204,13 @@ class Kernel:
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
         self._names = names = tuple(parameters)
         self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
+        shapes = [
+            None if one.shape is None else Rule(f"shape of {name}", one.shape, names)
+            for name, one in parameters.items()
+        ]
         self._steps = tuple(
-            (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
-            for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
+            (each, shape, always_held(each), given.copy)
+            for each, shape, given in zip(named, shapes, parameters.values(), strict=True)
         )
         maps = [(each.name, each.layout) for each in named]
         self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
@@ -306,9 +310,9 @@ class Kernel:
         taken = _Taken()
         values, scalars, name = taken.values, taken.scalars, planner.name
         for step, argument in zip(self._steps, arguments, strict=True):
-            parameter, shape, holds = step
+            parameter, shape, holds, copies = step
             if holds is None:
-                taken.add_array(planner, parameter, shape, argument)
+                taken.add_array(planner, parameter, shape, argument, copies)
                 continue
             # Nearly all numbers need no closer look.
             kinds, least, most = holds
@@ -368,9 +372,9 @@ class _Taken:
         self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
 
     def add_array(
-        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any
+        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any, copies: bool
     ) -> None:
-        """Take an array, or note that it is to be made."""
+        """Take an array, or a copy of it, or note that it is to be made."""
         name, role = parameter.name, parameter.role
         if role == "read":
             array = planner.read(name, argument)
@@ -383,8 +387,10 @@ class _Taken:
                     several.append(None)
                     self.changed.append(None)
                     return
+            if copies:
+                argument = planner.copied(name, argument)
             # One that is written in full is in use in the same way.
-            array = planner.update(name, argument)
+            array = argument.spec if copies else planner.update(name, argument)
             several.append(array)
             self.changed.append(argument)
         check_array(planner.name, parameter, array)

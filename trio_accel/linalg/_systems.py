@@ -14,9 +14,9 @@ from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ..devices.base._refusals import real, refuse_dtypes
 from ..devices.operations._calls import composed
-from ..expressions import intermediates
+from ..expressions import Elementwise, Reduction, intermediates
 from ._actor import BlasActor, SolverActor, solving
-from ._blas import axpy, gemm, matmul, trsm
+from ._blas import gemm, trsm
 from ._spectra import Svd, SVDResult
 
 __all__ = [
@@ -302,7 +302,7 @@ async def solve_triangular(
 async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResult:
     """Return the x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
 
-    The singular values cross to the host, which finds the rank, and with full rank the differences do.
+    The singular values cross to the host, which finds the rank.
 
     Args:
         a: Matrix of shape (m, n), of float32, float64, complex64 or complex128.
@@ -331,16 +331,19 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     epsilon = float(np.finfo(values.dtype).eps)
     least = epsilon * max(m, n) if rcond is None else rcond if is_used else epsilon
     kept = values[values > least * values.max(initial=0)]
-    rank, dtype = len(kept), u.dtype.dtype
+    rank = len(kept)
     columns = b if len(b.shape) == 2 else b[:, None]
-    parts = await gemm(1.0, u[:, :rank], columns, trans_a="C")
-    parts = await matmul(np.diag((1 / kept).astype(dtype)), parts)
+    parts = await _PARTS(await gemm(1.0, u[:, :rank], columns, trans_a="C"), s[:rank, None])
     x = await gemm(1.0, vh[:rank], parts, trans_a="C")
-    residuals = np.empty(0, values.dtype)
     if rank == n < m:
-        off = await axpy(-1.0, columns, await gemm(1.0, a, x))
-        residuals = np.square(np.abs(await off.to_host())).sum(0)
-    return LstsqResult(x if columns is b else x[:, 0], await device.put(residuals), rank, s)
+        residuals = await _RESIDUALS(columns, await gemm(1.0, a, x), axis=0)
+    else:
+        residuals = await device.empty(0, s.dtype)
+    return LstsqResult(x if columns is b else x[:, 0], residuals, rank, s)
+
+
+_PARTS = Elementwise[AccelRef]("parts / s", operation="linalg.lstsq")
+_RESIDUALS = Reduction("abs(b - made) * abs(b - made)", "sum", operation="linalg.lstsq")
 
 
 def _check(a: Operand, b: Operand) -> None:

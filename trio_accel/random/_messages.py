@@ -254,7 +254,7 @@ async def _sobol_points(first: int, count: int, directions: Operand, shift: Oper
 def _plan_order(message: Any, planner: Planner) -> Planned[AccelRef]:
     keys = planner.read("keys", message.keys)
     out = planner.output((message.count,), DType.int64)
-    return Planned(SortSpec(0, message.descending, keys, None, out.spec), out)
+    return Planned(SortSpec(0, message.descending, keys, None, out.spec, ()), out)
 
 
 @operation(actor=ARRAYS, plan=_plan_order)

@@ -464,6 +464,16 @@ class Planner:
         self._change(argument, operand)
         return operand.spec
 
+    def copied(self, argument: str, operand: Operand) -> AccelRef:
+        """Name a new array that begins as a copy of an operand, to be changed in place.
+
+        The copy is made ahead of each run, so the operation may run again after a loss.
+        """
+        source = self.read(argument, operand)
+        made = self.output(source.shape, source.dtype)
+        self._staged += (CopySpec(source, made.spec),)
+        return made
+
     def output(
         self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
     ) -> AccelRef:

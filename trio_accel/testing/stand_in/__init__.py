@@ -37,13 +37,16 @@ from ...backends.cuda.manifest import STAND_IN
 
 __all__ = ["BuildError", "StandIn", "build", "is_available"]
 
-_SOURCES = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".c", ".cpp", ".h")]
+_SUFFIXES = (".c", ".cpp", ".cu", ".h")
+_SOURCES = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in _SUFFIXES]
 # The CPU backend compiles CUDA's source by the same headers.
 _HEADERS = [Path(compiled.__file__).with_name(name) for name in ("kernels.h", "special.h")]
 # gcc takes each source as the language of its name.
 _COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
 # The options with which it compiles kernels.
 _KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "-ffp-contract=off")
+# Programs import these in the place of cuda-cccl.
+_SORT = [Path(__file__).with_name(name) for name in ("compute.py", "radix_sort.cu")]
 # The library of each source, by the beginning of its name. All others may call the driver.
 _LIBRARIES = {
     "driver": "libcuda.so.1",
@@ -83,6 +86,7 @@ class StandIn:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "LD_PRELOAD": ":".join(map(str, self.libraries)),
             "STAND_IN_DIR": str(self.folder),
+            "PYTHONPATH": os.pathsep.join([str(self.folder / "python"), os.environ.get("PYTHONPATH", "")]),
         }
 
 
@@ -112,7 +116,7 @@ def build(folder: Path | None = None) -> StandIn:
     if root.lstat().st_uid != os.getuid():
         raise BuildError(f"the folder {root} belongs to another user; set TMPDIR to a folder of your own")
     digest = hashlib.sha256(repr((_COMMAND, _KERNELS, _LIBRARIES)).encode())
-    for path in (*_SOURCES, *_HEADERS):
+    for path in (*_SOURCES, *_HEADERS, _SORT[0]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     target = root / digest.hexdigest()[:16]
     if not target.exists():
@@ -126,6 +130,12 @@ def _build_into(target: Path) -> None:
     try:
         for path in _HEADERS:
             shutil.copy(path, aside)
+        described = aside / "python" / "cuda_cccl-0.dist-info" / "METADATA"
+        for folder in (described.parent, aside / "python" / "cuda"):
+            folder.mkdir(parents=True)
+        described.write_text("Metadata-Version: 2.1\nName: cuda-cccl\nVersion: 0\n")
+        for path in _SORT:
+            shutil.copy(path, aside / "python" / "cuda")
         # Most of the time of a small kernel is that of its header.
         header = str(aside / _HEADERS[0].name)
         ahead = ("g++", "-x", "c++-header", *_KERNELS, header, "-o", f"{header}.gch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -275,7 +274,7 @@ def evaluate(
         OutOfRangeError: An index that is checked is outside.
         FloatingPointError: A step over- or underflows, and that is to be raised.
     """
-    evaluation = _Evaluation(expression, arguments, indices, loaded, out)
+    evaluation = _Evaluation(expression, arguments, indices, loaded, out, _last_uses(expression))
     values: dict[int, Any] = {}
     with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
         evaluation.run(range(len(expression.steps)), values)
@@ -290,16 +289,12 @@ class _Active:
         carried: The variables of the loop.
         values: The values of steps, by their numbers; one that all elements share has no axis.
         at: Where the elements are among all.
-        index: The index of the loop for each.
-        stop: Where it ends for each.
         found: The variables, of all elements.
     """
 
     carried: Sequence[int]
     values: dict[int, Any]
     at: npt.NDArray[np.int64]
-    index: npt.NDArray[np.int64]
-    stop: npt.NDArray[np.int64]
     found: Sequence[npt.NDArray[Any]]
 
     def end(self, where: Any, numbers: Sequence[int]) -> None:
@@ -310,8 +305,8 @@ class _Active:
         for found, number in zip(self.found, numbers, strict=True):
             found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
         goes = ~ends
-        self.at, self.index, self.stop = self.at[goes], self.index[goes], self.stop[goes]
-        # What is computed of the others costs no more than they need.
+        self.at = self.at[goes]
+        # From here on, the other elements alone cost time.
         self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
 
 
@@ -324,12 +319,9 @@ class _Evaluation:
     indices: Mapping[int, npt.NDArray[Any]]
     loaded: Mapping[int, npt.NDArray[Any]]
     out: npt.NDArray[Any] | None
-    # How many loops are computed for the elements that are left.
+    left: Mapping[int, Sequence[int]]
+    # This counts the loops around whose elements end one by one.
     flat: int = 0
-    left: Mapping[int, Sequence[int]] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.left = _last_uses(self.expression)
 
     def run(self, numbers: range, values: dict[int, Any], active: _Active | None = None) -> None:
         """Compute steps one after another."""
@@ -342,8 +334,7 @@ class _Evaluation:
             elif step.function == "break" and active is not None:
                 active.end(values[step.steps[1]], step.steps[2:])
             elif step.function == "load":
-                source = self.loaded[int(step.value.real)]
-                values[number] = _load(self.expression, number, source, values, is_flat=self.flat > 0)
+                values[number] = self._load(number, step, values)
             elif step.function == "index":
                 values[number] = self.indices[int(step.value.real)]
             else:
@@ -367,25 +358,23 @@ class _Evaluation:
                 values.update(zip(carried, [values[each] for each in last], strict=True))
             return
         active, shape = self._flattened(number, step, values)
+        left = active.values
         self.flat += 1
-        active.end(active.index >= active.stop, carried)
+        active.end(left[number] >= left[stop], carried)
         while active.at.size:
-            active.values[number] = active.index
-            self.run(body, active.values, active)
+            self.run(body, left, active)
             if active.at.size:
-                active.values.update(zip(carried, [active.values[each] for each in last], strict=True))
-            for each in (number, *body):
-                active.values.pop(each, None)
-            active.index = active.index + 1
-            active.end(active.index >= active.stop, carried)
+                left.update(zip(carried, [left[each] for each in last], strict=True))
+            for each in body:
+                left.pop(each, None)
+            left[number] = left[number] + 1
+            active.end(left[number] >= left[stop], carried)
         self.flat -= 1
         values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
 
-    def _flattened(
-        self, number: int, step: Step, values: Mapping[int, Any]
-    ) -> tuple[_Active, tuple[int, ...]]:
+    def _flattened(self, number: int, step: Step, values: Mapping[int, Any]) -> tuple[_Active, Any]:
         """Lay all that a loop reads out one element behind another; returns the shape that they had."""
-        start, stop, *carried = step.steps
+        carried = step.steps[2:]
         within = self.expression.steps[number : int(step.value.real) + 1]
         read = {each for one in within for each in one.steps if each < number}
         shape = np.broadcast_shapes(*[np.shape(values[each]) for each in read])
@@ -395,8 +384,20 @@ class _Evaluation:
 
         taken = {each: flat(values[each]) if np.ndim(values[each]) else values[each] for each in read}
         found = [flat(values[each]).copy() for each in carried]
-        at = np.arange(math.prod(shape))
-        return _Active(carried, taken, at, flat(values[start]), flat(values[stop]), found), shape
+        taken[number] = flat(values[step.steps[0]])
+        return _Active(carried, taken, np.arange(taken[number].size), found), shape
+
+    def _load(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        """Load elements: an index outside of the array is refused, or is the nearest one inside."""
+        array, at = self.loaded[int(step.value.real)], [values[index] for index in step.steps]
+        if self.expression.checked:
+            check_places(self.expression, number, at, array.shape)
+        else:
+            at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
+        if self.flat:
+            # Indices of the result are none of lines here.
+            return array[tuple(at)]
+        return Places.of(array, at, [self.expression.steps[index] for index in step.steps]).load()
 
 
 def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
@@ -405,42 +406,19 @@ def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
     loops: list[tuple[int, int]] = []
     for number, step in enumerate(expression.steps):
         loops = [loop for loop in loops if loop[1] >= number]
-        for used in step.steps:
-            last[used] = next((end for begin, end in loops if used < begin), number)
         if step.function == "loop":
             loops.append((number, int(step.value.real)))
+        for used in step.steps:
+            last[used] = next((end for begin, end in loops if used < begin), number)
     found: dict[int, list[int]] = {}
     for used, number in last.items():
-        # Of a loop, its variables are needed once more in each iteration.
+        # A loop needs its variables once more in each iteration.
         if used not in expression.outputs and expression.steps[used].function not in ("loop", "carried"):
             found.setdefault(number, []).append(used)
     return found
 
 
-def _load(
-    expression: TypedExpression,
-    number: int,
-    array: npt.NDArray[Any],
-    values: Mapping[int, Any],
-    *,
-    is_flat: bool,
-) -> Any:
-    """Load elements: an index outside of the array is refused, or is the nearest one inside."""
-    steps = expression.steps[number].steps
-    at = [values[index] for index in steps]
-    if expression.checked:
-        check_places(expression, number, at, array.shape)
-    else:
-        at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
-    if is_flat:
-        # Indices of the result are none of lines here.
-        return array[tuple(at)]
-    return Places.of(array, at, [expression.steps[index] for index in steps]).load()
-
-
-def _value(
-    step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None
-) -> Any:
+def _value(step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: Any) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)

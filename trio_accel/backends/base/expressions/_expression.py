@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
 import numpy as np
 
 __all__ = [
-    "COMBINED", "CONSTANTS", "FUNCTIONS", "OPERATORS", "SPECIAL", "Apply", "Break", "Counter", "Expression",
-    "Function", "Index", "Literal", "Load", "Loop", "Name", "Node", "Place", "Rule", "Start", "Statement",
-    "assigned_in", "message_at",
+    "COMBINED", "CONSTANTS", "FUNCTIONS", "OPERATORS", "SPECIAL", "Apply", "Break", "Expression", "Function",
+    "Index", "Literal", "Load", "Loop", "Name", "Node", "Place", "Rule", "Statement", "assigned_in",
+    "message_at",
 ]  # fmt: skip
 
 Rule: TypeAlias = typing.Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
@@ -158,7 +158,11 @@ class Literal:
 
 @attrs.frozen
 class Apply:
-    """A function of its arguments; operators are functions."""
+    """A function of its arguments; operators are functions.
+
+    The parser has three of its own: ``%wide`` is a value as sums have it, and ``%min`` and ``%max`` are what
+    these have of an empty range.
+    """
 
     function: str
     arguments: tuple[Node, ...]
@@ -182,23 +186,7 @@ class Load:
     place: Place = attrs.field(eq=False)
 
 
-@attrs.frozen
-class Counter:
-    """The index of a loop, by the number of the loop."""
-
-    loop: int
-    place: Place = attrs.field(eq=False)
-
-
-@attrs.frozen
-class Start:
-    """What a reduction over a range has before the first element; its dtype is that of the values."""
-
-    reduce: str
-    place: Place = attrs.field(eq=False)
-
-
-Node: TypeAlias = "Name | Literal | Apply | Index | Load | Counter | Start"
+Node: TypeAlias = "Name | Literal | Apply | Index | Load"
 
 
 @attrs.frozen
@@ -206,14 +194,14 @@ class Loop:
     """``for ... in range(start, stop)``. A reduction over a range is one, too.
 
     Attributes:
-        number: Its number, by which its index is known.
+        index: The name of its index.
         start: The first index.
         stop: The index behind the last one.
         body: The statements.
         place: Where it is.
     """
 
-    number: int
+    index: str
     start: Node
     stop: Node
     body: tuple[Statement, ...]
@@ -231,15 +219,13 @@ Statement: TypeAlias = "tuple[str, Node] | Loop | Break"
 """An assignment of a value to a name, a loop, or its end."""
 
 
-def assigned_in(statements: tuple[Statement, ...]) -> Mapping[str, Place]:
-    """Return the names that statements assign, in order, and where the last value of each is."""
-    found: dict[str, Place] = {}
+def assigned_in(statements: Sequence[Statement]) -> Iterator[str]:
+    """Yield the names that statements assign."""
     for statement in statements:
         if isinstance(statement, Loop):
-            found.update(assigned_in(statement.body))
+            yield from assigned_in(statement.body)
         elif not isinstance(statement, Break):
-            found[statement[0]] = statement[1].place
-    return found
+            yield statement[0]
 
 
 @attrs.frozen

@@ -294,8 +294,8 @@ class _Cutter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:  # the visitor's name
         self.generic_visit(node)
-        is_of_range = len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp)
-        if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS or is_of_range:
+        is_range = ast.GeneratorExp in map(type, node.args)
+        if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS or is_range:
             return node
         if len(node.args) != 1 or node.keywords:
             raise ValueError(f"{node.func.id} of one value reduces: {ast.unparse(node)}")

@@ -27,7 +27,6 @@ from ._source import (
     prelude,
     register_of,
     structure,
-    work_of,
 )
 
 ROW_THREADS = 256
@@ -82,7 +81,7 @@ def reduction_source(specialized: SpecializedReduction, layouts: RowLayouts) -> 
     store = f"{element_of(typed.dtype)}::store(arguments.out + output * {typed.dtype.itemsize}, result);"
     return "\n".join(
         (
-            _passes([typed], names, layouts, own, len(names.arrays), work_of(typed.map)),
+            _passes([typed], names, layouts, own, len(names.arrays), typed.map.work),
             _REDUCE.replace("STORE", store),
         )
     )
@@ -97,7 +96,7 @@ def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
     """
     typed = specialized.typed
     names = Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
-    steps = sum(work_of(stage.map) for stage in typed.stages) + work_of(typed.last)
+    steps = sum(stage.map.work for stage in typed.stages) + typed.last.work
     results = [
         f"row.{found(number)} = Stage{number}::result(arguments, in_group<Stage{number}, GROUP>("
         f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)));"

@@ -104,10 +104,9 @@ def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
     """
     step = steps[number]
     given = [f"t{each}" for each in step.steps]
-    if step.function == "carried":
-        return [f"{register_of(step.dtype)} t{number} = {given[0]};"]
-    if step.function == "result":
-        return [f"const {register_of(step.dtype)} t{number} = {given[0]};"]
+    if step.function in ("carried", "result"):
+        const = "const " if step.function == "result" else ""
+        return [f"{const}{register_of(step.dtype)} t{number} = {given[0]};"]
     if step.function == "loop":
         return [f"for (i64 t{number} = {given[0]}; t{number} < {given[1]}; t{number}++) {{"]
     if step.function not in ("break", "end"):
@@ -304,7 +303,7 @@ def kernel_source(
     statements, names = body(expression, taken)
     return f"""{prelude()}
 {_arguments(expression, results, len(arrays), scalars, layouts)}
-enum {{ EACH = {elements_of_thread((*written, *arrays), work_of(expression))} }};
+enum {{ EACH = {elements_of_thread((*written, *arrays), expression.work)} }};
 {structure("Loaded", arrays)}
 {structure("Made", expression.dtypes)}
 {functions}
@@ -324,19 +323,14 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {kernel or _ELEMENTWISE}"""
 
 
-def work_of(expression: TypedExpression) -> int:
-    """Count the steps of an element; a loop is as good as many."""
-    return sum(_LONG + 1 if step.function == "loop" else 1 for step in expression.steps)
-
-
-def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
+def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
     """Tell how many elements a thread loads before it computes: memory is slow, and wide.
 
     Args:
         dtypes: Dtypes of the arrays.
-        steps: How many steps the expression has: copies of a long one take registers and time to compile.
+        work: See `TypedExpression.work`: copies of a long one take registers and time to compile.
     """
-    if steps > _LONG or len(dtypes) > _MANY:
+    if work > _LONG or len(dtypes) > _MANY:
         return 1
     return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
 

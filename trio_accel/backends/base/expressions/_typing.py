@@ -28,24 +28,8 @@ import numpy as np
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
-from ._expression import (
-    COMBINED,
-    FUNCTIONS,
-    Apply,
-    Break,
-    Counter,
-    Expression,
-    Function,
-    Index,
-    Literal,
-    Load,
-    Loop,
-    Node,
-    Place,
-    Start,
-    Statement,
-    assigned_in,
-)
+from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
+from ._expression import FUNCTIONS, Apply, Function, Node, Place, assigned_in
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
 
@@ -66,8 +50,6 @@ class Weak(enum.Enum):
 _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
-# A loop is typed so often: a Python number that it carries becomes whole, floating and complex at most.
-_MOST_ROUNDS = 6
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
 
@@ -140,6 +122,11 @@ class TypedExpression:
     checked: tuple[str, ...] = ()
 
     @property
+    def work(self) -> int:
+        """How many steps an element takes; a loop counts as many."""
+        return len(self.steps) + 1000 * any(step.function == "loop" for step in self.steps)
+
+    @property
     def dtypes(self) -> tuple[DType, ...]:
         """Dtypes of the results."""
         return tuple(self.steps[number].dtype for number in self.outputs)
@@ -197,7 +184,7 @@ def _outside(value: int, dtype: DType) -> str:
 
 @functools.lru_cache(4096)
 def typed(
-    expression: Expression,
+    expression: nodes.Expression,
     arguments: tuple[ArgumentType, ...],
     dtypes: tuple[DType | None, ...] = (),
 ) -> TypedExpression:
@@ -218,46 +205,32 @@ def typed(
     return typist.finish(dtypes or (None,) * len(expression.outputs))
 
 
-@attrs.define
-class _OpenLoop:
-    """A loop whose body is being typed.
-
-    Attributes:
-        number: The number of its step.
-        carried: The variables, by their names.
-        kinds: Their types; None as long as a value of it has none.
-        found: The types that they would need to have for all that is assigned.
-    """
-
-    number: int
-    carried: Mapping[str, int]
-    kinds: Mapping[str, ArgumentType | None]
-    found: dict[str, ArgumentType | None]
+_Kinds: TypeAlias = dict[str, ArgumentType]
 
 
 class _Typist:
     """Makes the steps; equal steps are made once, in the outermost loop where all that they need is there."""
 
-    def __init__(self, expression: Expression, arguments: tuple[ArgumentType, ...]) -> None:
+    def __init__(self, expression: nodes.Expression, arguments: tuple[ArgumentType, ...]) -> None:
         self._expression = expression
         self._steps: list[Step] = []
         self._found: dict[tuple[object, ...], int] = {}
         # For each step, how many loops are around it; and the steps of each open loop, in order.
         self._depths: list[int] = []
         self._blocks: list[list[int]] = [[]]
-        self._loops: list[_OpenLoop] = []
-        self._counters: dict[int, int] = {}
-        # The steps and the breaks of each closed loop, by the number of its step.
-        self._bodies: dict[int, list[int]] = {}
+        # Each open loop has its step, the steps of its variables, and the types that these need to have.
+        self._loops: list[tuple[int, Mapping[str, int], _Kinds]] = []
+        # A loop has its end and its breaks here, by the number of its step.
+        self._ends: dict[int, int] = {}
         self._breaks: dict[int, list[int]] = {}
-        # Values of no type yet, and the reductions that they are of.
-        self._starts: dict[int, str] = {}
+        # Smallest and largest numbers of no dtype yet, and the reductions that begin with them.
+        self._nothings: dict[int, str] = {}
         # Whole numbers that loops change, so that Python cannot compute them ahead.
         self._changing: set[int] = set()
         # The weak steps, by their numbers.
         self._weak: dict[int, Weak] = {}
         self._names: dict[str, int] = {}
-        # Where each name was assigned last.
+        # Each name has the place where it was assigned last.
         self._places: dict[str, Place] = {}
         self._bounds: dict[tuple[int, DType], None] = {}
         for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
@@ -270,11 +243,11 @@ class _Typist:
                 self._names[name] = self._step(Step("argument", dtype, (), place), kind)
         self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[nodes.Statement]) -> None:
         for statement in statements:
-            if isinstance(statement, Loop):
+            if isinstance(statement, nodes.Loop):
                 self._loop(statement)
-            elif isinstance(statement, Break):
+            elif isinstance(statement, nodes.Break):
                 self._break(statement)
             else:
                 name, node = statement
@@ -285,7 +258,7 @@ class _Typist:
         for name, dtype in zip(self._expression.outputs, dtypes, strict=True):
             number = self._strong(self._names[name])
             outputs.append(number if dtype is None else self._convert(number, dtype, self._places[name]))
-        if self._bodies:
+        if self._ends:
             outputs = self._flatten(outputs)
         inputs, loads = self._expression.inputs, self._expression.loads
         axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
@@ -309,20 +282,12 @@ class _Typist:
             if number not in live:
                 live.add(number)
                 todo += (*self._steps[number].steps, *self._breaks.get(number, ()))
-        order: list[int] = []
-
-        def take(block: Sequence[int]) -> None:
-            for number in block:
-                if number in live:
-                    order.append(number)
-                    take(self._bodies.get(number, ()))
-
-        take(self._blocks[0])
+        order = [number for number in self._blocks[0] if number in live]
         new = {number: place for place, number in enumerate(order)}
         steps: list[Step] = []
         for number in order:
             step = self._steps[number]
-            value = new[self._bodies[number][-1]] if step.function == "loop" else step.value
+            value = new[self._ends[number]] if step.function == "loop" else step.value
             steps.append(Step(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
         self._steps = steps
         self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
@@ -350,68 +315,49 @@ class _Typist:
             self._changing.add(number)
         return number
 
-    def _loop(self, loop: Loop) -> None:
-        """Type a loop, whose body may change the types of Python numbers that are carried."""
-        start, stop = (
-            self._whole_index(self._node(each), each.place, "a range takes whole numbers")
-            for each in (loop.start, loop.stop)
-        )
+    def _loop(self, loop: nodes.Loop) -> None:
+        """Type a loop, once more where its body makes other numbers of the Python numbers that it carries."""
+        told = "a range takes whole numbers"
+        over = [self._whole_index(self._node(each), each.place, told) for each in (loop.start, loop.stop)]
         names = dict(self._names)
-        assigned = [name for name in assigned_in(loop.body) if name in names]
-        kinds: Mapping[str, ArgumentType | None] = {
-            name: self._carried_kind(names[name]) for name in assigned
-        }
-        fixed = {name for name, kind in kinds.items() if isinstance(kind, DType)}
-        for _ in range(_MOST_ROUNDS):
-            self._names = dict(names)
-            found = self._loop_of(loop, (start, stop), kinds)
-            for name in fixed:
-                if found[name] is not kinds[name]:
-                    self._refuse(
-                        f"{name} is {_told(kinds[name])} before the loop, and what the loop assigns makes it "
-                        f"{_told(found[name])}: convert that, or begin with {_told(found[name])}",
-                        self._places[name],
-                        TypeError,
-                    )
-            if found == kinds:
-                return
-            kinds = found
-        self._refuse("what the loop carries has another dtype in each iteration", loop.place, TypeError)
+        first = {name: self._kind(names[name]) for name in assigned_in(loop.body) if name in names}
+        kinds, needed = _Kinds(), first
+        while needed != kinds:
+            kinds, self._names = needed, dict(names)
+            needed = self._loop_of(loop, over, kinds)
+            for name, kind in needed.items():
+                if isinstance(first[name], DType) and kind is not first[name]:
+                    told = f"the loop makes {kind.value} of {name}, which is {first[name]} before it"
+                    self._refuse(f"{told}: convert the one or the other", self._places[name], TypeError)
 
-    def _loop_of(
-        self, loop: Loop, over: tuple[int, int], kinds: Mapping[str, ArgumentType | None]
-    ) -> Mapping[str, ArgumentType | None]:
+    def _loop_of(self, loop: nodes.Loop, over: Sequence[int], kinds: _Kinds) -> _Kinds:
         """Type a loop with certain types of what it carries; returns those that it needs."""
         depth, names = len(self._blocks), dict(self._names)
         carried: dict[str, int] = {}
         for name, kind in kinds.items():
             first = self._as_kind(names[name], kind, loop.place)
-            number = self._new(Step("carried", self._steps[first].dtype, (first,)), depth, kind)
-            if kind is None:
-                self._starts[number] = self._starts[first]
-            carried[name] = number
+            step = Step("carried", self._steps[first].dtype, (first,))
+            carried[name] = self._new(step, depth, kind)
         index = self._new(Step("loop", DType.int64, (*over, *carried.values())), depth, Weak.int)
         self._changing.update((index, *carried.values()))
-        self._names.update(carried)
-        self._counters[loop.number] = index
-        self._loops.append(_OpenLoop(index, carried, kinds, dict(kinds)))
+        self._names |= {**carried, loop.index: index}
+        self._loops.append((index, carried, dict(kinds)))
         self._blocks.append([])
         self.run(loop.body)
         end = self._new(Step("end", DType.int64, (index, *self._left())), depth, None)
-        self._bodies[index] = [*self._blocks.pop(), end]
-        self._blocks[-1] += (*carried.values(), index)
-        self._names = names
+        self._ends[index] = end
+        body = self._blocks.pop()
+        self._blocks[-1] += (*carried.values(), index, *body, end)
         for name, number in carried.items():
-            dtype = self._steps[number].dtype
-            made = self._names[name] = self._new(Step("result", dtype, (number, end)), depth - 1, kinds[name])
-            self._blocks[-1].append(made)
-            if kinds[name] is None:
-                self._starts[made] = self._starts[number]
-        return self._loops.pop().found
+            step = Step("result", self._steps[number].dtype, (number, end))
+            names[name] = self._new(step, depth - 1, kinds[name])
+            self._blocks[-1].append(names[name])
+        self._names = names
+        return self._loops.pop()[2]
 
-    def _break(self, node: Break) -> None:
+    def _break(self, node: nodes.Break) -> None:
         condition = self._convert(self._strong(self._node(node.condition)), DType.bool, node.condition.place)
-        loop = self._loops[-1].number
+        loop = self._loops[-1][0]
         step = Step("break", DType.bool, (loop, condition, *self._left()))
         number = self._new(step, len(self._loops), None)
         self._blocks[-1].append(number)
@@ -419,44 +365,33 @@ class _Typist:
 
     def _left(self) -> list[int]:
         """Return the values that the innermost loop carries now, in the types that it carries them in."""
-        loop, left = self._loops[-1], list[int]()
-        for name, carried in loop.carried.items():
-            number, kind = self._names[name], loop.kinds[name]
-            needed = _wider(kind, self._carried_kind(number))
-            loop.found[name] = _wider(loop.found[name], needed)
+        (_, variables, needed), left = self._loops[-1], list[int]()
+        for name, carried in variables.items():
+            number, kind, place = self._names[name], self._kind(carried), self._places.get(name, (1, 0))
+            needed[name] = _wider(needed[name], self._kind(number))
             # With another type, all of the loop is typed once more.
-            place = self._places.get(name, (1, 0))
-            left.append(self._as_kind(number, kind, place) if needed == kind else carried)
+            left.append(self._as_kind(number, kind, place) if needed[name] == kind else carried)
         return left
 
-    def _carried_kind(self, number: int) -> ArgumentType | None:
-        return None if number in self._starts else self._kind(number)
-
-    def _as_kind(self, number: int, kind: ArgumentType | None, place: Place) -> int:
-        """Return a value as another type, which may be a weak one."""
-        if kind is None or self._carried_kind(number) == kind:
+    def _as_kind(self, number: int, kind: ArgumentType, place: Place) -> int:
+        """Return a value as another type, which may be that of a Python number."""
+        dtype = kind.carrier if isinstance(kind, Weak) else kind
+        if number in self._nothings:
+            return self._step(Step("constant", dtype, (), identity_of(self._nothings[number], dtype)), kind)
+        if self._kind(number) == kind:
             return number
-        if number in self._starts:
-            dtype = kind.carrier if isinstance(kind, Weak) else kind
-            reduce = {"any": "max", "all": "min"}.get(self._starts[number], self._starts[number])
-            return self._step(Step("constant", dtype, (), identity_of(reduce, dtype)), kind)
         if isinstance(kind, Weak):
-            return self._step(Step("cast", kind.carrier, (number,)), kind)
+            return self._step(Step("cast", dtype, (number,)), kind)
         return self._convert(number, kind, place)
 
     def _node(self, node: Node) -> int:
         match node:
-            case Literal():
+            case nodes.Literal():
                 made = self._literal(node)
-            case Index():
+            case nodes.Index():
                 made = self._step(Step("index", DType.int64, (), node.axis))
-            case Load():
+            case nodes.Load():
                 made = self._load(node)
-            case Counter():
-                made = self._counters[node.loop]
-            case Start():
-                made = self._step(Step("start", DType.bool, (), len(self._steps)))
-                self._starts[made] = node.reduce
             case Apply():
                 made = self._apply(node)
             case _:
@@ -465,14 +400,22 @@ class _Typist:
 
     def _apply(self, node: Apply) -> int:
         steps = tuple(self._node(argument) for argument in node.arguments)
-        if node.function in COMBINED:
-            return self._combine(node, steps)
+        if node.function == "%wide":
+            kind = self._kind(steps[0])
+            if isinstance(kind, Weak) or kind.is_inexact:
+                return steps[0]
+            return self._cast(steps[0], DType.uint64 if kind.kind == "uint" else DType.int64)
+        if not node.arguments:
+            # It is a Python number until it meets a value: each dtype has a last number of its own.
+            number = self._new(Step("constant", DType.int64), 0, Weak.int)
+            self._nothings[number] = node.function[1:]
+            return number
         function = FUNCTIONS[node.function]
         if function.rule == "cast":
             return self._convert(self._strong(steps[0]), DType(function.name), node.place)
         return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
 
-    def _load(self, node: Load) -> int:
+    def _load(self, node: nodes.Load) -> int:
         kind = self._kinds[node.name]
         if isinstance(kind, Weak):
             self._refuse(
@@ -480,30 +423,6 @@ class _Typist:
             )
         indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
         return self._step(Step("load", kind, indices, self._expression.inputs.index(node.name)))
-
-    def _combine(self, node: Apply, steps: tuple[int, ...]) -> int:
-        """Combine what a reduction over a range has with one more value, where a condition holds."""
-        found, value, *condition = steps
-        kind = self._kind(value)
-        if node.function in ("any", "all"):
-            kind = DType.bool
-        elif node.function in ("min", "max"):
-            if (kind.carrier if isinstance(kind, Weak) else kind).kind == "complex":
-                self._refuse(
-                    f"{node.function} of complex numbers, which have no order", node.place, TypeError
-                )
-        elif isinstance(kind, DType) and not kind.is_inexact:
-            kind = DType.uint64 if kind.kind == "uint" else DType.int64
-        value = self._as_kind(value, kind, node.place)
-        if found in self._starts:
-            # It has a type from the next time on.
-            return value
-        dtype = self._steps[value].dtype
-        made = self._step(Step(COMBINED[node.function], dtype, (found, value)), kind)
-        if condition:
-            holds = self._convert(self._strong(condition[0]), DType.bool, node.place)
-            made = self._step(Step("where", dtype, (holds, made, found)), kind)
-        return made
 
     def _whole_index(self, number: int, place: Place, told: str = "an index is a whole number") -> int:
         dtype = self._steps[number].dtype
@@ -515,7 +434,7 @@ class _Typist:
             number = self._step(Step("minimum", dtype, (self._strong(number), most)))
         return self._convert(number, DType.int64, place)
 
-    def _literal(self, node: Literal) -> int:
+    def _literal(self, node: nodes.Literal) -> int:
         value = node.value
         if isinstance(value, bool):
             return self._step(Step("constant", DType.bool, (), value))
@@ -727,17 +646,11 @@ def _common_of(kinds: Sequence[ArgumentType]) -> DType:
     return DType.of(np.result_type(*given))
 
 
-def _wider(one: ArgumentType | None, other: ArgumentType | None) -> ArgumentType | None:
-    """Return the type that holds values of both, of which Python numbers have the other's."""
-    if one is None or other is None or one == other:
-        return one or other
+def _wider(one: ArgumentType, other: ArgumentType) -> ArgumentType:
+    """Return the type that holds values of both."""
     if isinstance(one, Weak) and isinstance(other, Weak):
         return max(one, other, key=_RANKS.index)
     return _common_of([one, other])
-
-
-def _told(kind: ArgumentType | None) -> str:
-    return kind.value if isinstance(kind, DType) else "a Python number"
 
 
 def _is_whole(kind: ArgumentType) -> bool:

@@ -19,15 +19,7 @@ from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
 from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
-from ._source import (
-    Access,
-    Layouts,
-    elements_of_thread,
-    elementwise_source,
-    extents_of,
-    scatter_source,
-    work_of,
-)
+from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of, scatter_source
 
 __all__ = [
     "MOST_BLOCKS",
@@ -189,7 +181,7 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
         text,
         ("elementwise",),
         struct.Struct(f"<{form}"),
-        each=elements_of_thread(dtypes, work_of(specialized.typed)),
+        each=elements_of_thread(dtypes, specialized.typed.work),
         axes=specialized.typed.axes,
         is_checked=specialized.is_checked,
     )

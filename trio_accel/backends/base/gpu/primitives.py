@@ -545,7 +545,9 @@ _KEYS: Mapping[type[Any], Callable[[Any], tuple[object, ...]]] = {
         spec.flags.dtype, spec.flags.ndim, spec.flags.size < _NARROW, spec.x and spec.x.dtype.itemsize
     ),
     ops.SortSpec: _sort_key,
-    ops.GroupSpec: lambda spec: (spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW),
+    ops.GroupSpec: lambda spec: (
+        spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW, _needs_no_order(spec)
+    ),
     ops.SearchSpec: lambda spec: (spec.x.dtype, spec.edges.dtype, _dtype(spec.sorter)),
     ops.CountSpec: lambda spec: (spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights)),
     ops.SegmentSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype, spec.offsets.dtype),

@@ -28,9 +28,12 @@ from ...base.kit.kernels import HostCall, kernel
 from ..compiled import _plans as compiled
 from ..compiled import _reductions as compiled_rows
 from ..runtime._memory import HostArray, pieces
+from ._order import comparable, first_of, order_of, sort_to
 
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
+# Elements of a histogram whose bins are found at a time.
+_GUESSED = 1 << 14
 # The function for each `reduce`; "set" has none.
 _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -187,42 +190,37 @@ _UFUNCS = {
 }
 
 
-def _comparable(x: HostArray) -> HostArray:
-    """Return the same in a type that NumPy orders itself; those of `ml_dtypes` it cannot sort with NaN."""
-    return x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
-
-
 @kernel(ops.SortSpec, backend="cpu")
 def sort(spec: ops.SortSpec, call: HostCall) -> None:
-    """Sort along an axis."""
-    x, axis = call.array(spec.x), spec.axis
-    key = _comparable(x)
-    if spec.values is not None and spec.indices is None and not spec.descending and key is x:
-        np.copyto(call.array(spec.values), _first(np.sort(x, axis, kind="stable"), spec.values.shape))
+    """Sort along an axis, or only as far as is wanted."""
+    x = np.moveaxis(call.array(spec.x), spec.axis, -1)
+    values, indices = (
+        None if one is None else np.moveaxis(call.array(one), spec.axis, -1)
+        for one in (spec.values, spec.indices)
+    )
+    if values is not None and indices is None and values.shape == x.shape:
+        sort_to(values, x, descending=spec.descending, kth=spec.kth)
         return
-    if spec.descending:
-        # Backwards twice: equal elements keep their order.
-        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(key, axis), axis, kind="stable"), axis)
-    else:
-        order = np.argsort(key, axis, kind="stable")
-    if spec.values is not None:
-        order = _first(order, spec.values.shape)
-        np.copyto(call.array(spec.values), np.take_along_axis(x, order, axis))
-    if spec.indices is not None:
-        np.copyto(call.array(spec.indices), _first(order, spec.indices.shape))
-
-
-def _first(array: HostArray, shape: tuple[int, ...]) -> HostArray:
-    return array[tuple(map(slice, shape))]
+    wanted = next(one.shape[-1] for one in (values, indices) if one is not None)
+    order = first_of(x, wanted, descending=spec.descending)
+    if values is not None:
+        np.copyto(values, np.take_along_axis(x, order, -1))
+    if indices is not None:
+        np.copyto(indices, order)
 
 
 @kernel(ops.GroupSpec, backend="cpu")
 def group(spec: ops.GroupSpec, call: HostCall) -> None:
     """Find groups of equal elements."""
     call.status(spec.count)
-    x = call.array(spec.x)
-    order = np.argsort(_comparable(x), kind="stable") if spec.is_sorted else np.arange(len(x))
-    ordered = x[order]
+    x, order = call.array(spec.x), None
+    ordered = x
+    if spec.is_sorted and (spec.indices is not None or spec.inverse is not None):
+        order = order_of(x)
+        ordered = x[order]
+    elif spec.is_sorted:
+        ordered = np.empty_like(x)
+        sort_to(ordered, x)
     begins = np.ones(len(x), bool)
     begins[1:] = ordered[1:] != ordered[:-1]
     starts = np.flatnonzero(begins)
@@ -230,9 +228,9 @@ def group(spec: ops.GroupSpec, call: HostCall) -> None:
     if spec.counts is not None:
         call.array(spec.counts)[: len(starts)] = np.diff(starts, append=len(x))
     if spec.indices is not None:
-        call.array(spec.indices)[: len(starts)] = order[starts]
+        call.array(spec.indices)[: len(starts)] = starts if order is None else order[starts]
     if spec.inverse is not None:
-        call.array(spec.inverse)[order] = np.cumsum(begins) - 1
+        call.array(spec.inverse)[slice(None) if order is None else order] = np.cumsum(begins) - 1
     spec.count.view(np.int64)[0] = len(starts)
 
 
@@ -258,7 +256,7 @@ def select(spec: ops.SelectSpec, call: HostCall) -> None:
 def search(spec: ops.SearchSpec, call: HostCall) -> None:
     """Find where values are to be inserted."""
     call.status(spec.fault)
-    edges, x = _comparable(call.array(spec.edges)), _comparable(call.array(spec.x))
+    edges, x = comparable(call.array(spec.edges)), comparable(call.array(spec.x))
     if spec.sorter is not None:
         sorter = call.array(spec.sorter)
         if sorter.size and not 0 <= sorter.min() <= sorter.max() < len(edges):
@@ -285,15 +283,44 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     x, out = call.array(spec.x).reshape(-1), call.array(spec.out)
     weights = None if spec.weights is None else call.array(spec.weights).reshape(-1)
     if spec.edges is not None:
-        edges, x = call.array(spec.edges), _comparable(x)
-        # The last bin has its upper edge; of NaN nothing is at an edge.
-        bins = np.where(x == edges[-1], len(out) - 1, _places(edges, x, "right") - 1)
-        inside = (bins >= 0) & (bins < len(out))
-        x, weights = bins[inside], None if weights is None else weights[inside]
+        total: HostArray = np.zeros(len(out) + 2, out.dtype)
+        with np.errstate(all="ignore"):
+            for place, bins in _bins(comparable(call.array(spec.edges)), comparable(x)):
+                total += np.bincount(bins, None if weights is None else weights[place], len(total))
+        out[...] = total[1:-1]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
         spec.fault[0] = 1
+    else:
+        out[...] = np.bincount(x.astype(np.intp), weights, len(out))
+
+
+# With more bins than this, numbers of float32 do not tell which one is near.
+_MOST_BINS = 1 << 16
+
+
+def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
+    """Find the bins of elements, from 1 on; 0 or one too many of NaN, and of what is in none."""
+    count = len(edges) - 1
+    width = (float(edges[-1]) - float(edges[0])) / count
+    off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
+    factor = edges.dtype.type(1 / width if width > 0 else np.inf)
+    if np.result_type(edges, x).name not in ("float32", "float64") or count > _MOST_BINS:
+        factor = np.inf
+    if not np.isfinite(factor) or not off.max() < width / 8:
+        # The last bin has its upper edge; of NaN nothing is at an edge.
+        yield slice(None), np.where(x == edges[-1], count, _places(edges, x, "right"))
         return
-    out[...] = np.bincount(x.astype(np.intp), weights, len(out))
+    below = np.append(edges[:-1], np.inf)
+    for first in range(0, len(x), _GUESSED):
+        place = slice(first, first + _GUESSED)
+        piece = x[place]
+        # Edges are as good as even: so it is the bin that an even one would be, or one beside that.
+        guess = np.fmin(np.fmax((piece - edges[0]) * factor, 0), count - 1).astype(np.intp)
+        guess -= piece < edges.take(guess)
+        guess += 1
+        guess += piece >= below.take(guess)
+        guess *= (piece >= edges[0]) & (piece <= edges[-1])
+        yield place, guess
 
 
 @kernel(ops.SegmentSpec, backend="cpu")

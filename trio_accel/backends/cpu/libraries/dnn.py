@@ -428,30 +428,30 @@ _PIECE = 1 << 20
 
 @attrs.frozen
 class _Part:
-    """Some queries of the heads that one head of the keys serves, and the keys that they may see.
+    """Some queries, and the keys that they may see.
 
     Attributes:
-        stack: Index of the leading axes.
-        heads: Heads of the queries.
-        head: Head of the keys.
+        place: Index of the leading axes: of one head of the keys, or slices of several ones.
         rows: Queries.
         columns: Keys: none that no query sees.
         hidden: Which scores do not count, of shape (rows, columns); None where all do.
-        bias: What is added to the scores, of shape (heads, rows, columns); None for nothing.
+        bias: What is added to the scores, of shape (..., heads, rows, columns); None for nothing.
     """
 
-    stack: tuple[int, ...]
-    heads: slice
-    head: int
+    place: tuple[int | slice, ...]
     rows: slice
     columns: slice
     hidden: HostArray | None
     bias: HostArray | None
 
+    def queries(self, array: HostArray) -> HostArray:
+        """Return the rows of an array, in the type that they are computed in."""
+        return widened(array[self.place][..., self.rows, :])
+
     def scores(self, query: HostArray, key: HostArray, scale: float) -> HostArray:
-        """Compute scores, of shape (heads, rows, columns): minus infinity where none counts."""
-        given = query.reshape(-1, query.shape[-1])
-        scores: HostArray = matrix_product(given, key.T).reshape(*query.shape[:2], len(key))
+        """Compute scores, of shape (..., heads, rows, columns): minus infinity where none counts."""
+        scores: HostArray = matrix_product(_merged(query), key.swapaxes(-1, -2))
+        scores = scores.reshape(*query.shape[:-1], key.shape[-2])
         scores *= scale
         if self.bias is not None:
             if self.bias.dtype == np.bool_:
@@ -470,30 +470,37 @@ class _Attention:
     """The arrays of an attention, with all their axes, and lengths that are checked.
 
     Attributes:
-        query: ``(..., heads, rows, e)``.
+        query: ``(..., kv_heads, heads, rows, e)``, where so many heads are served by one of the keys.
         key: ``(..., kv_heads, columns, e)``, or blocks.
         value: ``(..., kv_heads, columns, f)``, or blocks.
     """
 
     def __init__(self, spec: ops.AttentionSpec | ops.AttentionGradSpec, call: HostCall) -> None:
         self._spec = spec
-        self.query, self.key, self.value = (
-            headed(call.array(one)) for one in (spec.query, spec.key, spec.value)
-        )
+        self.key, self.value = (headed(call.array(one)) for one in (spec.key, spec.value))
+        self.query = self.shared(call.array(spec.query))
         rows = self.query.shape[-2]
         table = spec.block_table if isinstance(spec, ops.AttentionSpec) else None
         self._table = None if table is None else call.array(table)
         block = self.key.shape[-2]
-        columns = block if self._table is None else block * self._table.shape[-1]
-        stack = self.query.shape[:-3]
+        self._columns = block if self._table is None else block * self._table.shape[-1]
+        stack = self.query.shape[:-4]
         self._query_lengths = _lengths(call, "query_lengths", spec.query_lengths, rows, stack)
-        self._key_lengths = _lengths(call, "key_lengths", spec.key_lengths, columns, stack)
+        self._key_lengths = _lengths(call, "key_lengths", spec.key_lengths, self._columns, stack)
+        self._is_whole = table is None and spec.query_lengths is None and spec.key_lengths is None
         if self._table is not None:
             self._check_blocks(self._table, block)
         self._mask = None
         if spec.mask is not None:
-            shape = (*self.query.shape[:-1], columns)
-            self._mask = np.broadcast_to(call.array(spec.mask), shape)
+            shape = (*stack, math.prod(self.query.shape[-4:-2]), rows, self._columns)
+            self._mask = self.shared(np.broadcast_to(call.array(spec.mask), shape))
+
+    def shared(self, array: HostArray, axes: int = 2) -> HostArray:
+        """View the heads of an array as those that each head of the keys serves; `axes` come behind."""
+        array = array if array.ndim > axes else array[None]
+        count, first = self.key.shape[-3], array.ndim - axes - 1
+        served = array.shape[first] // max(1, count)
+        return array.reshape(*array.shape[:first], count, served, *array.shape[first + 1 :])
 
     def _check_blocks(self, table: HostArray, block: int) -> None:
         """Refuse blocks that there are not, before one is read."""
@@ -504,23 +511,28 @@ class _Attention:
         if is_outside.any():
             raise no_length("block_table", int(table[is_outside][0]), count)
 
-    def heads(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield the leading index and the head of all heads of keys."""
-        for stack in np.ndindex(*self.query.shape[:-3]):
-            for head in range(self.key.shape[-3]):
-                yield stack, head
+    def places(self) -> Iterator[tuple[int | slice, ...]]:
+        """Yield the index of each head of the keys; of several ones, where their scores are few."""
+        lead, served = self.query.shape[:-3], math.prod(self.query.shape[-3:-1])
+        step = _PIECE // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
+        if step:
+            for first in range(0, lead[0], step):
+                yield (slice(first, first + step),)
+        else:
+            yield from np.ndindex(*lead)
 
-    def parts(self, stack: tuple[int, ...], head: int) -> Iterator[_Part]:
-        """Cut the queries that a head of keys serves into pieces; those beyond their length are left out."""
-        shared = self.query.shape[-3] // self.key.shape[-3]
-        rows, columns = int(self._query_lengths[stack]), int(self._key_lengths[stack])
-        step = max(1, _PIECE // max(1, columns * shared))
+    def parts(self, place: tuple[int | slice, ...]) -> Iterator[_Part]:
+        """Cut the queries of a place into pieces; those beyond their length are left out."""
+        if isinstance(place[0], slice):
+            rows, columns = self.query.shape[-2], self._columns
+            step = max(1, rows)
+        else:
+            rows, columns = (int(one[place[:-1]]) for one in (self._query_lengths, self._key_lengths))
+            step = max(1, _PIECE // max(1, columns * self.query.shape[-3]))
         for first in range(0, rows, step):
-            yield self._part(stack, head, shared, slice(first, min(first + step, rows)), rows, columns)
+            yield self._part(place, slice(first, min(first + step, rows)), rows, columns)
 
-    def _part(
-        self, stack: tuple[int, ...], head: int, shared: int, rows: slice, most: int, columns: int
-    ) -> _Part:
+    def _part(self, place: tuple[int | slice, ...], rows: slice, most: int, columns: int) -> _Part:
         spec = self._spec
         # The key of the first query, of those that stand on the diagonal.
         offset = columns - most if spec.alignment == "lower_right" else 0
@@ -535,20 +547,19 @@ class _Attention:
             hidden = np.zeros(places.shape, np.bool_)
             hidden |= places < -spec.left if spec.left >= 0 else False
             hidden |= places > spec.right if spec.right >= 0 else False
-        heads = slice(head * shared, (head + 1) * shared)
         bias = None
         if self._mask is not None:
-            bias = self._mask[stack][heads, rows, seen]
+            bias = self._mask[place][..., rows, seen]
             bias = bias if bias.dtype == np.bool_ else widened(bias)
-        return _Part(stack, heads, head, rows, seen, hidden, bias)
+        return _Part(place, rows, seen, hidden, bias)
 
     def of(self, part: _Part, array: HostArray) -> HostArray:
         """Return the keys or the values of a part, in the type that they are computed in."""
         if self._table is None:
-            return widened(array[part.stack][part.head, part.columns])
+            return widened(array[part.place][..., part.columns, :])
         block, columns = array.shape[-2], part.columns
         first, stop = columns.start // block, -(-columns.stop // block)
-        taken = array[self._table[part.stack][first:stop], part.head]
+        taken = array[self._table[part.place[:-1]][first:stop], part.place[-1]]
         taken = taken.reshape(len(taken) * block, array.shape[-1])
         return widened(taken[columns.start - first * block : columns.stop - first * block])
 
@@ -556,6 +567,12 @@ class _Attention:
 def headed(array: HostArray) -> HostArray:
     """Return a view with an axis for the heads."""
     return array if array.ndim > 2 else array[None]
+
+
+def _merged(array: HostArray) -> HostArray:
+    """Return an array (..., heads, rows, n) with the rows of all heads behind one another."""
+    *lead, heads, rows, count = array.shape
+    return array.reshape(*lead, heads * rows, count)
 
 
 def _lengths(
@@ -574,14 +591,14 @@ def _lengths(
 @kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
     """Compute exponentials of some rows of scores, and their products with the values."""
-    of, out = _Attention(spec, call), headed(call.array(spec.out))
-    lse = None if spec.lse is None else _rows(call.array(spec.lse))
+    of = _Attention(spec, call)
+    out = of.shared(call.array(spec.out))
+    lse = None if spec.lse is None else of.shared(call.array(spec.lse), 1)
     out[...] = 0
     if lse is not None:
         lse[...] = -np.inf
-    for part in (part for place in of.heads() for part in of.parts(*place)):
-        query = widened(of.query[part.stack][part.heads, part.rows])
-        scores = part.scores(query, of.of(part, of.key), spec.scale)
+    for part in (part for place in of.places() for part in of.parts(place)):
+        scores = part.scores(part.queries(of.query), of.of(part, of.key), spec.scale)
         if not scores.size:
             continue
         most = scores.max(-1, keepdims=True)
@@ -590,60 +607,55 @@ def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
         np.exp(np.subtract(scores, most, out=scores), out=scores)
         total = scores.sum(-1, keepdims=True)
         value = of.of(part, of.value)
-        made = _weighed(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], value.shape[-1])
+        made = _weighed(_merged(scores), value).reshape(*scores.shape[:-1], value.shape[-1])
         if lse is not None:
-            lse[part.stack][part.heads, part.rows] = (most + np.log(total))[..., 0]
+            lse[part.place][..., part.rows] = (most + np.log(total))[..., 0]
         total[total == 0] = 1
-        convert(made / total, out[part.stack][part.heads, part.rows])
+        convert(made / total, out[part.place][..., part.rows, :])
 
 
 @kernel(ops.AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention_grad(spec: ops.AttentionGradSpec, call: HostCall) -> None:
     """Compute the scores of some rows anew, and add up the gradients of keys and values."""
     of = _Attention(spec, call)
-    grad, out, lse = headed(call.array(spec.grad)), headed(call.array(spec.out)), _rows(call.array(spec.lse))
-    grad_query, grad_key, grad_value = (
-        headed(call.array(one)) for one in (spec.grad_query, spec.grad_key, spec.grad_value)
-    )
+    grad, out, grad_query = (of.shared(call.array(one)) for one in (spec.grad, spec.out, spec.grad_query))
+    lse = of.shared(call.array(spec.lse), 1)
+    grad_key, grad_value = (headed(call.array(one)) for one in (spec.grad_key, spec.grad_value))
     grad_query[...] = 0
-    for stack, head in of.heads():
-        keys, values = (np.zeros(one[stack][head].shape, lse.dtype) for one in (of.key, of.value))
-        for part in of.parts(stack, head):
+    for place in of.places():
+        keys, values = (np.zeros(one[place].shape, lse.dtype) for one in (of.key, of.value))
+        for part in of.parts(place):
             if part.columns.start == part.columns.stop:
                 continue
-            query = widened(of.query[stack][part.heads, part.rows])
-            key, value = of.of(part, of.key), of.of(part, of.value)
-            logs = lse[stack][part.heads, part.rows][..., None]
+            query, key, value = part.queries(of.query), of.of(part, of.key), of.of(part, of.value)
+            logs = lse[place][..., part.rows, None]
             weights = part.scores(query, key, spec.scale)
-            is_hidden = np.isneginf(weights).reshape(-1, len(key))
+            is_hidden = np.isneginf(weights)
             np.exp(np.subtract(weights, np.where(logs == -np.inf, 0, logs), out=weights), out=weights)
-            weights = weights.reshape(-1, len(key))
             weights[is_hidden] = 0
-            slope = widened(grad[stack][part.heads, part.rows])
-            mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
-            slope = slope.reshape(len(weights), value.shape[-1])
-            values[part.columns] += _weighed(weights.T, slope)
-            weights *= (matrix_product(slope, value.T) - mean) * spec.scale
+            slope = part.queries(grad)
+            mean = (slope * part.queries(out)).sum(-1, keepdims=True)
+            weights, slope, is_hidden = map(_merged, (weights, slope, is_hidden))
+            turned = weights.swapaxes(-1, -2)
+            values[..., part.columns, :] += _weighed(turned, slope)
+            weights *= (matrix_product(slope, value.swapaxes(-1, -2)) - _merged(mean)) * spec.scale
             weights[is_hidden] = 0
-            keys[part.columns] += _weighed(weights.T, query.reshape(-1, query.shape[-1]))
-            made = _weighed(weights, key).reshape(query.shape)
-            convert(made, grad_query[stack][part.heads, part.rows])
-        convert(keys, grad_key[stack][head])
-        convert(values, grad_value[stack][head])
+            keys[..., part.columns, :] += _weighed(turned, _merged(query))
+            convert(_weighed(weights, key).reshape(query.shape), grad_query[place][..., part.rows, :])
+        convert(keys, grad_key[place])
+        convert(values, grad_value[place])
 
 
 def _weighed(weights: HostArray, values: HostArray) -> HostArray:
     """Multiply matrices, where a weight of zero takes nothing: not of infinity or NaN, either."""
     made: HostArray = matrix_product(weights, values)
-    if np.isnan(made).any():
-        is_finite = np.isfinite(values).all(-1)
-        made = matrix_product(weights[:, is_finite], values[is_finite])
-        for number in np.flatnonzero(~is_finite):
-            taking = weights[:, number] != 0
-            made[taking] += weights[taking, number, None] * values[number]
+    if not np.isnan(made).any():
+        return made
+    if made.ndim > 2:
+        return np.stack([_weighed(*each) for each in zip(weights, values, strict=True)])
+    is_finite = np.isfinite(values).all(-1)
+    made = matrix_product(weights[:, is_finite], values[is_finite])
+    for number in np.flatnonzero(~is_finite):
+        taking = weights[:, number] != 0
+        made[taking] += weights[taking, number, None] * values[number]
     return made
-
-
-def _rows(array: HostArray) -> HostArray:
-    """Return a view with an axis for the heads, of an array of rows."""
-    return array if array.ndim > 1 else array[None]

@@ -7,7 +7,10 @@ of the logarithm and the sine.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import attrs
@@ -16,6 +19,8 @@ import numpy.typing as npt
 
 from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
 from ...base.kit.kernels import HostCall, kernel
+from ..compiled._compiler import has_fma, mode
+from ..compiled._plans import Plan
 from ..runtime._memory import HostArray
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
@@ -27,27 +32,53 @@ _Words = npt.NDArray[np.uint64]
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_ARGUMENTS, _PAIR = struct.Struct("<5Q"), struct.Struct("<2Q")
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, int]) -> list[_Words]:
-    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64."""
-    first, second, third, fourth = counter
-    key0, key1 = key
+@functools.cache
+def _compiled(*names: str, is_exact: bool = True) -> Plan:
+    """Return the code of the files of these names; all else has bits of its own, and is compiled first."""
+    if mode() == "never" or not (is_exact or has_fma()):
+        return Plan()
+
+    def text() -> str:
+        folder = Path(__file__).parents[1] / "compiled"
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+    # What it replaces has some hundred steps.
+    return Plan(text, is_exact=is_exact, weight=_PIECE * 8 * 100)
+
+
+def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> list[_Words]:
+    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64; these arrays are lost."""
+    first, second, third, fourth = words = [np.ascontiguousarray(word) for word in counter]
+    entry = _compiled("philox.h").find()
+    if entry is not None:
+        entry(_ARGUMENTS.pack(*[word.ctypes.data for word in words], seed), 0, first.size)
+        return words
+    key0, key1 = seed & 0xFFFFFFFF, seed >> 32
+    upper, lower, *spare = (np.empty_like(first) for _ in range(4))
     for _ in range(10):
-        upper = first * _MULTIPLIERS[0]
-        lower = third * _MULTIPLIERS[1]
-        first = (lower >> _SHIFT) ^ second ^ np.uint64(key0)
-        second = lower & _LOW
-        third = (upper >> _SHIFT) ^ fourth ^ np.uint64(key1)
-        fourth = upper & _LOW
+        np.multiply(first, _MULTIPLIERS[0], out=upper)
+        np.multiply(third, _MULTIPLIERS[1], out=lower)
+        # The upper halves of the second and the fourth word are of no use: they go here.
+        for word, product, other, part in ((first, lower, second, key0), (third, upper, fourth, key1)):
+            np.right_shift(product, _SHIFT, out=word)
+            np.bitwise_xor(word, other, out=word)
+            np.bitwise_xor(word, np.uint64(part), out=word)
+            np.bitwise_and(word, _LOW, out=word)
+        second, fourth, (lower, upper), spare = lower, upper, spare, [lower, upper]
         key0, key1 = (key0 + _WEYL[0]) & 0xFFFFFFFF, (key1 + _WEYL[1]) & 0xFFFFFFFF
-    return [first, second, third, fourth]
+    return [first, second & _LOW, third, fourth & _LOW]
 
 
 def unit64(low: HostArray, high: HostArray) -> HostArray:
     """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
-    numbers: HostArray = (low ^ (high << np.uint64(21))).astype(np.float64)
+    bits = high << np.uint64(21)
+    bits ^= low
+    # Numbers with a sign are converted faster.
+    numbers: HostArray = bits.view(np.int64).astype(np.float64)
     numbers *= 2.0**-53
     numbers += 2.0**-54
     return numbers
@@ -93,7 +124,7 @@ class _Numbers:
         width = np.uint64(PHILOX_ROW)
         half = self.places // width + np.uint64(self.row)
         counter = (half & _LOW, half >> _SHIFT, self.places % width, np.full_like(half, block))
-        first, second, third, fourth = philox4x32(counter, (self.seed & 0xFFFFFFFF, self.seed >> 32))
+        first, second, third, fourth = philox4x32(counter, self.seed)
         return unit64(first, second), unit64(third, fourth)
 
 
@@ -385,74 +416,84 @@ def sobol_points(spec: SobolSpec, call: HostCall) -> None:
         number += end - begin
 
 
-_Draw: TypeAlias = Callable[[PhiloxSpec, int, int], HostArray]
-_Transform: TypeAlias = Callable[[PhiloxSpec, HostArray], HostArray]
-_Unit: TypeAlias = Callable[[HostArray], HostArray]
+_Columns: TypeAlias = "list[HostArray]"
+_Transform: TypeAlias = Callable[[PhiloxSpec, _Columns], _Columns]
+_Unit: TypeAlias = Callable[[_Columns], _Columns]
 
 
-def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
-    """Find how numbers are made."""
-    is_single = spec.out.dtype.itemsize == 4
-    transform = _TRANSFORMS[spec.distribution][not is_single]
-    return _single_words if is_single else _double_words, transform
-
-
-@kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
-def philox(spec: PhiloxSpec, call: HostCall[tuple[_Draw, _Transform]]) -> None:
+@kernel(PhiloxSpec, backend="cpu", is_quick=True)
+def philox(spec: PhiloxSpec, call: HostCall) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
-    out, (draw, transform) = call.array(spec.out).reshape(-1), call.plan
-    counters = -(-out.size // 4)
+    out, is_double = call.array(spec.out).reshape(-1), spec.out.dtype.itemsize == 8
+    transform = _TRANSFORMS[spec.distribution][is_double]
+    counters, whole = -(-out.size // 4), out.size // 4
     for first in range(0, counters, _PIECE):
         count = min(_PIECE, counters - first)
+        # Four double numbers are two of a counter, and two of that of the next row.
+        columns = [_words(spec, first, count, 1 + is_double, ahead) for ahead in range(1 + is_double)]
         piece = out[4 * first : 4 * (first + count)]
-        piece[...] = transform(spec, draw(spec, first, count))[: piece.size]
+        made = transform(spec, [one for row in columns for one in row])
+        rows = piece[: 4 * (min(first + count, whole) - first)].reshape(-1, 4)
+        for number, column in enumerate(made):
+            rows[:, number] = column[: len(rows)]
+        if piece.size % 4:
+            piece[4 * len(rows) :] = [column[-1] for column in made][: piece.size % 4]
 
 
-def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int = 0) -> HostArray:
-    """Words of `count` counters from number `first`, in rows that are `step` apart, four to each."""
+def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> list[_Words]:
+    """Make the four words of `count` counters from number `first`, in rows that are `step` apart."""
     seed, row = PLACE.unpack(spec.place)
-    number = np.arange(first, first + count, dtype=np.uint64)
-    half = number // np.uint64(PHILOX_ROW) * np.uint64(step) + np.uint64(row + ahead)
-    counter = (half & _LOW, half >> _SHIFT, number % np.uint64(PHILOX_ROW), np.zeros_like(number))
-    words: HostArray = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
-    return words
+    # A piece is in one row.
+    half, column = first // PHILOX_ROW * step + row + ahead, first % PHILOX_ROW
+    words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]
+    counter = (words[0], words[1], np.arange(column, column + count, dtype=np.uint64), words[2])
+    return philox4x32(counter, seed)
 
 
-def _single_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
-    return _words(spec, first, count, 1).reshape(-1)
-
-
-def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
-    """Words of four double numbers a counter: two from it and two from that of the next row."""
-    rows = [_words(spec, first, count, 2, ahead) for ahead in (0, 1)]
-    return np.concatenate(rows, axis=1).reshape(-1)
-
-
-def _unit32(words: HostArray) -> HostArray:
+def _unit32(words: _Columns) -> _Columns:
     """Return the numbers above 0 up to 1, as cuRAND makes them of one word."""
-    return words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
+    return [_single(one, np.float32(2.0**-32), np.float32(2.0**-33)) for one in words]
 
 
-def _unit64(words: HostArray) -> HostArray:
-    """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
-    return unit64(words[0::2], words[1::2])
-
-
-def _box_muller(unit: HostArray, angle: HostArray) -> HostArray:
-    radius = np.sqrt(unit.dtype.type(-2) * np.log(unit))
-    both: HostArray = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
-    return both.reshape(-1)
-
-
-def _scaled(spec: PhiloxSpec, numbers: HostArray) -> HostArray:
-    if spec.width != 1.0:
-        numbers *= numbers.dtype.type(spec.width)
-    if spec.low != 0.0:
-        numbers += numbers.dtype.type(spec.low)
+def _single(word: HostArray, factor: np.float32, more: np.float32) -> HostArray:
+    numbers: HostArray = word.view(np.int64).astype(np.float32)
+    numbers *= factor
+    numbers += more
     return numbers
 
 
-def _bits(spec: PhiloxSpec, words: HostArray) -> HostArray:
+def _unit64(words: _Columns) -> _Columns:
+    """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
+    return [unit64(*pair) for pair in zip(words[0::2], words[1::2], strict=True)]
+
+
+def _box_muller(units: _Columns, angles: _Columns) -> _Columns:
+    made: _Columns = []
+    for radius, angle in zip(units, angles, strict=True):
+        entry = None
+        if radius.dtype == np.float64:
+            entry = _compiled("functions.h", "normals.h", is_exact=False).find()
+        if entry is not None:
+            entry(_PAIR.pack(radius.ctypes.data, angle.ctypes.data), 0, radius.size)
+            made += [radius, angle]
+            continue
+        np.log(radius, out=radius)
+        np.multiply(radius, radius.dtype.type(-2), out=radius)
+        np.sqrt(radius, out=radius)
+        made += [radius * np.sin(angle), radius * np.cos(angle)]
+    return made
+
+
+def _scaled(spec: PhiloxSpec, columns: _Columns) -> _Columns:
+    for numbers in columns:
+        if spec.width != 1.0:
+            np.multiply(numbers, numbers.dtype.type(spec.width), out=numbers)
+        if spec.low != 0.0:
+            np.add(numbers, numbers.dtype.type(spec.low), out=numbers)
+    return columns
+
+
+def _bits(spec: PhiloxSpec, words: _Columns) -> _Columns:
     return words
 
 
@@ -461,30 +502,29 @@ def _uniform(unit: _Unit) -> _Transform:
 
 
 def _exponential(unit: _Unit) -> _Transform:
-    return lambda spec, words: _scaled(spec, -np.log(unit(words)))
+    return lambda spec, words: _scaled(spec, [-np.log(one) for one in unit(words)])
 
 
 def _lognormal(normal: _Transform) -> _Transform:
-    return lambda spec, words: np.exp(normal(spec, words))
+    return lambda spec, words: [np.exp(one) for one in normal(spec, words)]
 
 
-def _normal32(spec: PhiloxSpec, words: HostArray) -> HostArray:
+def _normal32(spec: PhiloxSpec, words: _Columns) -> _Columns:
     # cuRAND rounds the angle to single precision before it multiplies by the factor of the circle.
     circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
-    angle = words[1::2].astype(np.float32) * circle + circle / np.float32(2)
-    return _scaled(spec, _box_muller(_unit32(words[0::2]), angle))
+    angles = [_single(one, circle, circle / np.float32(2)) for one in words[1::2]]
+    return _scaled(spec, _box_muller(_unit32(words[0::2]), angles))
 
 
-def _normal64(spec: PhiloxSpec, words: HostArray) -> HostArray:
-    unit = _unit64(words)
-    return _scaled(spec, _box_muller(unit[0::2], unit[1::2] * (2.0 * np.pi)))
+def _normal64(spec: PhiloxSpec, words: _Columns) -> _Columns:
+    units = _unit64(words)
+    return _scaled(spec, _box_muller(units[0::2], [one * (2.0 * np.pi) for one in units[1::2]]))
 
 
-def _integers(spec: PhiloxSpec, words: HostArray) -> HostArray:
-    width = np.uint64(spec.width)
-    above = (words[1::2] * width + (words[0::2] * width >> _SHIFT)) >> _SHIFT
-    numbers: HostArray = above.astype(np.int64) + np.int64(spec.low)
-    return numbers
+def _integers(spec: PhiloxSpec, words: _Columns) -> _Columns:
+    width, low = np.uint64(spec.width), np.int64(spec.low)
+    pairs = zip(words[0::2], words[1::2], strict=True)
+    return [((b * width + (a * width >> _SHIFT)) >> _SHIFT).view(np.int64) + low for a, b in pairs]
 
 
 # The transforms for numbers of 4 bytes, and of 8.

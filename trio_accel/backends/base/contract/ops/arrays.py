@@ -61,6 +61,8 @@ class SortSpec(OperationSpec):
         x: The array: real numbers or truth values.
         values: The elements; as many along the axis as are wanted.
         indices: Their indices along the axis, of int64.
+        kth: Where only the elements at some places count, these. Others may then come in any order between
+            them, and so may zeros of both signs. Empty for all.
     """
 
     axis: int = exact()
@@ -68,6 +70,7 @@ class SortSpec(OperationSpec):
     x: ArraySpec = reads()
     values: ArraySpec | None = writes(optional=True)
     indices: ArraySpec | None = writes(optional=True)
+    kth: tuple[int, ...] = exact()
 
 
 @specification

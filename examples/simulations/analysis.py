@@ -1,0 +1,103 @@
+"""What is in an image of drops that move: a histogram, a threshold, connected parts, and their areas.
+
+The passes are operations one after another, as what they find decides how many there are. Each returns new
+arrays, so each survives by itself. Its tests compare every pass with NumPy and SciPy.
+Source of the threshold: N. Otsu, A Threshold Selection Method from Gray-Level Histograms, 1979.
+
+Run it with: python analysis.py --size 256 --steps 100 --out drops.apng
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from pictures import coloured
+from simulation import Simulation, State, Step, program
+
+import trio_accel as ta
+
+DROPS, BINS, TIME = 16, 256, 0.05
+# The number of a pixel is its first label. It takes the greatest label around, then that of the pixel of that
+# number: so labels go twice as far each time.
+NUMBER = ta.jit.elementwise(
+    "where(image > least, i(0)*w + i(1) + 1, 0)", inputs=("image", "least", "w"), name="number"
+)
+SPREAD = ta.jit.elementwise(
+    "here = old[i(0), i(1)]; "
+    "m = maximum(old[maximum(i(0) - 1, 0), i(1)], old[minimum(i(0) + 1, h - 1), i(1)]); "
+    "m = maximum(m, maximum(old[i(0), maximum(i(1) - 1, 0)], old[i(0), minimum(i(1) + 1, w - 1)])); "
+    "new = where(here > 0, maximum(m, here), 0)",
+    inputs=("old", "h", "w"),
+    name="spread",
+)
+JUMP = ta.jit.elementwise(
+    "where(k > 0, old[(k - 1) // w, (k - 1) % w], 0)", inputs=("k", "old", "w"), name="jump"
+)
+BETWEEN = ta.jit.elementwise(  # variance between both sides of a threshold
+    "p = n / count; d = total*p - m/count; v = where((0 < p) & (p < 1), d*d / (p*(1 - p)), 0)",
+    inputs=("n", "m", "total", "count"),
+    name="between",
+)
+
+
+async def threshold(image: ta.AccelRef) -> ta.AccelRef:
+    """The value that divides dark from light best: an array of one element."""
+    low, high = await ta.arrays.min(image).item(), await ta.arrays.max(image).item()
+    counts, edges = await ta.arrays.histogram(image, BINS, range=(low, high))
+    counts = await counts.cast("float64")
+    middles = (edges[1:] + edges[:-1]) / 2
+    weighted = await ta.arrays.cumulative_sum(counts * middles)
+    mean = weighted[-1] / image.size
+    variance = await BETWEEN(ta.arrays.cumulative_sum(counts), weighted, mean, float(image.size))
+    return await ta.arrays.take(edges[1:], ta.arrays.argmax(variance, keepdims=True), axis=0)
+
+
+async def label(image: ta.AccelRef, least: ta.AccelRef) -> ta.AccelRef:
+    """Labels of what is connected and above a value: 0 outside, else the last pixel's number."""
+    height, width = image.shape
+    old, has_changed = await NUMBER(image, least, width), True
+    while has_changed:
+        new = await SPREAD(old, height, width, shape=image.shape)
+        new = await JUMP(new, new, width)
+        has_changed = not await ta.arrays.array_equal(new, old)
+        old = new
+    return old
+
+
+async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
+    """Drops that oscillate about places of their own; nothing is found yet."""
+    rng = np.random.default_rng(seed)
+    lines = ["y = (i(0) + 0.5) / w; x = (i(1) + 0.5) / w"]
+    for k, (down, right, radius, speed, phase) in enumerate(rng.random((DROPS, 5))):
+        lines += [f"y{k} = y - {down} - 0.1*sin({0.5 + speed}*t + {6 * phase})"]
+        lines += [f"x{k} = x - {right} - 0.1*cos({0.5 + speed}*t + {9 * phase})"]
+        lines += [f"drop{k} = exp(-(y{k}*y{k} + x{k}*x{k}) / {(0.02 + 0.05 * radius) ** 2})"]
+    shine = " + ".join(f"drop{k}" for k in range(DROPS))
+    draw = ta.jit.elementwise(
+        f"{'; '.join(lines)}; image = {shine} + 0.1*noise", inputs=("t", "w", "noise"), name="drops"
+    )
+    noise = await device.put(rng.standard_normal((size, size)))
+
+    async def step(t: ta.AccelRef, *_: ta.AccelRef) -> State:
+        t = await (t + TIME)
+        image = await draw(t, size, noise)
+        labels = await label(image, await threshold(image))
+        found = await ta.arrays.unique_counts(labels)
+        return t, image, labels, found.values, found.counts
+
+    return (await device.put(np.asarray(0.0)),), step
+
+
+def picture(_: np.ndarray, image: np.ndarray, labels: np.ndarray, *__: np.ndarray) -> np.ndarray:
+    """The image, and what is connected in one colour."""
+    grey = np.clip(image / 1.5, 0, 1)[..., None]
+    colours = coloured(labels * 0.618 % 1, "hsv")
+    return np.where(labels[..., None] > 0, (0.3 + 0.7 * grey) * colours, 255 * grey).astype(np.uint8)
+
+
+SIMULATION = Simulation(start=start, picture=picture, operation="jit.spread")
+main = partial(program, __doc__, SIMULATION, size=64, steps=40)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

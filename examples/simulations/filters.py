@@ -1,0 +1,102 @@
+"""Image filters, one after another, over the frames of a camera that pans: a drawing with dark lines.
+
+A bilateral filter, Sobel edges and a tone curve are one graph, which returns the next frame and its drawing.
+Its tests compare them with SciPy and NumPy. Source: C. Tomasi, R. Manduchi, Bilateral Filtering for Gray and
+Color Images, 1998.
+
+Run it with: python filters.py --size 1080 --steps 20 --out drawing.png
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+from simulation import Simulation, State, Step, program
+
+import trio_accel as ta
+
+REACH, FAR, UNLIKE = 2, 2.0, 0.1  # of the bilateral filter: pixels, deviations of distance and of colour
+
+
+def bilateral(height: int, width: int) -> ta.jit.Elementwise[ta.AccelRef]:
+    """A mean of the pixels around, of which those of another colour count little; for (3, h, w)."""
+    lines, around = ["c = x[i(0), i(1), i(2)]"], list(product(range(-REACH, REACH + 1), repeat=2))
+    for k, (a, b) in enumerate(around):
+        lines += [f"t{k} = x[i(0), clip(i(1) + ({a}), 0, {height - 1}), clip(i(2) + ({b}), 0, {width - 1})]"]
+        near = -(a * a + b * b) / (2 * FAR**2)
+        lines += [f"d{k} = t{k} - c; w{k} = exp({near} - {1 / (2 * UNLIKE**2)}*d{k}*d{k})"]
+    total = " + ".join(f"w{k}*t{k}" for k in range(len(around)))
+    weight = " + ".join(f"w{k}" for k in range(len(around)))
+    return ta.jit.elementwise(
+        f"{'; '.join(lines)}; y = ({total}) / ({weight})", inputs=("x",), name="bilateral"
+    )
+
+
+def sobel(height: int, width: int) -> ta.jit.Elementwise[ta.AccelRef]:
+    """How steep the brightness is, edges repeated; from (3, h, w) to (h, w)."""
+    lines = list[str]()
+    for a, b in [(a, b) for a, b in product(range(-1, 2), repeat=2) if a or b]:
+        at = f"clip(i(0) + ({a}), 0, {height - 1}), clip(i(1) + ({b}), 0, {width - 1})"
+        lines += [f"g{a + 1}{b + 1} = 0.299*x[0, {at}] + 0.587*x[1, {at}] + 0.114*x[2, {at}]"]
+    lines += ["right = g02 + 2*g12 + g22 - g00 - 2*g10 - g20", "down = g20 + 2*g21 + g22 - g00 - 2*g01 - g02"]
+    return ta.jit.elementwise(
+        f"{'; '.join(lines)}; y = sqrt(right*right + down*down)", inputs=("x",), name="sobel"
+    )
+
+
+# More contrast in the middle, and dark lines along the edges.
+TONE = ta.jit.elementwise(
+    "t = clip(x, 0, 1); y = uint8(255 * t*t*(3 - 2*t) * clip(1.3 - 1.5*edges, 0, 1))",
+    inputs=("x", "edges"),
+    name="tone",
+)
+
+
+def step_of(height: int, width: int) -> Step:
+    """The step of images of shape (3, h, w), float32 from 0 to 1."""
+    pan = ta.jit.elementwise(f"x[i(0), i(1), (i(2) + 2) % {width}]", name="pan")
+    smooth, steep = bilateral(height, width), sobel(height, width)
+
+    async def step(image: ta.AccelRef, _: ta.AccelRef) -> State:
+        image = await pan(image, shape=image.shape)
+        flat = await smooth(image, shape=image.shape)
+        return image, await TONE(flat, await steep(flat, shape=image.shape[1:]))
+
+    return step
+
+
+def scene(height: int, width: int, seed: int) -> np.ndarray:
+    """Balls before a sky, and noise: float32 of shape (3, h, w)."""
+    rng = np.random.default_rng(seed)
+    down, right = np.indices((height, width)) / height
+    image = np.stack([0.9 - 0.5 * down, 0.7 - 0.2 * down, 0.5 + 0.4 * down])
+    for _ in range(40):
+        y, x, radius = rng.random() * down.max(), rng.random() * right.max(), rng.uniform(0.03, 0.15)
+        height_of = 1 - ((down - y) ** 2 + (right - x) ** 2) / radius**2
+        image = np.where(
+            height_of > 0, rng.random((3, 1, 1)) * (0.4 + 0.6 * np.sqrt(np.maximum(height_of, 0))), image
+        )
+    return np.clip(image + 0.05 * rng.standard_normal(image.shape), 0, 1).astype(np.float32)
+
+
+async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
+    """An image whose height is the size, and as wide as a screen; it has no drawing yet."""
+    image = scene(size, size * 16 // 9, seed)
+    return (await device.put(image), await device.put(np.zeros(image.shape, np.uint8))), step_of(
+        *image.shape[1:]
+    )
+
+
+def picture(image: np.ndarray, drawing: np.ndarray) -> np.ndarray:
+    """The drawing below the frame that it is of."""
+    both = np.concatenate([(255 * image).astype(np.uint8), drawing], axis=1)
+    return np.ascontiguousarray(np.moveaxis(both, 0, -1))
+
+
+SIMULATION = Simulation(start=start, picture=picture)
+main = partial(program, __doc__, SIMULATION, size=120, steps=50)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""A page of HTTP with the newest picture of a simulation, which goes on until Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import signal
+from argparse import Namespace
+from functools import partial
+
+import hypercorn
+import hypercorn.trio
+import numpy as np
+import trio
+from PIL import Image
+from simulation import Simulation, to_host
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+import trio_accel as ta
+
+SECONDS = 0.04  # from one frame to the next
+PAGE = """<!doctype html><title>simulation</title><link rel="icon" href="data:,">
+<body style="background: black; text-align: center"><script>
+const next = () => setTimeout(() => { document.images[0].src = `frame.png?${Date.now()}` }, 40)
+</script><img alt="the newest frame" src="frame.png" style="height: 90vh" onload="next()" onerror="next()">"""
+
+
+class Newest:
+    """Frames, of which each takes the place of the one before."""
+
+    def __init__(self) -> None:
+        self.png = b""
+        self.is_there = trio.Event()
+
+    async def page(self, _: Request) -> Response:
+        """The page, which asks for frame after frame."""
+        return HTMLResponse(PAGE)
+
+    async def frame(self, _: Request) -> Response:
+        """The newest frame."""
+        await self.is_there.wait()
+        return Response(self.png, 200, {"Cache-Control": "no-store"}, media_type="image/png")
+
+    async def make(self, arguments: Namespace, simulation: Simulation) -> None:
+        """Make frames without end. With faults, the worker is killed at three of them, and nobody sees it."""
+        options = ta.DeviceOptions(isolation="process", retry=1)
+        async with (
+            ta.open_system("page") as system,
+            system.open_device(arguments.backend, options=options) as device,
+        ):
+            state, step = await simulation.start(device, arguments.size, arguments.seed)
+            graph, number, at = await ta.graphs.capture(device, step, *state), 0, trio.current_time()
+            while True:
+                if arguments.faults and number in {5, 10, 15}:
+                    ta.testing.inject_fault(device, simulation.operation, kill=True)
+                state = await graph(*state)
+                picture = simulation.picture(*await to_host(state))
+                self.png = await trio.to_thread.run_sync(png_of, picture)
+                self.is_there.set()
+                number, at = number + 1, max(at + SECONDS, trio.current_time())
+                await trio.sleep_until(at)
+
+
+def png_of(picture: np.ndarray) -> bytes:
+    """The file of a picture."""
+    Image.fromarray(picture).save(file := io.BytesIO(), "png")
+    return file.getvalue()
+
+
+async def serve(arguments: Namespace, simulation: Simulation) -> int:
+    """Serve the page until Ctrl-C; returns the exit code."""
+    newest, config, ended = Newest(), hypercorn.Config(), trio.Event()
+    app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
+    config.bind, config.loglevel = [f"127.0.0.1:{arguments.port}"], "WARNING"
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            serving = partial(hypercorn.trio.serve, shutdown_trigger=ended.wait)  # pyright: ignore[reportUnknownMemberType]
+            (url,) = await nursery.start(serving, app, config)
+            print(f"open {url}", flush=True)
+            nursery.start_soon(newest.make, arguments, simulation)
+            await anext(signals)
+            ended.set()
+            nursery.cancel_scope.cancel()
+    return 0

@@ -1,0 +1,150 @@
+"""Recursive filters against SciPy's, which go through a signal step by step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.signal
+import trio
+from chosen import BACKEND, INLINE, IS_STAND_IN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+
+no_stand_in = pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for a second")
+# Coefficients: an exponential average, a resonance, a delay, taps alone, a factor, an integral.
+FILTERS: dict[str, tuple[Any, Any]] = {
+    "average": ([0.25], [1, -0.75]),
+    "resonance": ([1.0], [2.0, -1.9, 1.8]),
+    "delay": ([0, 0, 0, 1.0], [1.0]),
+    "taps": ([1.0, -2.0, 3.0, 0.5], [4.0]),
+    "factor": ([3.0], [2.0]),
+    "integral": ([1], [1, -1]),
+    "butterworth": scipy.signal.butter(4, 0.2),
+    "complex": ([1.0, 1j], [1.0, -0.5j]),
+}
+
+
+def noise(shape: Any, dtype: str = "float64", seed: int = 1) -> Any:
+    rng = np.random.default_rng(seed)
+    made = rng.normal(size=shape)
+    return (made + 1j * rng.normal(size=shape) if dtype[0] == "c" else made).astype(dtype)
+
+
+async def close(got: ta.AccelRef, want: Any, tolerance: float = 1e-9) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(await got.to_host(), want, rtol=0, atol=tolerance * (1 + np.abs(want).max()))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+async def test_each_filter(device: ta.Device, name: str) -> None:
+    b, a = FILTERS[name]
+    for size in (1, 5, 64, 65, 200, 1000, 5000):
+        for shape, axis in (((size,), -1), ((2, size, 3), 1)):
+            x = noise(shape)
+            ref = await device.put(x)
+            await close(await ta.signal.lfilter(b, a, ref, axis), scipy.signal.lfilter(b, a, x, axis))
+            order = max(len(a), len(b)) - 1
+            if order:
+                zi = noise([order if each == axis % x.ndim else extent for each, extent in enumerate(shape)])
+                got = await ta.signal.lfilter(b, a, ref, axis, zi=zi)
+                for one, want in zip(got, scipy.signal.lfilter(b, a, x, axis, zi=zi), strict=True):
+                    await close(one, want)
+
+
+@no_stand_in
+@given(
+    order=st.integers(1, 6),
+    cut=st.floats(0.05, 0.9),
+    kind=st.sampled_from(["low", "high"]),
+    size=st.integers(1, 700),
+    lines=st.integers(1, 3),
+    split=st.integers(0, 700),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_signal_in_two_parts_is_that_in_one(
+    order: int, cut: float, kind: Any, size: int, lines: int, split: int
+) -> None:
+    sos = scipy.signal.butter(order, cut, kind, output="sos")
+    x, zi = noise((lines, size)), noise((len(sos), lines, 2), seed=2)
+    want, last = scipy.signal.sosfilt(sos, x, zi=zi)
+    place = min(split, size)
+
+    async def main() -> None:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
+            ref, states, parts = await device.put(x), await device.put(zi), []
+            for part in (ref[:, :place], ref[:, place:]):
+                if part.size:
+                    made, states = await ta.signal.sosfilt(sos, part, zi=states)
+                    parts.append(await made.to_host())
+            np.testing.assert_allclose(np.hstack(parts), want, rtol=0, atol=1e-8 * (1 + np.abs(want).max()))
+            await close(states, last, 1e-8)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "int16", "complex128"])
+async def test_dtypes(device: ta.Device, dtype: str) -> None:
+    x = (8 * noise((2, 500), "float64" if dtype == "int16" else dtype)).astype(dtype)
+    b, a = (np.array(each, "float32") for each in ([0.5, 0.25], [1, -0.5]))
+    ref = await device.put(x)
+    await close(await ta.signal.lfilter(b, a, ref), scipy.signal.lfilter(b, a, x), 2e-6)
+    sos = scipy.signal.butter(4, 0.3, output="sos")
+    await close(await ta.signal.sosfilt(sos, ref), scipy.signal.sosfilt(sos, x), 1e-9)
+
+
+async def test_other_coefficients_of_one_shape(device: ta.Device) -> None:
+    """What was recorded for a filter is not taken for another one."""
+    x = noise(300)
+    ref = await device.put(x)
+    for seed in range(5):
+        b, a = noise(3, seed=seed), np.array([1, -0.1 * seed, 0.2])
+        await close(await ta.signal.lfilter(b, a, ref), scipy.signal.lfilter(b, a, x))
+
+
+async def test_views(device: ta.Device) -> None:
+    x = noise((4, 300))
+    ref = await device.put(x)
+    b, a = FILTERS["resonance"]
+    await close(await ta.signal.lfilter(b, a, ref[::2, ::-1]), scipy.signal.lfilter(b, a, x[::2, ::-1]))
+    await close(await ta.signal.lfilter(b, a, ref.T, 0), scipy.signal.lfilter(b, a, x.T, 0))
+
+
+async def test_what_is_refused(device: ta.Device) -> None:
+    x = await device.put(noise((2, 9)))
+    wrong: list[tuple[Any, Any, Any, str]] = [
+        ([], [1], {}, "b and a must be vectors"),
+        ([1], [0, 1], {}, r"a\[0\] not 0"),
+        ([[1]], [1], {}, "b and a must be vectors"),
+        (["a"], [1], {}, "lfilter"),
+        ([1], [1, 1], {"axis": 2}, "axis 2 is not there"),
+        ([1], [1, 1], {"zi": np.zeros(1)}, r"zi the shape \(1, 2, 1\), sections first, got \(1, 1\)"),
+    ]
+    for b, a, named, told in wrong:
+        with pytest.raises((TypeError, ValueError), match=told):
+            await ta.signal.lfilter(b, a, x, **named)
+    with pytest.raises(TypeError, match=r"^signal\.lfilter: x must be an AccelRef"):
+        await ta.signal.lfilter([1], [1, 1], noise(9))
+    with pytest.raises(ValueError, match="x must have elements"):
+        await ta.signal.lfilter([1], [1, 1], await device.zeros((2, 0)))
+    for sos in (np.ones((2, 5)), 2 * np.ones((1, 6))):
+        with pytest.raises(ValueError, match=r"sos must have shape \(n, 6\), and ones as sos\[:, 3\]"):
+            await ta.signal.sosfilt(sos, x)
+
+
+@pytest.mark.parametrize("isolation", ["process"])
+async def test_a_kill_in_the_middle_changes_no_bit(device: ta.Device) -> None:
+    ref = await device.put(noise(3000))
+    sos, results = scipy.signal.butter(6, 0.2, output="sos"), set[bytes]()
+    for turn in range(4):
+        if turn:
+            pid = (await device.statistics()).pid
+            assert pid
+            os.kill(pid, signal.SIGKILL)
+        results.add((await (await ta.signal.sosfilt(sos, ref)).to_host()).tobytes())
+    assert len(results) == 1

@@ -1,0 +1,118 @@
+"""Stable order by NumPy's default sorts, which are up to ten times as fast as its stable ones.
+
+Equal elements are told apart by their places alone, or by the bits of zeros and NaN: these are put right
+after the sort. Whole numbers of one and two bytes have a radix sort, which is stable, and the fastest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...base.contract.dtypes import DType
+from ..runtime._memory import HostArray
+
+# Where fewer of all elements are wanted than one of so many, they are selected before they are sorted.
+_FEW = 8
+_INDICES = 1 << 32
+
+
+def comparable(x: HostArray) -> HostArray:
+    """Return the same in a type that NumPy orders itself; those of `ml_dtypes` it cannot sort with NaN."""
+    return x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
+
+
+def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: tuple[int, ...] = ()) -> None:
+    """Sort along the last axis. NaN counts as larger than every number; equal elements keep their order.
+
+    Args:
+        out: Where the elements go.
+        x: The elements.
+        descending: Whether the largest come first.
+        kth: Where only the elements at some places count, these; see `SortSpec`.
+    """
+    made = out[..., ::-1] if descending else out
+    if out.dtype.isbuiltin == 1:
+        np.copyto(made, x)
+        if kth and not _is_small(made):
+            made.partition(kth)
+            return
+        made.sort(kind="stable" if _is_small(made) else None)
+    else:
+        np.copyto(made, np.sort(comparable(x)), casting="unsafe")
+    if x.size and DType.of(x.dtype).is_inexact:
+        # Masks take elements row by row, so those of one value come in the order of the array.
+        zeros = out == 0
+        if zeros.any():
+            out[zeros] = x[x == 0]
+        if np.isnan(made[..., -1:]).any():
+            out[np.isnan(out)] = x[np.isnan(x)]
+
+
+def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
+    """Return the indices that sort along the last axis; equal elements keep their order."""
+    count = x.shape[-1]
+    if descending:
+        # Backwards twice: equal elements keep their order.
+        turned: HostArray = count - 1 - order_of(x[..., ::-1])[..., ::-1]
+        return turned
+    key = comparable(x)
+    if _is_small(key):
+        return np.argsort(key, kind="stable")
+    key = _whole(key)
+    if key.itemsize == 4 and count < _INDICES:
+        # No two of these numbers are equal.
+        packed: HostArray = key.astype(np.int64)
+        np.left_shift(packed, 32, out=packed)
+        np.bitwise_or(packed, np.arange(int(count)), out=packed)
+        packed.sort()
+        return np.bitwise_and(packed, _INDICES - 1)
+    order = np.argsort(key)
+    ordered = np.take_along_axis(key, order, -1)
+    differs = ordered[..., 1:] != ordered[..., :-1]
+    if not differs.all():
+        # Indices of equal elements are sorted, behind those of smaller ones.
+        first: HostArray = np.zeros(order.shape, np.int64)
+        np.cumsum(differs, -1, out=first[..., 1:])
+        first *= count
+        order += first
+        order.sort()
+        order -= first
+    return order
+
+
+def first_of(x: HostArray, count: int, *, descending: bool) -> HostArray:
+    """Return the indices of the first elements in order along the last axis: of equal ones the first."""
+    if not 0 < count * _FEW <= x.shape[-1]:
+        return order_of(x, descending=descending)[..., :count]
+    key = comparable(x)
+    if key.dtype.kind == "f" and np.isnan(key).any():
+        key = _whole(key)
+    taken: HostArray
+    place = x.shape[-1] - count if descending else count - 1
+    edge = np.partition(key, place)[..., place : place + 1]
+    taken = key >= edge if descending else key <= edge
+    if np.count_nonzero(taken) > x.size // x.shape[-1] * count:
+        level = key == edge
+        taken ^= level
+        left: HostArray = np.subtract(count, taken.sum(-1, keepdims=True))
+        taken |= level & (np.cumsum(level, -1) <= left)
+    places = np.nonzero(taken)[-1].reshape(*x.shape[:-1], count)
+    order = order_of(np.take_along_axis(x, places, -1), descending=descending)
+    return np.take_along_axis(places, order, -1)
+
+
+def _is_small(key: HostArray) -> bool:
+    return key.itemsize < 3 and key.dtype.kind != "f"
+
+
+def _whole(key: HostArray) -> HostArray:
+    """Return numbers as whole ones of the same order: equal for zeros, and for NaN, which comes last."""
+    if key.dtype.kind != "f":
+        return key.astype(np.int64) if key.dtype == np.uint32 else key
+    key = key.astype(np.float32) if key.itemsize == 2 else key
+    number = key + key.dtype.type(0)
+    np.copyto(number, np.nan, where=key != key)  # noqa: PLR0124  # NaN
+    bits: HostArray = number.view(np.int32 if key.itemsize == 4 else np.int64)
+    # Below zero a larger number has smaller bits.
+    bits ^= bits >> (8 * key.itemsize - 1) & np.iinfo(bits.dtype).max
+    return bits

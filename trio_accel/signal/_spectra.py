@@ -1,0 +1,193 @@
+"""Spectra of segments of a signal, and signals of another rate: windows, and transforms of what they show."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import scipy.signal
+
+from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
+from ..backends.base import DType
+from ..devices import AccelRef
+from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
+from ..expressions import Elementwise, axis_of, check_ref
+from ..fft import fft, irfft, rfft
+
+__all__ = ["SpectrumScaling", "Window", "resample", "stft", "welch"]
+
+Window: TypeAlias = "str | tuple[Any, ...] | npt.NDArray[Any]"
+"""A window by the names of `scipy.signal.get_window`, or its values on the host."""
+
+SpectrumScaling: TypeAlias = Literal["density", "spectrum"]
+"""Power in a unit of frequency, or power."""
+
+_Host: TypeAlias = npt.NDArray[Any]
+_POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"), operation="signal.welch")
+
+
+async def _segments(
+    name: str, x: AccelRef, fs: float, window: Window, axis: int,
+    lengths: tuple[int | None, int | None, int | None], scaling: str, *, is_padded: bool, is_detrended: bool,
+) -> tuple[_Host, _Host, AccelRef, _Host, int]:  # fmt: skip
+    """Transform the segments of a signal.
+
+    Args:
+        name: The function.
+        x: The signals.
+        fs: Elements in a unit of time.
+        window: The window.
+        axis: The axis of time.
+        lengths: Elements of a segment, of what it shares with the next one, and of a transform.
+        scaling: One of `SpectrumScaling`.
+        is_padded: Whether there are zeros at the ends.
+        is_detrended: Whether the mean of each segment is subtracted.
+
+    Returns:
+        The frequencies; the times of segments; the transforms, with the axis of segments and that of
+        frequencies behind the others; the factors of powers; and the axis.
+    """
+    check_ref(name, "x", x)
+    place = axis_of(name, x, axis)
+    count, (given, shared, wide) = x.shape[place], lengths
+    if isinstance(window, (str, tuple)):
+        window = scipy.signal.get_window(
+            window, min(256, count) if given is None else whole(name, "nperseg", given)
+        )
+    size, is_real = len(window), x.dtype.kind != "complex"
+    overlap = size // 2 if shared is None else whole(name, "noverlap", shared)
+    length = size if wide is None else whole(name, "nfft", wide)
+    if scaling not in ("density", "spectrum"):
+        raise ValueError(f"{name}: scaling must be 'density' or 'spectrum', got {scaling!r}")
+    if window.shape != (given or size,) or not 0 <= overlap < size <= length:
+        raise ValueError(
+            f"{name}: window must have nperseg={given} elements, noverlap fewer, and nfft as many or more, "
+            f"got {window.shape}, {overlap} and {length}"
+        )
+    dtype = DType.of(np.result_type(x.dtype.dtype, np.float32))
+    rows, step, ends = moveaxis(await x.cast(dtype), place, -1), size - overlap, size // 2
+    if is_padded:
+        more = -(count + 2 * ends - size) % step % size
+        rows = await pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + more)))
+    if rows.shape[-1] < size:
+        raise ValueError(f"{name}: nperseg={size} must be at most the length of the signal, {rows.shape[-1]}")
+    parts = sliding_window_view(rows, size, axis=-1)[..., ::step, :]
+    kind = dtype.dtype.type(0).real.dtype
+    taper = window.astype(kind)
+    shown = await ((parts - mean(parts, axis=-1, keepdims=True)) * taper if is_detrended else parts * taper)
+    made = await (rfft if is_real else fft)(shown, length)
+    power = fs * (window**2).sum() if scaling == "density" else window.sum() ** 2
+    weights = np.full(made.shape[-1], 1 / power, kind)
+    weights[1 : (length + 1) // 2] *= 2 if is_real else 1
+    times = (np.arange(made.shape[-2]) * step + (0 if is_padded else size / 2)) / fs
+    return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / fs), times, made, weights, place
+
+
+@composed
+async def welch(
+    x: AccelRef, fs: float = 1.0, window: Window = "hann", nperseg: int | None = None,
+    noverlap: int | None = None, nfft: int | None = None, detrend: Literal["constant", False] = "constant", *,
+    scaling: SpectrumScaling = "density", axis: int = -1,
+) -> tuple[npt.NDArray[Any], AccelRef]:  # fmt: skip
+    """Estimate the power spectrum by the mean of those of segments, as `scipy.signal.welch`.
+
+    Source: P. Welch, "The use of the fast Fourier transform for the estimation of power spectra", 1967.
+
+    Args:
+        x: The signals, real or complex.
+        fs: Elements in a unit of time.
+        window: The window of a segment, on the host.
+        nperseg: Elements of a segment; by default 256, or all where there are fewer, or those of the window.
+        noverlap: Elements that a segment shares with the next one; by default half of it.
+        nfft: Elements of a transform; by default those of a segment.
+        detrend: ``"constant"`` to subtract the mean of each segment; False for nothing.
+        scaling: See `SpectrumScaling`.
+        axis: The axis of time.
+
+    Returns:
+        The frequencies, on the host, and the spectra, with frequencies along the axis: one-sided for real
+        signals.
+
+    Raises:
+        TypeError: `x` is no array of a device.
+        ValueError: There is no such axis, scaling or detrending, a segment is longer than the signal, or
+            `noverlap` or `nfft` does not fit it.
+    """
+    if detrend not in ("constant", False):
+        raise ValueError(f"welch: detrend must be 'constant' or False, got {detrend!r}")
+    frequencies, _, spectra, weights, place = await _segments(
+        "welch", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=False,
+        is_detrended=bool(detrend),
+    )  # fmt: skip
+    return frequencies, moveaxis(await mean(_POWER(spectra, weights), axis=-2), -1, place)
+
+
+@composed
+async def stft(
+    x: AccelRef, fs: float = 1.0, window: Window = "hann", nperseg: int | None = None,
+    noverlap: int | None = None, nfft: int | None = None, *, axis: int = -1,
+    scaling: SpectrumScaling = "spectrum",
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], AccelRef]:  # fmt: skip
+    """Compute the short-time Fourier transform, as `scipy.signal.stft` with zeros at the ends.
+
+    Args:
+        x: The signals, real or complex.
+        fs: Elements in a unit of time.
+        window: The window of a segment, on the host.
+        nperseg: Elements of a segment; by default 256, or all where there are fewer, or those of the window.
+        noverlap: Elements that a segment shares with the next one; by default half of it.
+        nfft: Elements of a transform; by default those of a segment.
+        axis: The axis of time.
+        scaling: See `SpectrumScaling`: squares of the transforms are that. SciPy says "psd" for a density.
+
+    Returns:
+        The frequencies and the times of segments, on the host; and the transforms, with frequencies along the
+        axis and segments along the last one. One-sided for real signals.
+
+    Raises:
+        TypeError: `x` is no array of a device.
+        ValueError: There is no such axis or scaling, or `noverlap` or `nfft` does not fit a segment.
+    """
+    frequencies, times, spectra, weights, place = await _segments(
+        "stft", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=True, is_detrended=False
+    )
+    return frequencies, times, moveaxis(await (spectra * float(weights[0]) ** 0.5), (-1, -2), (place, -1))
+
+
+@composed
+async def resample(x: AccelRef, num: int, axis: int = 0) -> AccelRef:
+    """Resample a periodic signal by its Fourier transform, as `scipy.signal.resample` without a window.
+
+    Args:
+        x: The signals, real or complex.
+        num: How many elements the axis gets.
+        axis: The axis.
+
+    Returns:
+        The signals with `num` elements along the axis.
+
+    Raises:
+        TypeError: `x` is no array of a device, or `num` no whole number.
+        ValueError: There is no such axis, it has no elements, or `num` is less than 1.
+    """
+    check_ref("resample", "x", x)
+    place, size = axis_of("resample", x, axis), whole("resample", "num", num)
+    count = x.shape[place]
+    if size < 1 or not count:
+        raise ValueError(f"resample: num must be at least 1, and the axis not empty, got {num} for {count}")
+    if x.dtype.kind == "complex":
+        # It is linear, with real coefficients.
+        parts = [await _resampled(await part(x), size, place) for part in (real, imag)]
+        return await (parts[0] + 1j * parts[1])
+    return await _resampled(x if x.dtype.kind == "float" else await x.cast("float64"), size, place)
+
+
+async def _resampled(x: AccelRef, size: int, place: int) -> AccelRef:
+    spectrum, count = await rfft(x, axis=place), x.shape[place]
+    scale = np.full((spectrum.shape[place], *(1,) * (x.ndim - 1 - place)), size / count, x.dtype.dtype)
+    # The highest frequency of the smaller length is its own opposite there, and one of two in the other.
+    if min(size, count) % 2 == 0 and size != count:
+        scale[min(size, count) // 2] *= 2 if size < count else 0.5
+    return await irfft(spectrum * scale, size, axis=place)

@@ -1,0 +1,153 @@
+"""Cubic splines: derivatives at the knots by a tridiagonal system, and polynomials between them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import asarray, concat, flip, moveaxis, reshape, searchsorted, stack
+from ..backends.base import DType
+from ..devices import AccelRef, Operand
+from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
+from ..expressions import Elementwise, axis_of, check_ref
+from ..linalg import solve_tridiagonal
+
+__all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]
+
+BoundaryType: TypeAlias = Literal["not-a-knot", "clamped", "natural"]
+"""What holds at both ends: the first two pieces are one polynomial; the slope is 0; the curvature is 0."""
+
+_ENDS = get_args(BoundaryType)
+
+
+@attrs.frozen(eq=False)
+class CubicSpline:
+    """A piecewise cubic polynomial through points; made by `cubic_spline`, evaluated by `evaluate_spline`.
+
+    Attributes:
+        x: The knots, of shape (n,), on the host.
+        c: Coefficients of the pieces, of shape (4, n - 1, ...), the highest power first: SciPy's ``c``.
+    """
+
+    x: npt.NDArray[Any]
+    c: AccelRef
+
+
+@composed
+async def cubic_spline(
+    x: npt.ArrayLike, y: AccelRef, axis: int = 0, bc_type: BoundaryType = "not-a-knot"
+) -> CubicSpline:
+    """Find the cubic spline through points, as `scipy.interpolate.CubicSpline`.
+
+    Source: C. de Boor, "A practical guide to splines", 1978.
+
+    Args:
+        x: The knots, ascending, on the host.
+        y: Values at the knots: real or complex, with as many along the axis.
+        axis: The axis.
+        bc_type: What holds at both ends.
+
+    Returns:
+        The spline. The axis of its coefficients is the second one, and the others follow.
+
+    Raises:
+        TypeError: `y` is no array of a device.
+        ValueError: There are fewer than two knots, or they do not ascend; there is no such axis, or it has
+            another length; or no such `bc_type`.
+    """
+    check_ref("cubic_spline", "y", y)
+    knots, place = np.asarray(x, np.float64), axis_of("cubic_spline", y, axis)
+    step = np.diff(knots) if knots.ndim == 1 else np.zeros(0)
+    if not len(step) or len(knots) != y.shape[place] or not (np.isfinite(knots).all() and (step > 0).all()):
+        raise ValueError(
+            f"cubic_spline: x must be two or more ascending knots, one for each of {y.shape[place]} elements "
+            f"of y, got shape {knots.shape}"
+        )
+    if bc_type not in _ENDS:
+        raise ValueError(f"cubic_spline: bc_type must be one of {', '.join(_ENDS)}, got {bc_type!r}")
+    dtype = DType.of(np.result_type(y.dtype.dtype, np.float32))
+    moved = moveaxis(await y.cast(dtype), place, 0)
+    values = await reshape(moved, (len(knots), -1))
+    h: Any = step.astype(dtype.dtype.type(0).real.dtype)[:, None]
+    slope = await ((values[1:] - values[:-1]) / h)
+    ends = [_end(each, bc_type) for each in (step, step[::-1])]
+    # The system of the derivatives: at inner knots the curvature is continuous.
+    diagonals = (
+        np.concatenate([[0.0], step[1:], [ends[1][1]]]),
+        np.concatenate([[ends[0][0]], 2 * (step[:-1] + step[1:]), [ends[1][0]]]),
+        np.concatenate([[ends[0][1]], step[:-1], [0.0]]),
+    )
+    given: list[Any] = []
+    for (_, _, one, two), edge in zip(ends, (slope, flip(slope, axis=0)), strict=True):
+        given.append(await (one * edge[:1] + two * edge[1:2] if two else one * edge[:1]))
+    given[1:1] = [await (3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))] if len(step) > 1 else []
+    below, main, above = (each.astype(dtype.dtype) for each in diagonals)
+    s = await solve_tridiagonal(below, main, above, await concat(given))
+    bend = await ((s[:-1] + s[1:] - 2 * slope) / h)
+    made = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
+    return CubicSpline(knots, made.reshape((4, len(step), *moved.shape[1:])))
+
+
+def _end(step: npt.NDArray[Any], bc_type: BoundaryType) -> tuple[float, float, float, float]:
+    """Make the equation of an end: of the derivative there and of the next; and of the first two slopes."""
+    if bc_type == "clamped":
+        return 1.0, 0.0, 0.0, 0.0
+    if bc_type == "natural" or len(step) == 1:
+        return 2.0, 1.0, 3.0, 0.0
+    if len(step) == 2:  # a parabola
+        return 1.0, 1.0, 2.0, 0.0
+    one, two, both = float(step[0]), float(step[1]), float(step[0] + step[1])
+    return two, both, (one + 2 * both) * two / both, one**2 / both
+
+
+# Pieces and their derivatives, of the powers of the distance to the knot.
+_PIECES = [
+    Elementwise[AccelRef](
+        "k = minimum(maximum(j - 1, 0), last); d = q - t[k];"
+        + "".join(f"c{power} = c[{power}, k, i(1)];" for power in range(4) if f"c{power}" in text)
+        + f"y = {text}",
+        inputs=("c", "q", "j", "t", "last"),
+        operation="signal.evaluate_spline",
+    )
+    for text in (
+        "((c0 * d + c1) * d + c2) * d + c3",
+        "(3 * c0 * d + 2 * c1) * d + c2",
+        "6 * c0 * d + 2 * c1",
+        "6 * c0 + 0 * d",
+    )
+]
+
+
+@composed
+async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> AccelRef:
+    """Evaluate a spline, or a derivative of it; outside of the knots, its outer pieces go on.
+
+    Args:
+        spline: The spline.
+        x: Where, real: an array of the device or of the host, of any shape.
+        nu: Which derivative, 0 to 3.
+
+    Returns:
+        Values of shape ``x.shape + c.shape[2:]``.
+
+    Raises:
+        TypeError: `x` is no array of real numbers.
+        ValueError: There is no such derivative.
+    """
+    order = whole("evaluate_spline", "nu", nu)
+    if not 0 <= order < len(_PIECES):
+        raise ValueError(f"evaluate_spline: nu must be from 0 to 3, got {nu}")
+    device, c = spline.c.device, spline.c
+    given = await asarray(device, cast("AccelRef", x))
+    points = await reshape(given if given.dtype.kind == "float" else await given.cast("float64"), (-1,))
+    knots = await device.put(spline.x.astype(points.dtype.dtype))
+    place = await searchsorted(knots, points, side="right")
+    table, count = c.reshape((*c.shape[:2], -1)), points.size
+    columns = [each.reshape((count, 1)) for each in (points, place)]
+    last, shape = len(spline.x) - 2, (count, table.shape[2])
+    made = await _PIECES[order](table, *columns, knots, last, shape=shape)
+    return made.reshape((*given.shape, *c.shape[2:]))

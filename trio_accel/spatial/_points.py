@@ -1,0 +1,258 @@
+"""Points by the cells of a regular grid, made of functions of arrays, and their neighbours."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
+
+from .. import arrays
+from ..arrays._checks import check_real, placed
+from ..arrays._selection import Count
+from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
+from ..expressions import Elementwise
+from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
+
+__all__ = ["CellList", "cell_list", "neighbours"]
+
+_NAME, _NEAR = "spatial.cell_list", "spatial.neighbours"
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Each: TypeAlias = "float | Sequence[float]"
+# Cells have numbers of 32 bits, and so has what lies outside.
+_MOST = (1 << 31) - 2
+_SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
+_READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
+_kernel = Kernel(
+    "neighbours", Path(__file__).with_name("neighbours.cu").read_text(encoding="utf-8"),
+    parameters={
+        **{name: scalar(dtype) for name, dtype in _SCALARS.items()},
+        **{name: reads(dtype) for name, dtype in _READ.items()},
+        "out": writes("int64", shape=lambda total: total),
+    },
+    grid=lambda n: cdiv(n, 128), block=128, options=CompileOptions(fma=False), cpu=f"{__name__}:by_tree",
+)  # fmt: skip
+
+
+class CellList(NamedTuple):
+    """Points by cells; see `cell_list`."""
+
+    order: AccelRef
+    """Indices of the points, by cells, of int64. Those of one cell ascend."""
+    starts: AccelRef
+    """Where each cell begins in `order`, and where the last one ends: one more than there are cells."""
+    low: tuple[float, ...]
+    """Lower corner of the grid."""
+    size: tuple[float, ...]
+    """Extents of a cell."""
+    shape: tuple[int, ...]
+    """Cells along each axis."""
+
+
+@composed
+async def cell_list(
+    points: Operand,
+    size: _Each,
+    *,
+    low: _Each | None = None,
+    shape: _Each | None = None,
+    box: _Each | None = None,
+) -> CellList:
+    """Sort points by the cells of a grid: those of cell c are ``order[starts[c]:starts[c + 1]]``.
+
+    Cells are numbered in row-major order: that of ``(i, j, k)`` is ``(i * shape[1] + j) * shape[2] + k``.
+    An expression reads a cell by a range: ``sum(f(x[order[j]]) for j in range(starts[c], starts[c + 1]))``.
+    A point is in the cell ``floor((x - low) / size)``, computed in float64.
+
+    Points that are outside of the grid, or have a NaN, are in no cell. They come last in `order`, behind
+    ``starts[-1]``.
+
+    >>> import numpy as np, trio, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("cells") as system, system.open_device("cpu") as device:
+    ...         points = await device.put(np.array([[2.5], [0.5], [2.25], [9.0]]))
+    ...         cells = await ta.spatial.cell_list(points, 1.0, low=0.0, shape=4)
+    ...         print(await cells.order.to_host(), await cells.starts.to_host())
+    >>> trio.run(main)
+    [1 0 2 3] [0 1 1 3 3]
+
+    Args:
+        points: The points, real, of shape (n, d), with d from 1 to 3.
+        size: Extent of a cell, the same along all axes or one for each.
+        low: Lower corner of the grid. Without `low`, `shape` and `box`, the grid is that around all points,
+            from the least coordinates on. These are read by the host, and must be finite.
+        shape: Cells along each axis. It is given with `low`.
+        box: Periods of a periodic box: coordinates count modulo these, from `low` on, which is 0 where it is
+            left out. The grid has as many cells as fit, at least one, and these fill the box.
+
+    Returns:
+        The order, of int64, where each cell begins in it, of int64, and the grid.
+
+    Raises:
+        TypeError: The points are no array, or complex; or a size is no number.
+        ValueError: The points have another shape, a size is not positive and finite, only one of `low` and
+            `shape` is given, `shape` and `box` are both given, the grid has more than 2**31 - 2 cells, or
+            a grid around the points is wanted, and one has a coordinate that is not finite.
+        NotSupportedError: See `arrays.argsort`.
+    """
+    [points] = await placed(_NAME, points=points)
+    axes = _check_points(_NAME, points)
+    sizes = _numbers(_NAME, "size", size, axes)
+    if box is not None:
+        if shape is not None:
+            raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
+        corner = _numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
+        periods = _numbers(_NAME, "box", box, axes)
+        # A quotient that should be a whole number may be a little less.
+        extents = np.maximum(np.floor(periods / sizes + 1e-9), 1)
+        sizes = periods / extents
+    elif low is None and shape is None:
+        corner, high = await _bounds(_NAME, points)
+        extents = np.floor((high - corner) / sizes) + 1
+    elif low is not None and shape is not None:
+        corner = _numbers(_NAME, "low", low, axes, is_positive=False)
+        extents = _numbers(_NAME, "shape", shape, axes)
+    else:
+        raise ValueError(f"{_NAME}: low and shape must be given together")
+    total, cells = math.prod(extents.tolist()), tuple(map(int, extents.tolist()))
+    if total > _MOST or tuple(extents) != cells:
+        told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
+        raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
+    # A radix sort of 16 bits is the fastest (D191).
+    made = _cells(axes, box is not None, "uint16" if total < 1 << 16 else "int32")
+    grid = (corner.tolist(), sizes.tolist(), cells)
+    places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
+    counts = await points.device.ask(Count(_NAME, places, None, None, int(total) + 1))
+    starts = await arrays.cumulative_sum(counts, include_initial=True)
+    return CellList(await arrays.argsort(places), starts[:-1], *map(tuple, grid))
+
+
+@composed
+async def neighbours(
+    points: Operand, radius: float, *, box: float | Sequence[float] | None = None
+) -> tuple[AccelRef, AccelRef]:
+    """Find the other points within a radius of each: those of i are ``indices[starts[i]:starts[i + 1]]``.
+
+    Distances are computed in float64; a pair whose distance is the radius but for rounding may be there or
+    not. On a GPU each point looks at the cells around it, see `cell_list`; on the CPU backend SciPy's
+    `cKDTree` finds the pairs. The host reads how many there are, and without a box the least and greatest
+    coordinates.
+
+    Args:
+        points: The points, real and finite, of shape (n, d), with d from 1 to 3.
+        radius: The largest distance, positive.
+        box: Periods of a periodic box, one for all axes or one for each: the distance is that to the nearest
+            image.
+
+    Returns:
+        Starts and indices of compressed sparse rows, of int64. The indices of a point ascend.
+
+    Raises:
+        TypeError: The points are no array, or complex; or `radius` or `box` is no number.
+        ValueError: The points have another shape or are not finite, or `radius` or `box` is not finite and
+            positive.
+        NotSupportedError: See `arrays.argsort`.
+    """
+    [points] = await placed(_NEAR, points=points)
+    axes, count = _check_points(_NEAR, points), points.shape[0]
+    [reach] = _numbers(_NEAR, "radius", radius, 1).tolist()
+    points = await points.cast("float64")
+    low, high = await _bounds(_NEAR, points)
+    extents = high - low if box is None else _numbers(_NEAR, "box", box, axes)
+    # So rounding moves no point further than to the next cell. There are not many more cells than points.
+    size = min(max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300), 1e300)
+    while math.prod(extents // size + 1) > 4 * count + 64:
+        size *= 2
+    chosen: Any = {"low": low, "shape": extents // size + 1} if box is None else {"box": extents}
+    cells = await cell_list(points, size, **chosen)
+    grid = np.array([cells.low, cells.size, cells.shape, 0 * extents if box is None else extents])
+    given = (points, cells.order, cells.starts, grid)
+    counts = (
+        (await _kernel(count, axes, reach, False, count, *given, cells.starts))[0] if count else cells.order
+    )
+    starts = await arrays.cumulative_sum(counts, include_initial=True)
+    total = int(await starts[-1].item())
+    found = (await _kernel(count, axes, reach, True, total, *given, starts))[0] if total else cells.order[:0]
+    return starts, found
+
+
+def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: npt.NDArray[Any]) -> None:
+    """Compute it on the CPU backend, where SciPy's tree needs no cells."""
+    points, _, _, (low, _, _, box), _, out = arrays
+    if box.any():
+        points = (points - low) % box
+        # A coordinate that is a little below 0 rounds to the upper end.
+        points[points >= box] = 0.0
+    tree = cKDTree(points, compact_nodes=False, balanced_tree=False, boxsize=box if box.any() else None)
+    pairs = tree.query_pairs(radius, output_type="ndarray").astype(np.int64)
+    if lists:
+        both = np.concatenate([pairs @ [n, 1], pairs @ [1, n]])
+        both.sort()
+        out[:] = both % n
+    else:
+        out[:] = np.bincount(pairs.reshape(-1), minlength=n)
+
+
+async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
+    """Read the least and the greatest coordinates along each axis; no points are at 0.
+
+    Raises:
+        ValueError: One is not finite.
+    """
+    if not points.shape[0]:
+        return np.zeros(points.shape[1]), np.zeros(points.shape[1])
+    ends = [(await one(points, axis=0).to_host()).astype(np.float64) for one in (arrays.min, arrays.max)]
+    if not np.isfinite(ends).all():
+        raise ValueError(f"{name}: points must be finite, got coordinates from {ends[0]} to {ends[1]}")
+    return ends[0], ends[1]
+
+
+def _check_points(name: str, points: AccelRef) -> int:
+    """Return of how many coordinates points are.
+
+    Raises:
+        TypeError: They are complex.
+        ValueError: They are in no plane, on no line and not in space.
+    """
+    check_real(name, points=points.spec)
+    if points.ndim != 2 or not 1 <= points.shape[1] <= 3:
+        raise ValueError(f"{name}: points must have shape (n, d), with d from 1 to 3, got {points.shape}")
+    return points.shape[1]
+
+
+def _numbers(name: str, argument: str, given: Any, axes: int, *, is_positive: bool = True) -> _Floats:
+    """Take a number for each axis, or one for all.
+
+    Raises:
+        TypeError: Something else.
+        ValueError: Too few or too many, or one is not finite or not positive.
+    """
+    found = np.asarray(given)
+    if found.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: {argument} must be a real number or one for each axis, got {given!r}")
+    if found.shape not in ((), (axes,)) or not np.isfinite(found).all() or (is_positive and found.min() <= 0):
+        told = "finite and positive" if is_positive else "finite"
+        raise ValueError(f"{name}: {argument} must be {told}, one or {axes} numbers, got {given!r}")
+    return np.broadcast_to(found, axes).astype(np.float64)
+
+
+@functools.cache
+def _cells(axes: int, is_periodic: bool, dtype: str) -> Elementwise[AccelRef]:
+    """Make the expression of the cell of a point; those outside are in one more."""
+    places = range(axes)
+    steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in places]
+    # A place below the upper end may round to it.
+    wrapped = "floor(minimum(f{a} - floor(f{a} / n{a}) * n{a}, n{a} - 1))"
+    steps += [f"c{a} = " + (wrapped if is_periodic else "floor(f{a})").format(a=a) for a in places]
+    inside = " & ".join(f"(c{a} >= 0) & (c{a} < n{a})" for a in places)
+    cell = functools.reduce(lambda cell, a: f"({cell}) * n{a} + c{a}", places[1:], "c0")
+    steps.append(f"y = {dtype}(where({inside}, {cell}, total))")
+    x, *grid = ([f"{name}{a}" for a in places] for name in ("x", "low", "size", "n"))
+    return Elementwise("; ".join(steps), inputs=[*x, "total", *itertools.chain(*grid)], operation=_NAME)

@@ -1,0 +1,296 @@
+"""A hash map on a device: an object that holds the arrays of its present contents."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..arrays import argsort, compress, count_nonzero, reshape, take
+from ..backends.base import AccelError, DType, DTypeLike
+from ..backends.base.contract.values import element
+from ..devices import AccelRef, Device, Operand
+from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
+from ..devices.operations._named import named_methods
+from ..devices.operations._ref import check_device
+from ..expressions import Elementwise
+from ._probing import EMPTY, FIND, STAMP
+
+__all__ = ["HashMap", "LookupResult", "TableFullError"]
+
+_NAME = "tables.HashMap"
+
+
+class TableFullError(AccelError):
+    """A hash map has no room for the keys of a call; none of them was inserted."""
+
+
+class LookupResult(NamedTuple):
+    """What a hash map has for keys; see `HashMap.lookup`."""
+
+    values: AccelRef
+    """The value of each key, and the default where it is missing."""
+    found: AccelRef
+    """Whether each key is there."""
+
+
+@attrs.frozen(kw_only=True)
+class _Contents:
+    """Arrays that are never written to again (D191).
+
+    Attributes:
+        slots: Keys and stamps, a row for each slot; the last one is that of the key `EMPTY`.
+        values: A value for each slot.
+        stamp: The next stamp.
+        count: How many keys there are.
+        used: At least as many slots as have a key, which may be erased.
+    """
+
+    slots: AccelRef
+    values: AccelRef
+    stamp: int = 1
+    count: int = 0
+    used: int = 0
+
+    @property
+    def mask(self) -> int:
+        """The last place that a key can be hashed to."""
+        return self.slots.shape[0] - 2
+
+
+_stamped = Elementwise[AccelRef](
+    "where(s[i(0), 1] >= first, new[maximum(s[i(0), 1], first) - first], old)",
+    inputs=("s", "new", "old", "first"), operation=_NAME,
+)  # fmt: skip
+
+
+_looked_up = Elementwise[tuple[AccelRef, AccelRef]](
+    "found = place >= 0; values = where(found, v[place], default)",
+    inputs=("place", "v", "default"), outputs=("values", "found"), operation=_NAME,
+)  # fmt: skip
+
+
+class HashMap:
+    """A map from whole numbers to numbers, in arrays of a device: open addressing with linear probing.
+
+    Each int64 is a key. Floating keys are refused: NaN is equal to nothing. Arguments are arrays of the
+    device or of NumPy, and keys may have any shape. What is not int64 or of the map's dtype is refused; use
+    ``cast``.
+
+    A change makes new arrays, in a few launches, and then the map has these. So a change takes place as a
+    whole or not at all: it does not if it is cancelled, fails, or is lost with its context. With
+    `DeviceOptions.retry` it runs again. Changes that are asked at once come one after the other, and lookups
+    meanwhile see the contents from before. A change copies the table, so insert many keys at once. The
+    arrays survive as any do: with ``isolation="inline"`` they are lost with the context. A graph keeps the
+    contents that the map had when it was captured.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+
+    >>> import numpy as np, trio, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("map") as system, system.open_device("cpu") as device:
+    ...         prices = ta.tables.HashMap(device, 100, "float64")
+    ...         await prices.insert(np.array([7, -1, 7]), np.array([1.0, 2.0, 3.0]))
+    ...         values, found = await prices.lookup(np.array([-1, 0, 7]), default=np.nan)
+    ...         print(len(prices), await values.to_host(), await found.to_host())
+    >>> trio.run(main)
+    2 [ 2. nan  3.] [ True False  True]
+
+    Args:
+        device: The device.
+        capacity: The most keys that it holds. It has 4/3 to 8/3 times as many slots, a power of two, of 16
+            bytes and a value each, and as many again during a change.
+        dtype: Dtype of the values.
+
+    Raises:
+        TypeError: `device` is no device, or `capacity` no whole number, or there is no such dtype.
+        ValueError: `capacity` is below 1.
+
+    Attributes:
+        device: The device.
+        capacity: The most keys that it holds; `rehash` changes it.
+        dtype: Dtype of the values.
+    """
+
+    def __init__(self, device: Device, capacity: int, dtype: DTypeLike = "int64") -> None:
+        check_device("HashMap", device)
+        self.device: Device = device
+        _slots(capacity)
+        self.capacity: int = capacity
+        self.dtype: DType = DType.of(dtype)
+        self._contents: _Contents | None = None
+        # Ctrl-C must not come between a lock and its release: who takes it is protected.
+        self._turn = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<HashMap {len(self)} of {self.capacity} keys, values {self.dtype}, on {self.device.name}>"
+
+    def __len__(self) -> int:
+        return self._contents.count if self._contents else 0
+
+    @property
+    def load_factor(self) -> float:
+        """Its keys as a share of its slots."""
+        return len(self) / _slots(self.capacity)
+
+    @composed
+    @enable_ki_protection
+    async def insert(self, keys: Operand, values: Operand) -> int:
+        """Insert keys, or give those that are there other values.
+
+        Of equal keys the last one counts. Slots of erased keys are taken back where room is short.
+
+        Args:
+            keys: The keys, int64.
+            values: As many values, of the map's dtype.
+
+        Returns:
+            How many of the keys are new.
+
+        Raises:
+            TypeError: An array of another dtype.
+            ValueError: `keys` and `values` have different shapes.
+            TableFullError: There would be more keys than the capacity. None was inserted.
+        """
+        if DType.of(values.dtype) is not self.dtype:
+            raise TypeError(f"values must be {self.dtype}, got {values.dtype}; use cast()")
+        if keys.shape != values.shape:
+            raise ValueError(f"keys have shape {keys.shape}, and values {values.shape}")
+        async with self._turn:
+            old = await self._now()
+            if not keys.size:
+                return 0
+            if old.used + keys.size > self.capacity:
+                old = await self._with_room(old, keys)
+            self._contents = made = await self._inserted(old, keys, values)
+            return made.count - old.count
+
+    @composed
+    async def lookup(self, keys: Operand, default: complex = 0) -> LookupResult:
+        """Look keys up.
+
+        Args:
+            keys: The keys, int64.
+            default: The value of keys that are missing.
+
+        Returns:
+            Values and whether each key was found, in the shape of `keys`.
+
+        Raises:
+            TypeError, ValueError: Keys of another dtype, or a default that the map's dtype cannot hold.
+        """
+        other, now = element(_NAME, "default", default, self.dtype), await self._now()
+        [place] = await FIND(keys.size, now.mask, now.slots, keys)
+        # A truth value beside whole numbers would be one of these.
+        other = bool(other) if self.dtype is DType.bool else other
+        return LookupResult(*await _looked_up(place, now.values, other))
+
+    @composed
+    @enable_ki_protection
+    async def erase(self, keys: Operand) -> int:
+        """Erase keys; those that are missing are left out.
+
+        Args:
+            keys: The keys, int64.
+
+        Returns:
+            How many keys were erased.
+
+        Raises:
+            TypeError: Keys of another dtype.
+        """
+        async with self._turn:
+            old = await self._now()
+            slots, count = await self._stamped(old, keys, 0)
+            self._contents = attrs.evolve(old, slots=slots, count=count)
+            return old.count - count
+
+    @composed
+    async def items(self) -> tuple[AccelRef, AccelRef]:
+        """Take out all keys, in ascending order, and their values.
+
+        Raises:
+            NotSupportedError: See `arrays.sort`.
+        """
+        keys, values = await self._taken(await self._now())
+        order = await argsort(keys)
+        return await take(keys, order), await take(values, order)
+
+    @composed
+    @enable_ki_protection
+    async def rehash(self, capacity: int | None = None) -> None:
+        """Make the table anew, without the slots of erased keys.
+
+        Args:
+            capacity: The most keys that it is to hold; by default as many as now.
+
+        Raises:
+            TypeError, ValueError: `capacity` is no whole number from 1 on.
+            TableFullError: There are more keys. The map stays as it was.
+        """
+        most = self.capacity if capacity is None else capacity
+        slots = _slots(most)
+        async with self._turn:
+            old = await self._now()
+            if old.count > most:
+                raise self._full(f"{old.count} keys", most)
+            self._contents, self.capacity = await self._rehashed(old, slots), most
+
+    async def _now(self) -> _Contents:
+        if self._contents is None:
+            made = await self._empty(_slots(self.capacity))
+            # Another task may have been faster.
+            self._contents = self._contents or made
+        return self._contents
+
+    async def _empty(self, count: int) -> _Contents:
+        slots = await self.device.full((count + 1, 2), EMPTY, "int64")
+        return _Contents(slots=slots, values=await self.device.zeros(count + 1, self.dtype))
+
+    async def _stamped(self, old: _Contents, keys: Operand, first: int) -> tuple[AccelRef, int]:
+        """Insert or erase keys: slots, and how many keys they have."""
+        [slots] = await STAMP(keys.size, old.mask, old.slots, keys, first)
+        return slots, int(await count_nonzero(slots[:, 1] > 0).item())
+
+    async def _inserted(self, old: _Contents, keys: Operand, values: Any) -> _Contents:
+        slots, count = await self._stamped(old, keys, old.stamp)
+        flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
+        made = await _stamped(slots, flat, old.values, old.stamp)
+        used = old.used + count - old.count
+        return _Contents(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
+
+    async def _taken(self, now: _Contents) -> tuple[AccelRef, AccelRef]:
+        is_there = await (now.slots[:, 1] > 0)
+        return await compress(is_there, now.slots[:, 0]), await compress(is_there, now.values)
+
+    async def _rehashed(self, old: _Contents, count: int) -> _Contents:
+        made = await self._empty(count)
+        return await self._inserted(made, *await self._taken(old)) if old.count else made
+
+    async def _with_room(self, old: _Contents, keys: Operand) -> _Contents:
+        """Find how many keys are new, and take slots back if those that are free do not suffice."""
+        [place] = await FIND(keys.size, old.mask, old.slots, keys)
+        missing = await compress(place < 0, keys)
+        new = missing.size
+        if old.count + new > self.capacity:
+            # Some may be equal: slots of their own count them.
+            _, new = await self._stamped(await self._empty(_slots(new)), missing, 1)
+        if old.count + new > self.capacity:
+            raise self._full(f"{new} new keys beside {old.count}", self.capacity)
+        return await self._rehashed(old, _slots(self.capacity)) if old.used + new > self.capacity else old
+
+    def _full(self, what: str, capacity: int) -> TableFullError:
+        told = f"{what} are more than the capacity {capacity}; rehash() with a larger one makes room"
+        return TableFullError(f"{_NAME}: {told}", device=self.device.name)
+
+
+def _slots(capacity: int) -> int:
+    if whole("HashMap", "capacity", capacity) < 1:
+        raise ValueError(f"HashMap: capacity must be at least 1, got {capacity}")
+    return 1 << (capacity * 4 // 3).bit_length()
+
+
+named_methods(_NAME, HashMap)

@@ -1,0 +1,76 @@
+"""Slots of a hash table: kernels that find, insert and erase keys, for GPUs and by NumPy."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..jit import Kernel, cdiv, reads, scalar, updates, writes
+
+__all__ = ["EMPTY", "FIND", "STAMP"]
+
+_Words: TypeAlias = npt.NDArray[np.int64]
+
+EMPTY = -(1 << 63)
+"""The key of free slots, and their stamp. As a key of the program's it has the last slot for itself."""
+
+_kernel = partial(
+    Kernel, code=Path(__file__).with_name("probing.cu").read_text(encoding="utf-8"),
+    grid=lambda n: cdiv(n, 256), block=256, skip_empty=True,
+)  # fmt: skip
+_SIZES, _KEYS = {"n": scalar("int64"), "mask": scalar("int64")}, reads("int64", layout="packed")
+FIND = _kernel(
+    "hash_find", cpu=f"{__name__}:hash_find", parameters={
+        **_SIZES, "slots": reads("int64"), "keys": _KEYS,
+        "places": writes("int64", shape=lambda keys: keys.shape),
+    },
+)  # fmt: skip
+"""Find the slots of keys, -1 for keys that are not there."""
+# A copy of the slots is changed: a launch that is lost changes nothing, and runs again.
+STAMP = _kernel(
+    "hash_stamp", cpu=f"{__name__}:hash_stamp", parameters={
+        **_SIZES, "slots": updates("int64", copy=True), "keys": _KEYS, "first": scalar("int64"),
+    },
+)  # fmt: skip
+"""Insert keys, which get the stamps from `first` on; with 0 erase them."""
+
+
+def hash_find(n: int, mask: int, slots: _Words, keys: _Words, places: _Words) -> None:
+    """Compute `FIND`."""
+    found = _places_of(keys, slots, mask, claims=False)
+    places.reshape(-1)[:] = np.where((found >= 0) & (slots[found, 1] > 0), found, -1)
+
+
+def hash_stamp(n: int, mask: int, slots: _Words, keys: _Words, first: int) -> None:
+    """Compute `STAMP`."""
+    places = _places_of(keys, slots, mask, claims=first > 0)
+    if first > 0:
+        # The last one of several stamps for one slot stays.
+        slots[places, 1] = first + np.arange(n)
+    else:
+        slots[places[places >= 0], 1] = 0
+
+
+def _places_of(keys: _Words, slots: _Words, mask: int, *, claims: bool) -> _Words:
+    """Look at one slot for each key that is left, again and again."""
+    keys, table, word = keys.reshape(-1), slots[:, 0], keys.reshape(-1).astype(np.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
+        word = (word ^ word >> np.uint64(33)) * np.uint64(factor)
+    places = np.where(keys == EMPTY, mask + 1, word.astype(np.int64) & mask)
+    left = np.arange(keys.size)
+    while left.size:
+        key, place = keys[left], places[left]
+        if claims:
+            free = table[place] == EMPTY
+            # One of several that want a slot gets it.
+            table[place[free]] = key[free]
+        there = table[place]
+        is_other = there != key
+        places[left[is_other & (there == EMPTY)]] = -1
+        left = left[is_other & (there != EMPTY)]
+        places[left] = places[left] + 1 & mask
+    return places
