@@ -132,6 +132,12 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "Transforms": [
         ("np.fft.rfft(v)", "torch.fft.rfft(v)", "await ta.fft.rfft(v)"),
         ("np.fft.ifft(z)", "torch.fft.ifft(z)", "await ta.fft.ifft(z)"),
+        (
+            "scipy.signal.lfilter([1], [1, -0.5], x)",
+            "torchaudio.functional.lfilter(x, a, b)",
+            "await ta.signal.lfilter([1], [1, -0.5], x)",
+        ),
+        ("scipy.signal.resample(v, 9)", "none", "await ta.signal.resample(v, 9)"),
     ],
 }
 """By the titles of the tables: NumPy's call, PyTorch's, and ours."""

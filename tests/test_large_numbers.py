@@ -72,6 +72,8 @@ OWN: dict[str, dict[str, Any]] = {
     "arrays.take_along_axis": {"x": "VECTOR"},
     "arrays.unravel_index": {"x": "NUMBERS"},
     "arrays.vander": {"x": "VECTOR"},
+    "arrays.linear_recurrence": {"a": 0.5, "initial": 0.5},
+    "arrays.scan": {"text": "a + b"},
     "fft.next_fast_len": {"target": 7},
     "linalg.cross": {"x1": "VOLUME", "x2": "VOLUME", "axis": 0},
     "linalg.tensordot": {"axes": 1},

@@ -160,25 +160,25 @@ async def in_a_loop(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
     lines = ["k = 0 * i(0)", loads, *[f"o{n} = {text}" for n, text in enumerate(inside)]]
     lines += ["for j in range(i(0), i(0) + 1):", f"    {loads.replace('[k]', '[j]')}"]
     lines += [f"    o{n} = {text}" for n, text in enumerate(inside)]
-    inputs = ("x", "y") if any("y" in text for text in lines) else ("x",)
+    inputs = ("x", "y") if any(re.search(r"\by\b", line) for line in lines) else ("x",)
     function = jit.elementwise("\n".join(lines), inputs=inputs, outputs=[f"o{n}" for n in range(len(texts))])
     return [*await x.device.ask(function.compute(*(x, y)[: len(inputs)], shape=x.shape))]
 
 
 async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
     """The largest one of a range of one."""
-    made: list[ta.AccelRef] = []
     loads = {"x": "x[k]", "y": "y[k]" if isinstance(y, ta.AccelRef) else "y"}
-    for text in texts:
-        value = re.sub(r"\b[xy]\b", lambda found: loads[found[0]], text)
-        inputs = ("x", "y") if re.search(r"\by\b", value) else ("x",)
-        function = jit.elementwise(f"max({value} for k in range(i(0), i(0) + 1))", inputs=inputs)
-        made.append(await x.device.ask(function.compute(*(x, y)[: len(inputs)], shape=x.shape)))
-    return made
+    values = [re.sub(r"\b[xy]\b", lambda found: loads[found[0]], text) for text in texts]
+    lines = [f"o{n} = max({value} for k in range(i(0), i(0) + 1))" for n, value in enumerate(values)]
+    inputs = ("x", "y") if any(re.search(r"\by\b", line) for line in lines) else ("x",)
+    function = jit.elementwise("\n".join(lines), inputs=inputs, outputs=[f"o{n}" for n in range(len(texts))])
+    return [*await x.device.ask(function.compute(*(x, y)[: len(inputs)], shape=x.shape))]
 
 
 EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
-SINGLE = (by_reductions, by_rows, over_ranges)
+SINGLE = (by_reductions, by_rows)
+# On a processor, too, each of these is compiled.
+COMPILED = (in_a_loop, over_ranges)
 
 
 def others_of(name: str, executor: Executor) -> list[str]:
@@ -186,10 +186,11 @@ def others_of(name: str, executor: Executor) -> list[str]:
     others = [*DTYPES, *WEAK]
     if executor is over_ranges:
         others = [other for other in others if not other.startswith("complex")]
-    if BACKEND == "cpu":
+    if BACKEND == "cpu" and executor not in COMPILED:
         return others
     start = DTYPES.index(name) + 4 * EXECUTORS.index(executor)
-    return [others[(start + 5 * step) % len(others)] for step in range(1 if executor in SINGLE else 3)]
+    count = 1 if executor in (*SINGLE, *COMPILED) else 3
+    return [others[(start + 5 * step) % len(others)] for step in range(count)]
 
 
 @pytest.mark.parametrize("isolation", ["inline"])

@@ -106,7 +106,7 @@ async def _filtered(
     given = (
         np.zeros(shape, x.dtype.dtype) if zi is None else zi if isinstance(zi, AccelRef) else np.asarray(zi)
     )
-    # As in SciPy, one state may be there for all signals along an axis.
+    # One state may be there for all signals along an axis, as in SciPy.
     allowed = [{want} if axis == place + 1 else {1, want} for axis, want in enumerate(shape)]
     is_there = len(given.shape) == len(shape) and all(map(operator.contains, allowed, given.shape))
     if not x.size or not is_there:
