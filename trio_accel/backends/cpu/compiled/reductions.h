@@ -1,6 +1,7 @@
 // As NumPy has sums: eight lanes over at most 128 elements, then halves. A compiler would unfold the recursion.
 template <class Stage, class At> FUNCTION typename Stage::Partial lanes(i64 first, i64 n, At at)
 {
+    // g++ 12 makes wrong code of lanes that are elements of a vector type, where int64 is added.
     typename Stage::Partial lane[8];
     for (int j = 0; j < 8; j++)
         lane[j] = at(first + j);
