@@ -189,7 +189,7 @@ def _test_on_stand_in(session: nox.Session, *chosen: str) -> None:
 
 @in_env
 def compiled(session: nox.Session) -> None:
-    """Run a sample of what expressions compute by compiled code of the CPU backend, each from its first run on."""
+    """Run a sample of the tests of expressions on the CPU backend, compiled from the first run on."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         session.skip("there is no C++ compiler here")
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_CPU_COMPILED": "always"}

@@ -8,18 +8,20 @@ given, not imported: their constants are read from them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from scipy import fft, ndimage
 
-__all__ = ["BY_ARRAYS", "BY_NUMBA"]
+__all__ = ["OTHERS"]
 
 Numbers: TypeAlias = Any
 Step: TypeAlias = Callable[..., Any]
+Compiler: TypeAlias = Callable[[Step], Step]
 
 
-def boltzmann_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def boltzmann_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     directions, weights = np.array(module.DIRECTIONS), np.array(module.WEIGHTS)
     opposite, inlet = (
         np.array(module.OPPOSITE),
@@ -64,20 +66,20 @@ def boltzmann_by_numba(module: Any, compiled: Any, size: int) -> Step:
 def boltzmann_by_numpy(module: Any, size: int) -> Step:
     kind, omega = module.cylinder(size)
     inlet = module.equilibrium(*map(np.float64, (1, 0, module.SPEED)))
+    roll, choose = cast("Numbers", np.roll), cast("Numbers", np.where)
 
     def step(*flows: Numbers) -> Numbers:
-        g = [np.roll(f, by, (0, 1)) for f, by in zip(flows, module.DIRECTIONS, strict=True)]
-        rho, v, u = module.moments(*g)
-        rest, made = module.equilibrium(rho, v, u), []
+        g = [roll(f, by, (0, 1)) for f, by in zip(flows, module.DIRECTIONS, strict=True)]
+        rest, made = module.equilibrium(*module.moments(*g)), list[Numbers]()
         for k in range(9):
             fluid = g[k] + omega * (rest[k] - g[k])
-            made.append(np.where(kind == 0, fluid, np.where(kind == 1, g[module.OPPOSITE[k]], inlet[k])))
+            made.append(choose(kind == 0, fluid, choose(kind == 1, g[module.OPPOSITE[k]], inlet[k])))
         return tuple(made)
 
     return step
 
 
-def cloth_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def cloth_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     n, springs = size, np.array(module.NEIGHBOURS)
     rest = np.hypot(*springs.T) / (n - 1)
     stiffness, kept, fall, (bx, by, bz) = module.STIFFNESS, module.KEPT, module.FALL / n / n, module.BALL
@@ -118,7 +120,7 @@ def cloth_by_numba(module: Any, compiled: Any, size: int) -> Step:
     return step
 
 
-def filters_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def filters_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     reach, far, unlike = (
         module.REACH,
         np.float32(1 / (2 * module.FAR**2)),
@@ -180,23 +182,27 @@ def filters_by_scipy(module: Any, size: int) -> Step:
     def step(image: Numbers, _: Numbers) -> Numbers:
         image = np.roll(image, -2, axis=2)
         _, height, width = image.shape
-        wide, above, below = np.pad(image, ((0, 0), (reach, reach), (reach, reach)), mode="edge"), 0.0, 0.0
+        wide = np.pad(image, ((0, 0), (reach, reach), (reach, reach)), mode="edge")
+        above: Numbers = 0.0
+        below: Numbers = 0.0
         for a in range(2 * reach + 1):
             for b in range(2 * reach + 1):
                 near = wide[:, a : a + height, b : b + width]
                 far = ((a - reach) ** 2 + (b - reach) ** 2) / (2 * module.FAR**2)
                 weight = np.exp(-far - (near - image) ** 2 / np.float32(2 * module.UNLIKE**2))
                 above, below = above + weight * near, below + weight
-        flat = above / below
-        grey = np.float32(0.299) * flat[0] + np.float32(0.587) * flat[1] + np.float32(0.114) * flat[2]
-        edges = np.sqrt(sum(ndimage.sobel(grey, axis, mode="nearest") ** 2 for axis in (0, 1)))
+        flat: Numbers = above / below
+        grey: Numbers = (
+            np.float32(0.299) * flat[0] + np.float32(0.587) * flat[1] + np.float32(0.114) * flat[2]
+        )
+        edges = np.hypot(*(ndimage.sobel(grey, axis, mode="nearest") for axis in (0, 1)))
         t = np.clip(flat, 0, 1)
         return image, (255 * t * t * (3 - 2 * t) * np.clip(1.3 - 1.5 * edges, 0, 1)).astype(np.uint8)
 
     return step
 
 
-def particles_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def particles_by_numba(module: Any, compiled: Compiler, size: int, *, counts: bool = True) -> Step:
     cells = int(np.sqrt(2 * size)) + 2
     fall, stiffness, damping, bounce = 0.02 / cells, module.STIFFNESS, module.DAMPING, module.BOUNCE
 
@@ -242,14 +248,19 @@ def particles_by_numba(module: Any, compiled: Any, size: int) -> Step:
     def step(*grains: Numbers) -> Numbers:
         old = np.stack(grains)
         new, out, starts = np.empty_like(old), np.empty_like(old), np.zeros(cells * cells + 1, np.int64)
-        by_cells(old, new, starts)
+        if counts:
+            by_cells(old, new, starts)
+        else:
+            cell = old[0].astype(np.int64) * cells + old[1].astype(np.int64)
+            order = np.argsort(cell, kind="stable")
+            new, starts = old[:, order], np.searchsorted(cell[order], np.arange(cells * cells + 1))
         push(new, starts, out)
         return tuple(out)
 
     return step
 
 
-def bricks_by_numba(module: Any, compiled: Any, size: int) -> Step:
+def bricks_by_numba(module: Any, compiled: Compiler, size: int) -> Step:
     edge, (grid, voxels) = module.EDGE, module.island(size, 0)
     height, width, paint, total = 8 * size, 12 * size, module.PAINT, float(size * module.EDGE)
 
@@ -313,7 +324,7 @@ def bricks_by_numba(module: Any, compiled: Any, size: int) -> Step:
 
 def fluid_by_scipy(module: Any, size: int) -> Step:
     """With splines of SciPy in the place of Catmull and Rom: another cubic one."""
-    n = size
+    n, dstn, idstn = size, cast("Numbers", fft.dstn), cast("Numbers", fft.idstn)
     source, squares = module.source_of(n, 0), (np.pi * np.arange(1, n + 1)) ** 2
     squares = squares[:, None] + squares
     decay, places = np.exp(-module.VISCOSITY / n * squares), np.indices((n, n)).astype(float)
@@ -326,32 +337,29 @@ def fluid_by_scipy(module: Any, size: int) -> Step:
         back = places - [ndimage.map_coordinates(each, middle, order=1, mode="nearest") for each in (v, u)]
         framed = np.pad(smoke, 1, "edge")
         lift = module.BUOYANCY / n * (framed[1:-1, 2:] - framed[1:-1, :-2]) / 2 * (n + 1)
-        curl, smoke = (
-            ndimage.map_coordinates(each, back, order=3, mode="nearest", prefilter=False)
-            for each in (curl, smoke)
-        )
-        waves = fft.dstn(curl - lift, type=1) * decay
+        curl, smoke = (ndimage.map_coordinates(each, back, order=3, mode="nearest") for each in (curl, smoke))
+        waves = dstn(curl - lift, type=1) * decay
         return (
-            fft.idstn(waves, type=1),
-            fft.idstn(waves / squares, type=1),
+            idstn(waves, type=1),
+            idstn(waves / squares, type=1),
             np.maximum(np.clip(smoke, 0, 1), source),
         )
 
     return step
 
 
-BY_NUMBA: dict[str, Callable[[Any, Any, int], Step]] = {
-    "lattice_boltzmann": boltzmann_by_numba,
-    "cloth": cloth_by_numba,
-    "filters": filters_by_numba,
-    "particles": particles_by_numba,
-    "bricks": bricks_by_numba,
+OTHERS: dict[str, dict[str, Callable[..., Step]]] = {
+    "lattice_boltzmann": {"Numba": boltzmann_by_numba, "NumPy": boltzmann_by_numpy},
+    "cloth": {"Numba": cloth_by_numba},
+    "filters": {"Numba": filters_by_numba, "SciPy": filters_by_scipy},
+    "particles": {
+        "Numba": particles_by_numba,
+        "Numba, argsort of NumPy": partial(particles_by_numba, counts=False),
+    },
+    "bricks": {"Numba": bricks_by_numba},
+    "fluid": {"SciPy": fluid_by_scipy},
 }
-"""By the name of an example, what makes its step."""
+"""By the name of an example and of a library, what makes its step of the example's module, and of a size.
 
-BY_ARRAYS: dict[str, Callable[[Any, int], Step]] = {
-    "lattice_boltzmann": boltzmann_by_numpy,
-    "filters": filters_by_scipy,
-    "fluid": fluid_by_scipy,
-}
-"""By the name of an example, what makes its step."""
+Those for Numba take its compiler before the size.
+"""

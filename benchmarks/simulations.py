@@ -6,10 +6,12 @@ process. Numba is left out where it is not installed. `NAME=SIZE` chooses an exa
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import trio
 
 import trio_accel as ta
 
-from ._simulations_by_others import BY_ARRAYS, BY_NUMBA
+from ._simulations_by_others import OTHERS
 
 SIZES = {
     "particles": 20_000,
@@ -40,7 +42,7 @@ async def _best(step: Callable[..., Any], state: Any, least: list[float]) -> Any
     count, start, wall = 0, time.process_time(), time.perf_counter()
     while time.perf_counter() - wall < _SECONDS:
         made = step(*state)
-        state = await made if isinstance(made, Awaitable) else made
+        state = (await made) if inspect.isawaitable(made) else made
         count += 1
     spent = (time.process_time() - start) / count, (time.perf_counter() - wall) / count
     least[:] = np.fmin(least, spent)
@@ -49,9 +51,9 @@ async def _best(step: Callable[..., Any], state: Any, least: list[float]) -> Any
 
 def _apart(a: Any, b: Any) -> float:
     """The greatest difference, where both are finite."""
-    is_finite = np.isfinite(a) & np.isfinite(b)
-    assert (np.isfinite(a) == is_finite).all()
-    return float(np.abs(np.subtract(a, b, dtype=float))[is_finite].max())
+    is_finite = np.isfinite(a)
+    assert (np.isfinite(b) == is_finite).all()
+    return float(np.abs(np.subtract(a[is_finite], b[is_finite], dtype=float)).max(initial=0))
 
 
 async def _row(device: ta.Device, name: str, size: int) -> None:
@@ -61,15 +63,11 @@ async def _row(device: ta.Device, name: str, size: int) -> None:
         step = await ta.graphs.capture(device, step, *state)
     steps: dict[str, tuple[Callable[..., Any], Any]] = {"trio_accel": (step, state)}
     host = [await array.to_host() for array in state]
-    try:
-        from numba import njit
-
-        if name in BY_NUMBA:
-            steps["Numba"] = BY_NUMBA[name](module, njit, size), host
-    except ImportError:
-        pass
-    if name in BY_ARRAYS:
-        steps["NumPy, SciPy"] = BY_ARRAYS[name](module, size), host
+    for label, make in OTHERS.get(name, {}).items():
+        if "Numba" not in label:
+            steps[label] = make(module, size), host
+        elif find_spec("numba"):
+            steps[label] = make(module, import_module("numba").njit, size), host
     ours: Any = state
     for _ in range(_COMPARED):
         ours = await step(*ours)

@@ -458,6 +458,14 @@ CALLS: dict[str, Use] = {
         **{"box": (4, 4)} | {name: (number, number) for name, number in given.items()}
     ),
     "jit.reduction": lambda at, given: jit.reduction("x * x", "a + b", **given)(at.vector),
+    "signal.lfilter": lambda at, given: ta.signal.lfilter([1.0], [1.0, 0.5], at.vector, **given),
+    "signal.sosfilt": lambda at, given: ta.signal.sosfilt([1.0, 0, 0, 1, 0.5, 0], at.vector, **given),
+    **each(lambda name, at, given: getattr(ta.signal, name)(at.vector, **given), "signal", "stft", "welch"),
+    "signal.resample": lambda at, given: ta.signal.resample(at.vector, **over({"num": 5}, given)),
+    "signal.cubic_spline": lambda at, given: ta.signal.cubic_spline([0, 1, 2], at.vector, **given),
+    "signal.evaluate_spline": lambda at, given: ta.signal.evaluate_spline(
+        ta.signal.CubicSpline(np.arange(4.0), at.plane), np.ones(3), **given
+    ),
     "patterns.Batcher": batched,
     "patterns.ContinuousBatcher": stepped,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
@@ -670,7 +678,8 @@ _REASONS: dict[str, str] = {
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "
-        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult spatial.CellList "
+        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult "
+        "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
         "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "

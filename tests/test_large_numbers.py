@@ -24,8 +24,8 @@ TOO_LARGE = (2**63, 2**64, 2**70, 10**30, -(2**63) - 1)
 # What fits, and whose sums and products do not.
 LARGE = (2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
 REFUSALS = (ValueError, TypeError, IndexError, ta.OutOfMemoryError, ta.NotSupportedError)
-_WHOLE = re.compile(r"\bint\b|_Sizes|Padding|_?Axis\b|_Axes|\bShape\b")
-_REAL = re.compile(r"\bfloat\b(?!\[)|\bcomplex\b(?!')|ExpressionArgument")
+_WHOLE = re.compile(r"\bint\b|_Sizes|Padding|_?Axis\b|_Axes|\bShape\b|\bNumbers\b")
+_REAL = re.compile(r"\bfloat\b(?!\[)|\bcomplex\b(?!')|ExpressionArgument|\bFloats\b")
 # No float is as large as the first two, and sums with the third are infinite.
 REAL = (10**400, -(10**400), sys.float_info.max, math.inf, math.nan)
 
@@ -72,6 +72,8 @@ OWN: dict[str, dict[str, Any]] = {
     "arrays.take_along_axis": {"x": "VECTOR"},
     "arrays.unravel_index": {"x": "NUMBERS"},
     "arrays.vander": {"x": "VECTOR"},
+    "arrays.linear_recurrence": {"a": 0.5, "initial": 0.5},
+    "arrays.scan": {"text": "a + b"},
     "fft.next_fast_len": {"target": 7},
     "linalg.cross": {"x1": "VOLUME", "x2": "VOLUME", "axis": 0},
     "linalg.tensordot": {"axes": 1},

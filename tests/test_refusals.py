@@ -41,6 +41,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("arrays.lerp", {"weight": 0.5}),
     ("arrays.cumulative_logsumexp arrays.cumulative_max arrays.cumulative_min", {"axis": 0}),
     ("arrays.cumulative_prod arrays.cumulative_sum", {"axis": 0}),
+    ("arrays.linear_recurrence arrays.scan", {"axis": 0, "a": 0.5, "text": "a + b"}),
     ("arrays.bitwise_and arrays.bitwise_or arrays.bitwise_xor", {"x1": "NUMBERS", "x2": "NUMBERS"}),
     ("arrays.bitwise_left_shift arrays.bitwise_right_shift", {"x1": "NUMBERS", "x2": "NUMBERS"}),
     ("arrays.gcd arrays.lcm", {"x1": "NUMBERS", "x2": "NUMBERS"}),

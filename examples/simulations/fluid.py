@@ -88,7 +88,9 @@ def source_of(size: int, seed: int) -> np.ndarray:
     """Smoke at the bottom, a little uneven."""
     down, right = np.indices((size, size)) / size
     uneven = 1 + 0.1 * np.random.default_rng(seed).standard_normal((size, size))
-    return np.clip(np.exp(-((down - 0.92) ** 2 + (right - 0.5) ** 2) / 0.03**2) * uneven, 0, 1)
+    near = np.exp(-((down - 0.92) ** 2 + (right - 0.5) ** 2) / 0.03**2)
+    source: np.ndarray = np.clip(near * uneven, 0, 1)
+    return source
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:

@@ -37,9 +37,9 @@ for r in range(maximum(row - 1, 0), minimum(row + 2, cells)):
     for j in range(starts[r*cells + maximum(column - 1, 0)], starts[r*cells + minimum(column + 2, cells)]):
         apart = at - vector(y[j], x[j])
         squared = dot(apart, apart)
+        part = 1 / sqrt(squared)
+        closing = dot(vector(v[j], u[j]) - speed, apart) * part * part
         if squared > 0 and squared < 1:
-            part = 1 / sqrt(squared)
-            closing = dot(vector(v[j], u[j]) - speed, apart) * part * part
             force += apart * ({STIFFNESS}*(part - 1) + {DAMPING}*closing)
 speed += force
 new = at + speed

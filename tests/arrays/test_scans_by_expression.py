@@ -177,8 +177,10 @@ async def test_recurrences_that_are_none(device: ta.Device) -> None:
     b = await device.zeros(4)
     with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: .*do not broadcast"):
         await xp.linear_recurrence(np.ones(3), b)
-    with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: .*does not broadcast"):
+    with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: .*do not broadcast"):
         await xp.linear_recurrence(0.5, b, initial=np.ones(5))
+    with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: initial must have one element along"):
+        await xp.linear_recurrence(0.5, b, initial=np.ones(4))
     with pytest.raises(TypeError, match="a must be a number or an array, got str"):
         await xp.linear_recurrence("a", b)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no operand is on a device"):

@@ -13,7 +13,7 @@ from walking import put, walk
 
 import trio_accel as ta
 
-pytestmark = pytest.mark.examples
+pytestmark = [pytest.mark.examples, pytest.mark.stand_in]
 
 
 def bilateral(image: np.ndarray) -> np.ndarray:
@@ -27,7 +27,6 @@ def bilateral(image: np.ndarray) -> np.ndarray:
     return smooth
 
 
-@pytest.mark.stand_in
 async def test_filters_are_as_by_scipy(device: ta.Device) -> None:
     image = filters.scene(24, 40, 1)
     there = await put(device, image, np.zeros(image.shape, np.uint8))
@@ -44,7 +43,6 @@ async def test_filters_are_as_by_scipy(device: ta.Device) -> None:
     assert np.mean(drawing == wanted.astype(np.uint8)) > 0.999
 
 
-@pytest.mark.stand_in
 async def test_video_is_as_by_scipy(device: ta.Device) -> None:
     height, width = 24, 32
     light = np.zeros((3, height, width))

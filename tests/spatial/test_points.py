@@ -8,17 +8,14 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pytest
-from chosen import BACKEND, IS_STAND_IN
+from chosen import BACKEND
 from scipy.spatial import cKDTree
 
 import trio_accel as ta
 from trio_accel.spatial import cell_list, neighbours
 from trio_accel.testing import inject_fault
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no sorting"),
-]
+pytestmark = pytest.mark.one_backend
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -157,6 +154,21 @@ async def test_forces_by_ranges_of_cells(system: ta.System) -> None:
     np.testing.assert_allclose(found[0], expected, rtol=1e-12, atol=1e-14)
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("shape", [8, 300])
+async def test_a_graph_has_it(device: ta.Device, shape: int) -> None:
+    async def step(x: ta.AccelRef) -> tuple[ta.AccelRef, ta.AccelRef]:
+        cells = await cell_list(x, 8 / shape, low=0.0, shape=shape)
+        return cells.order, cells.starts
+
+    graph = await ta.graphs.capture(device, step, await device.put(RNG.random((200, 2)) * 8))
+    for _ in range(3):
+        points = RNG.random((200, 2)) * 9
+        order, starts = await graph(await device.put(points))
+        expected = by_numpy(points, 0.0, 8 / shape, (shape, shape))
+        np.testing.assert_array_equal(await order.to_host(), expected[0])
+        np.testing.assert_array_equal(await starts.to_host(), expected[1])
 
 
 async def test_a_loss_in_the_middle(system: ta.System) -> None:

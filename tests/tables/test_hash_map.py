@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import trio
 from cancel_at import CancelAt, cancelled_at_each_step
-from chosen import BACKEND, IS_STAND_IN
+from chosen import BACKEND
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from interrupter import Interrupter
 
 import trio_accel as ta
 from trio_accel.tables import HashMap, TableFullError
@@ -119,10 +121,9 @@ class Life(RuleBasedStateMachine):
             assert trio.from_thread.run(contents, self.table) == self.model
             assert len(self.table) == len(self.model)
             assert 0 <= self.table.load_factor <= 0.75
-            if not IS_STAND_IN:
-                keys, values = trio.from_thread.run(self.items)
-                assert dict(zip(keys, values, strict=True)) == self.model
-                assert keys == sorted(keys)
+            keys, values = trio.from_thread.run(self.items)
+            assert dict(zip(keys, values, strict=True)) == self.model
+            assert keys == sorted(keys)
 
     async def items(self) -> list[list[int]]:
         return [(await one.to_host()).tolist() for one in await self.table.items()]
@@ -255,6 +256,44 @@ async def test_a_loss_without_a_retry_changes_nothing(system: ta.System, step: s
         await table.insert(np.array([2, 3]), np.array([21, 30]))
         assert await contents(table) == {1: 10, 2: 21, 3: 30}
         assert device.generation == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
+def test_ctrl_c_at_any_line_that_the_program_goes_on_from() -> None:
+    before, after, hits = {1: 10, 2: 20}, {1: 10, 2: 20, 4: 40, 5: 50, 6: 60}, 0
+
+    async def attempt(interrupter: Interrupter) -> bool:
+        async with ta.open_system("test") as system, system.open_device("cpu") as device:
+            table, is_hit = HashMap(device, 5), False
+            await table.insert(np.array([1, 2, 3]), np.array([10, 20, 30]))
+            await table.erase(np.array([3]))
+            sys.settrace(interrupter)
+            try:
+                await table.insert(np.array([4, 5, 6]), np.array([40, 50, 60]))
+                await table.rehash(40)
+                await table.rehash(6)
+                await trio.sleep(0.001)
+            except KeyboardInterrupt:
+                is_hit = True
+            finally:
+                sys.settrace(None)
+            values, _ = await table.lookup(np.arange(8))
+            found = {key: value for key, value in enumerate((await values.to_host()).tolist()) if value}
+            assert found in (before, after)
+            assert len(table) == len(found)
+            room = table.capacity - len(table)
+            assert await table.insert(np.arange(100, 100 + room), np.arange(room)) == room
+            with pytest.raises(TableFullError):
+                await table.insert(np.array([-1]), np.array([-1]))
+            return is_hit
+
+    whole = Interrupter(("tables",), 0)
+    assert not trio.run(attempt, whole)
+    assert whole.lines > 60
+    for at in range(1, whole.lines):
+        hits += trio.run(attempt, Interrupter(("tables",), at))
+    assert hits == whole.lines - 1
 
 
 async def test_keys_of_another_device(system: ta.System) -> None:

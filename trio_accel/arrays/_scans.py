@@ -364,7 +364,7 @@ async def linear_recurrence(
             has one element there.
 
     Returns:
-        An array of the shape that `a` and `b` broadcast to, and of the dtype of ``a * b``.
+        An array of the shape that all broadcast to, and of the dtype of ``a * initial + b``.
 
     Raises:
         TypeError: None is on a device, or an argument is no array or number.
@@ -374,15 +374,16 @@ async def linear_recurrence(
     name = "arrays.linear_recurrence"
     [b] = await placed(name, b=b)
     is_array = isinstance(a, (AccelRef, np.ndarray))
-    value = await _SAME(b, a)
+    value = await _SAME(b, a, initial)
     place = _axis(name, value, axis)
     if not value.size:
         return value
-    factor: Any = await _SAME(a, value) if is_array else a
-    first = value[(*(slice(None),) * place, slice(0, 1))]
-    await first.assign(
-        await _NEXT(factor[(*(slice(None),) * place, slice(0, 1))] if is_array else a, initial, first)
-    )
+    factor: Any = await _SAME(a, value, initial) if is_array else a
+    at = (*(slice(None),) * place, slice(0, 1))
+    first = await _NEXT(factor[at] if is_array else a, initial, value[at])
+    if first.shape != value[at].shape:
+        raise ValueError(f"{name}: initial must have one element along the axis, got {first.shape[place]}")
+    await value[at].assign(first)
 
     async def pair(one: _Parts, two: _Parts) -> _Parts:
         factors = one[0], two[0]
@@ -403,7 +404,7 @@ _NEXT, _PRODUCT, _SAME = (
     for text, inputs in (
         ("a * initial + b", ("a", "initial", "b")),
         ("one * two", ("one", "two")),
-        # A copy, of the dtype of the product and of its shape.
-        ("where(True, b, b * a)", ("b", "a")),
+        # A copy, of the dtype of the result and of its shape.
+        ("where(True, b, b * a + initial)", ("b", "a", "initial")),
     )
 )

@@ -50,8 +50,9 @@ def _plan_sort(message: Any, planner: Planner, *, places: bool) -> Planned[Accel
     out = planner.output(x.shape, DType.int64 if places else x.dtype, message.out)
     planner.distinct("out", out.spec, x=x)
     flag(planner.name, "stable", message.stable)
-    results = (None, out.spec) if places else (out.spec, None)
-    return Planned(SortSpec(axis, flag(planner.name, "descending", message.descending), x, *results, ()), out)
+    descending = flag(planner.name, "descending", message.descending)
+    values, indices = (None, out.spec) if places else (out.spec, None)
+    return Planned(SortSpec(axis, descending, x, values, indices, ()), out)
 
 
 def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:

@@ -6,22 +6,20 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, cast
 
 import attrs
 import trio
-from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 import trio_accel as ta
 from trio_accel.cli._board import Bench, Step, StepResult, as_json, make_console, open_screen
 from trio_accel.cli._info import show_info
-from trio_accel.cli._matmul import MatmulStep
 from trio_accel.cli._recover import RecoverStep
 from trio_accel.cli._run import (
     InputError,
@@ -32,44 +30,18 @@ from trio_accel.cli._run import (
     run_async,
     run_for_json,
 )
-from trio_accel.cli._solve import SolveStep
-from trio_accel.cli._spectrum import SpectrumStep
-
-# `open_device` with the choices of the command line.
-_Opening: TypeAlias = Callable[..., Awaitable[ta.Device]]
 
 _STUCK_AFTER = 2.0
 _WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker process"}
-_LARGEST_SIZE = 16384
 _EXIT_CODES = (
     "Exit codes: 0 every check holds, 1 a check fails, 2 an input or an option cannot be used, "
     "130 ended by Ctrl-C."
 )
 
 
-def _parse_sizes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    words = [word.strip() for token in tokens for word in token.value.split(",")]
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= _LARGEST_SIZE for word in words):
-        given = ",".join(words)
-        raise ValueError(
-            f"must be whole numbers from 1 to {_LARGEST_SIZE} with commas between them, got {given!r}"
-        )
-    return tuple(int(word) for word in words)
-
-
-def _format_sizes(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
-
-
 Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
 IsolationOption = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
-_Sizes = Annotated[
-    tuple[int, ...],
-    Parameter(
-        converter=_parse_sizes, n_tokens=1, accepts_keys=False, negative=(), show_default=_format_sizes
-    ),
-]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 _Order = Literal["tree", "rate", "queue", "flight", "p50", "p99", "failed", "restarts"]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
@@ -171,96 +143,7 @@ def top(
 
 
 @demo.default
-def tour(*, backend: Backend = None, isolation: IsolationOption = None, json: Json = False) -> int:
-    """Run four demonstrations on real input, and check every result.
-
-    Without a name all four run one after the other, on input that comes with the package. With a name
-    that one runs alone, and takes options of its own.
-
-    Args:
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes: in this process or in a worker. Default: for recover in a
-            worker where it can, for the others the backend's.
-        json: Print one JSON document and nothing else.
-    """
-    steps = (MatmulStep(), SpectrumStep(is_picture_required=False), SolveStep(), RecoverStep())
-    return run_demo(steps, backend, isolation, json)
-
-
-@demo.command(sort_key=0)
-def matmul(
-    *,
-    sizes: _Sizes = (256, 512, 1024),
-    clients: _Count = 4,
-    dtype: Literal["float32", "float64"] = "float32",
-    backend: Backend = None,
-    isolation: IsolationOption = None,
-    json: Json = False,
-) -> int:
-    """Multiply matrices for several clients at once, beside bare NumPy.
-
-    Device and NumPy take turns in the same run; the figures are medians. Every product is compared with
-    NumPy in float64.
-
-    Args:
-        sizes: Rows and columns of the square operands, with commas between them.
-        clients: Tasks that ask at the same time.
-        dtype: Element type of the operands.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
-        json: Print one JSON document and nothing else.
-    """
-    return run_demo([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, isolation, json)
-
-
-@demo.command(sort_key=1)
-def spectrum(
-    *,
-    output: Path = Path("spectrogram.png"),
-    backend: Backend = None,
-    isolation: IsolationOption = None,
-    json: Json = False,
-) -> int:
-    """Draw the spectrogram of a sentence that is read aloud.
-
-    Needs Matplotlib: pip install '.[plot]' in a checkout. Every spectrum is compared with SciPy in float64.
-
-    Args:
-        output: PNG file to write; an existing one is replaced.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
-        json: Print one JSON document and nothing else.
-    """
-    return run_demo([SpectrumStep(output=output)], backend, isolation, json)
-
-
-@demo.command(sort_key=2)
-def solve(
-    *,
-    rtol: float = 1e-10,
-    max_iterations: Annotated[int | None, Parameter(validator=Number(gte=1), show_default=False)] = None,
-    backend: Backend = None,
-    isolation: IsolationOption = None,
-    json: Json = False,
-) -> int:
-    """Solve a linear system by conjugate gradients.
-
-    The matrix is the stiffness matrix of a dam. The right-hand side is 1 in every row. The residual is
-    recomputed, and the solution compared with SciPy in float64.
-
-    Args:
-        rtol: Residual at which to stop, relative to the right-hand side.
-        max_iterations: Iterations allowed. Default: ten per row, at least 1000.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
-        json: Print one JSON document and nothing else.
-    """
-    if not 0.0 < rtol < 1.0:
-        raise InputError(f"--rtol must be between 0 and 1, got {rtol:g}")
-    return run_demo([SolveStep(rtol=rtol, max_iterations=max_iterations)], backend, isolation, json)
-
-
-@demo.command(sort_key=3)
+@demo.command
 def recover(
     *, rounds: _Count = 1, backend: Backend = None, isolation: IsolationOption = None, json: Json = False
 ) -> int:
@@ -277,7 +160,7 @@ def recover(
         isolation: Where the device computes. Default: in a worker process where it can.
         json: Print one JSON document and nothing else.
     """
-    return run_demo([RecoverStep(rounds=rounds)], backend, isolation, json)
+    return run_demo(RecoverStep(rounds=rounds), backend, isolation, json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -323,12 +206,12 @@ def _describe_unused(error: UnusedCliTokensError) -> str:
 
 @attrs.define(kw_only=True, eq=False)
 class _Document:
-    """The document of ``--json``, filled while the steps run.
+    """The document of ``--json``, filled while the step runs.
 
     Attributes:
-        device: The device of the first step.
-        isolation: Where the context of the first step's device lives; the data of `RecoverStep` has its own.
-        results: The steps that have run.
+        device: The device.
+        isolation: Where its context lives.
+        results: The step, once it has run.
     """
 
     device: ta.DeviceInfo | None = None
@@ -352,70 +235,50 @@ class _Document:
         return dumps(document, allow_nan=False, indent=2)
 
 
-def run_demo(steps: Sequence[Step], backend: str | None, isolation: Isolation | None, is_json: bool) -> int:
-    """Run ``steps`` one after the other.
+def run_demo(step: Step, backend: str | None, isolation: Isolation | None, is_json: bool) -> int:
+    """Run a step.
 
     Args:
-        steps: The steps to run.
+        step: The step.
         backend: Device to open, ``None`` for the best one.
-        isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` a
-            worker process where the device has one. That step has the device opened anew.
+        isolation: Where its context lives; ``None`` for a worker process where the device has one.
         is_json: Print one JSON document and nothing else.
 
     Returns:
-        0 if every check of every step holds, else 1.
+        0 if every check holds, else 1.
 
     Raises:
-        InputError: An input, the backend or an option cannot be used.
+        InputError: The backend or an option cannot be used.
         InterruptError: A signal ended the run.
-        AccelError, ActorError: A step failed.
+        AccelError, ActorError: The step failed.
     """
     document = _Document()
-    opening = partial(open_device, backend=backend, isolation=isolation)
-    job = partial(_run_steps, steps, opening, document, is_json)
+    job = partial(_run_step, step, backend, isolation, document, is_json)
     return run_for_json(job, document.render) if is_json else run_async(job)
 
 
-async def _run_steps(steps: Sequence[Step], opening: _Opening, document: _Document, is_json: bool) -> int:
-    """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
-    for step in steps:
-        await step.prepare()
+async def _run_step(
+    step: Step, backend: str | None, isolation: Isolation | None, document: _Document, is_json: bool
+) -> int:
     console = make_console(is_quiet=is_json)
-    async with ta.open_system("demo") as system, open_screen(console, [one.name for one in steps]) as screen:
-        for is_lossy, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
-            # An operation hangs there and has to be given up; no operation of any step takes so long.
-            how = {"preferred": "process", "stuck_after": _STUCK_AFTER} if is_lossy else {}
-            async with await opening(system, **how) as device:
-                screen.show_header(_header(device, document))
-                for step in group:
-                    screen.begin(step.name)
-                    start = trio.current_time()
-                    result = await step.run(Bench(system=system, device=device, progress=screen))
-                    seconds = round(trio.current_time() - start, 6)
-                    result = attrs.evolve(result, name=step.name, seconds=seconds)
-                    document.results.append(result)
-                    screen.finish(result)
-        console.print(_verdict(document.results))
-    return 0 if all(result.is_ok for result in document.results) else 1
-
-
-def _header(device: ta.Device, document: _Document) -> str:
-    """Print the heading of a device's steps; the first device goes into the document."""
-    where = f"{device.info.name} ({_WHERE[isolation_of(device)]})"
-    if document.device is not None:
-        return f"now on {where}"
-    document.device, document.isolation = device.info, isolation_of(device)
-    return f"trio-accel {ta.__version__} on {where}, {device.info.description}"
-
-
-def _verdict(results: Sequence[StepResult]) -> str:
-    checks = [check for result in results for check in result.checks]
-    failed = sum(not check.is_ok for check in checks)
-    is_one = len(checks) == 1
-    if failed or not all(result.is_ok for result in results):
-        text = "the check failed" if is_one else f"{failed} of {len(checks)} checks failed"
-        return f"[bold red]{text}[/]"
-    return f"[bold green]{'the check holds' if is_one else f'all {len(checks)} checks hold'}[/]"
+    async with ta.open_system("demo") as system, open_screen(console) as screen:
+        # An operation hangs there and has to be given up; no other one takes so long.
+        opening = partial(open_device, preferred="process", stuck_after=_STUCK_AFTER)
+        async with await opening(system, backend, isolation) as device:
+            document.device, document.isolation = device.info, isolation_of(device)
+            where = f"{device.info.name} ({_WHERE[document.isolation]}), {device.info.description}"
+            screen.begin(step.name, f"trio-accel {ta.__version__} on {where}")
+            start = trio.current_time()
+            result = await step.run(Bench(system=system, device=device, progress=screen))
+            seconds = round(trio.current_time() - start, 6)
+            result = attrs.evolve(result, name=step.name, seconds=seconds)
+            document.results.append(result)
+            screen.finish(result)
+        failed = sum(not check.is_ok for check in result.checks)
+        told = f"{failed} of {len(result.checks)} checks failed"
+        good = f"[bold green]all {len(result.checks)} checks hold[/]"
+        console.print(good if result.is_ok else f"[bold red]{told}[/]")
+    return 0 if result.is_ok else 1
 
 
 def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> int:

@@ -86,10 +86,9 @@ class StepResult:
 
 @attrs.define(kw_only=True, eq=False)
 class Screen:
-    """The steps of a run: the results so far above, the running one and those to come below."""
+    """What a step does, live while it runs, and its result."""
 
     console: Console
-    waiting: list[str]
     live: Live | None = None
     _running: str | None = attrs.field(default=None, init=False)
     _bar: ProgressBar = attrs.field(factory=lambda: ProgressBar(width=24), init=False)
@@ -98,14 +97,10 @@ class Screen:
     _look: Callable[[], str] | None = attrs.field(default=None, init=False)
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"), init=False)
 
-    def show_header(self, text: str) -> None:
-        """Say what runs, on which device."""
-        print_line(self.console, f"[bold]{escape(text)}[/]")
+    def begin(self, name: str, header: str) -> None:
+        """Say what runs, on which device, and begin."""
+        print_line(self.console, f"[bold]{escape(header)}[/]")
         self.console.print()
-
-    def begin(self, name: str) -> None:
-        """Begin a step."""
-        self.waiting = [other for other in self.waiting if other != name]
         self._running = name
         self.update(0, 1, "")
 
@@ -142,7 +137,7 @@ class Screen:
             self.live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        """Draw the running step with its bar and watched values, then the names of later steps."""
+        """Draw the running step with its bar and watched values."""
         lines: list[RenderableType] = [_cut(text) for text in self._told]
         if self._running is not None:
             line = Table.grid(padding=(0, 1))
@@ -155,14 +150,13 @@ class Screen:
             lines.append(line)
         if self._look is not None:
             lines += [Text(), _cut(self._look()), Text()]
-        lines += [Text(f"  {name}", style="dim") for name in self.waiting]
         return Group(*lines)
 
 
 @asynccontextmanager
-async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[Screen]:
+async def open_screen(console: Console) -> AsyncGenerator[Screen]:
     """A reporter that prints to ``console``, with a live part where that is a terminal."""
-    screen = Screen(console=console, waiting=list(names))
+    screen = Screen(console=console)
     if console.quiet or not console.is_terminal or console.is_dumb_terminal:
         yield screen
         return
@@ -208,14 +202,6 @@ class Step(ABC):
     """
 
     name: ClassVar[str]
-
-    async def prepare(self) -> None:
-        """Read and check every input, before a device is opened.
-
-        Raises:
-            InputError: An input cannot be used.
-        """
-        await trio.lowlevel.checkpoint()
 
     @abstractmethod
     async def run(self, bench: Bench) -> StepResult:

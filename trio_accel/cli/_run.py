@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import trio
@@ -206,27 +205,3 @@ def _unusable(error: Exception) -> InputError:
 def isolation_of(device: ta.Device) -> Isolation:
     """Tell where the context of a device lives."""
     return device.options.isolation or device.info.isolations[0]
-
-
-def check_output(path: Path) -> None:
-    """Refuse a PNG path that cannot be written, before anything is computed.
-
-    Raises:
-        InputError: It does not end in .png, is a directory, or may not be written.
-    """
-    if path.suffix.lower() != ".png":
-        raise InputError(f"cannot write {path}: the picture is a PNG, so the name must end in .png")
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a directory")
-    target = path if path.exists() else path.absolute().parent
-    if not target.exists():
-        raise InputError(f"cannot write {path}: there is no directory {path.parent}")
-    if not path.exists() and not target.is_dir():
-        raise InputError(f"cannot write {path}: {path.parent} is not a directory")
-    if not os.access(target, os.W_OK):
-        raise InputError(f"cannot write {path}: permission denied")
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return the reason of an ``OSError`` in lower case, without errno and path."""
-    return (error.strerror or str(error)).lower()

@@ -11,13 +11,14 @@ filters", 1980.
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import scipy.signal
 
-from ..arrays import asarray, concat, moveaxis, reshape
+from ..arrays import asarray, broadcast_to, concat, moveaxis, reshape
 from ..arrays._scans import prefixes
 from ..backends.base import DType
 from ..devices import AccelRef
@@ -40,7 +41,8 @@ def _matrices(sos: bytes, sections: int, kind: str, length: int, dtype: DType) -
     filters = np.frombuffer(sos, kind).reshape(sections, 2, -1)
     order = filters.shape[2] - 1
     units = np.eye(length + sections * order, dtype=filters.dtype)
-    states, signal, parts = units[:, length:].reshape(-1, sections, order), units[:, :length], list[_Host]()
+    states, parts = units[:, length:].reshape(len(units), sections, order), list[_Host]()
+    signal = units[:, :length]
     for number, section in enumerate(filters):
         signal, last = cast("Any", scipy.signal.lfilter)(*section, signal, zi=states[:, number])
         parts.append(last)
@@ -65,7 +67,7 @@ async def _filter_rows(
         await given[:, 0].assign(given[:, 0] + state @ ends[_BLOCK:])
 
         async def pair(one: Any, two: Any) -> Any:
-            before = await reshape(one[1], (-1, order))
+            before = await reshape(one[1], (lines * one[1].shape[1], order))
             return two[0] + 1, await ((before @ powers[two[0]]).reshape(one[1].shape) + two[1])
 
         states = await prefixes((0, given), pair, 1)
@@ -101,15 +103,19 @@ async def _filtered(
     place, moved = axis_of(name, x, axis), moveaxis(x, axis, -1)
     sections, order, count = len(sos), sos.shape[2] - 1, moved.shape[-1]
     shape = (sections, *x.shape[:place], order, *x.shape[place + 1 :])
-    given = zi if zi is None or isinstance(zi, AccelRef) else np.asarray(zi)
-    if not x.size or (given is not None and given.shape != shape):
-        told = "none" if given is None else given.shape
+    given = (
+        np.zeros(shape, x.dtype.dtype) if zi is None else zi if isinstance(zi, AccelRef) else np.asarray(zi)
+    )
+    # One state may be there for all signals along an axis, as in SciPy.
+    allowed = [{want} if axis == place + 1 else {1, want} for axis, want in enumerate(shape)]
+    is_there = len(given.shape) == len(shape) and all(map(operator.contains, allowed, given.shape))
+    if not x.size or not is_there:
         raise ValueError(
-            f"{name}: x must have elements, and zi the shape {shape}, sections first, got {told}"
+            f"{name}: x must have elements, and zi the shape {shape}, sections first, got {given.shape}"
         )
-    kinds = [DType.of(each.dtype).dtype for each in (x, sos, given) if each is not None]
+    kinds = [DType.of(each.dtype).dtype for each in (x, sos, given)]
     dtype = DType.of(np.result_type(*kinds, np.float32))
-    start = await (x.device.zeros(shape, dtype) if given is None else asarray(x.device, given, dtype=dtype))
+    start = broadcast_to(await asarray(x.device, given, dtype=dtype), shape)
     aligned = moveaxis(start, (0, place + 1), (-2, -1))
     state = await reshape(aligned, (moved.size // count, sections * order))
     rows = await reshape(moved if dtype is x.dtype else await moved.cast(dtype), (-1, count))
@@ -135,7 +141,7 @@ async def lfilter(b: npt.ArrayLike, a: npt.ArrayLike, x: AccelRef, axis: int = -
         a: Coefficients of the denominator, on the host.
         x: The signals, real or complex.
         axis: The axis along which they are filtered.
-        zi: States of the delays to begin with: of the shape of `x`, with ``max(len(a), len(b), 2) - 1``
+        zi: States of the delays to begin with: of the shape of `x`, with ``max(len(a), len(b)) - 1``
             elements along the axis; on the host or the device. None for zeros.
 
     Returns:
@@ -150,7 +156,7 @@ async def lfilter(b: npt.ArrayLike, a: npt.ArrayLike, x: AccelRef, axis: int = -
     kind = np.result_type(*given, np.float32)
     if any(each.ndim != 1 or not each.size for each in given) or kind.kind not in "fc" or not given[1][0]:
         raise ValueError(f"lfilter: b and a must be vectors of numbers, and a[0] not 0, got {b!r} and {a!r}")
-    most = max(2, *map(len, given))
+    most = max(map(len, given))
     padded = np.array([[np.pad(each / given[1][0], (0, most - len(each))) for each in given]], kind)
     states = zi[None] if isinstance(zi, AccelRef) else zi if zi is None else np.asarray(zi)[None]
     made, last = await _filtered("lfilter", padded, x, axis, states)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import scipy.signal
 
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
+from ..arrays._checks import check_number
 from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import whole
@@ -52,37 +53,42 @@ async def _segments(
     check_ref(name, "x", x)
     place = axis_of(name, x, axis)
     count, (given, shared, wide) = x.shape[place], lengths
-    if isinstance(window, (str, tuple)):
-        window = scipy.signal.get_window(
-            window, min(256, count) if given is None else whole(name, "nperseg", given)
+    rate = float(check_number(name, "fs", fs, is_real=True))
+    wanted = min(256, count) if given is None else whole(name, "nperseg", given)
+    if not 0 < rate < np.inf or not 0 < wanted <= count:
+        raise ValueError(
+            f"{name}: fs must be above 0, and nperseg from 1 to the {count} elements of the signal, got "
+            f"{rate} and {wanted}"
         )
-    size, is_real = len(window), x.dtype.kind != "complex"
+    window = (
+        scipy.signal.get_window(window, wanted) if isinstance(window, (str, tuple)) else np.asarray(window)
+    )
+    size, is_real = window.size, x.dtype.kind != "complex"
     overlap = size // 2 if shared is None else whole(name, "noverlap", shared)
     length = size if wide is None else whole(name, "nfft", wide)
     if scaling not in ("density", "spectrum"):
         raise ValueError(f"{name}: scaling must be 'density' or 'spectrum', got {scaling!r}")
-    if window.shape != (given or size,) or not 0 <= overlap < size <= length:
+    if window.shape != (given or size,) or not 0 <= overlap < size <= min(length, count):
         raise ValueError(
-            f"{name}: window must have nperseg={given} elements, noverlap fewer, and nfft as many or more, "
-            f"got {window.shape}, {overlap} and {length}"
+            f"{name}: window must have nperseg={given} elements, and no more than the signal, noverlap "
+            f"fewer, and nfft as many or more, got {window.shape}, {overlap} and {length}"
         )
     dtype = DType.of(np.result_type(x.dtype.dtype, np.float32))
     rows, step, ends = moveaxis(await x.cast(dtype), place, -1), size - overlap, size // 2
     if is_padded:
         more = -(count + 2 * ends - size) % step % size
         rows = await pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + more)))
-    if rows.shape[-1] < size:
-        raise ValueError(f"{name}: nperseg={size} must be at most the length of the signal, {rows.shape[-1]}")
     parts = sliding_window_view(rows, size, axis=-1)[..., ::step, :]
     kind = dtype.dtype.type(0).real.dtype
     taper = window.astype(kind)
     shown = await ((parts - mean(parts, axis=-1, keepdims=True)) * taper if is_detrended else parts * taper)
     made = await (rfft if is_real else fft)(shown, length)
-    power = fs * (window**2).sum() if scaling == "density" else window.sum() ** 2
-    weights = np.full(made.shape[-1], 1 / power, kind)
+    with np.errstate(all="ignore"):
+        power = rate * (window**2).sum() if scaling == "density" else window.sum() ** 2
+        weights = np.full(made.shape[-1], 1 / power, kind)
     weights[1 : (length + 1) // 2] *= 2 if is_real else 1
-    times = (np.arange(made.shape[-2]) * step + (0 if is_padded else size / 2)) / fs
-    return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / fs), times, made, weights, place
+    times = (np.arange(made.shape[-2]) * step + (0 if is_padded else size / 2)) / rate
+    return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / rate), times, made, weights, place
 
 
 @composed

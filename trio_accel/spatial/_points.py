@@ -15,11 +15,10 @@ from scipy.spatial import cKDTree
 
 from .. import arrays
 from ..arrays._checks import check_real, placed
-from ..arrays._selection import Count
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise
-from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
+from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, updates, writes
 
 __all__ = ["CellList", "cell_list", "neighbours"]
 
@@ -30,14 +29,25 @@ _Each: TypeAlias = "float | Sequence[float]"
 _MOST = (1 << 31) - 2
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
 _READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
-_kernel = Kernel(
-    "neighbours", Path(__file__).with_name("neighbours.cu").read_text(encoding="utf-8"),
-    parameters={
+_kernel = functools.partial(
+    Kernel, code=Path(__file__).with_name("points.cu").read_text(encoding="utf-8"),
+    grid=lambda n: cdiv(n, 128), block=128, skip_empty=True, options=CompileOptions(fma=False),
+)  # fmt: skip
+# No host looks at it, so a graph may have it.
+_count = {
+    dtype: _kernel(
+        f"count_cells<{c_type}>", cpu=f"{__name__}:by_counting", parameters={
+            "n": scalar("int64"), "cells": reads(dtype), "counts": updates("int64", copy=True),
+        },
+    )
+    for dtype, c_type in (("uint16", "unsigned short"), ("int32", "int"))
+}  # fmt: skip
+_near = _kernel(
+    "neighbours", cpu=f"{__name__}:by_tree", parameters={
         **{name: scalar(dtype) for name, dtype in _SCALARS.items()},
         **{name: reads(dtype) for name, dtype in _READ.items()},
         "out": writes("int64", shape=lambda total: total),
     },
-    grid=lambda n: cdiv(n, 128), block=128, options=CompileOptions(fma=False), cpu=f"{__name__}:by_tree",
 )  # fmt: skip
 
 
@@ -70,6 +80,8 @@ async def cell_list(
     Cells are numbered in row-major order: that of ``(i, j, k)`` is ``(i * shape[1] + j) * shape[2] + k``.
     An expression reads a cell by a range: ``sum(f(x[order[j]]) for j in range(starts[c], starts[c + 1]))``.
     A point is in the cell ``floor((x - low) / size)``, computed in float64.
+
+    A graph may have it where the grid is given: no host looks at anything then.
 
     Points that are outside of the grid, or have a NaN, are in no cell. They come last in `order`, behind
     ``starts[-1]``.
@@ -126,10 +138,11 @@ async def cell_list(
         told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
     # A radix sort of 16 bits is the fastest (D191).
-    made = _cells(axes, box is not None, "uint16" if total < 1 << 16 else "int32")
+    dtype, device = "uint16" if total < 1 << 16 else "int32", points.device
+    made = _cells(axes, box is not None, dtype)
     grid = (corner.tolist(), sizes.tolist(), cells)
     places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
-    counts = await points.device.ask(Count(_NAME, places, None, None, int(total) + 1))
+    [counts] = await _count[dtype](points.shape[0], places, await device.zeros(int(total) + 1, "int64"))
     starts = await arrays.cumulative_sum(counts, include_initial=True)
     return CellList(await arrays.argsort(places), starts[:-1], *map(tuple, grid))
 
@@ -174,13 +187,16 @@ async def neighbours(
     cells = await cell_list(points, size, **chosen)
     grid = np.array([cells.low, cells.size, cells.shape, 0 * extents if box is None else extents])
     given = (points, cells.order, cells.starts, grid)
-    counts = (
-        (await _kernel(count, axes, reach, False, count, *given, cells.starts))[0] if count else cells.order
-    )
+    [counts] = await _near(count, axes, reach, False, count, *given, cells.starts)
     starts = await arrays.cumulative_sum(counts, include_initial=True)
     total = int(await starts[-1].item())
-    found = (await _kernel(count, axes, reach, True, total, *given, starts))[0] if total else cells.order[:0]
+    [found] = await _near(count, axes, reach, True, total, *given, starts)
     return starts, found
+
+
+def by_counting(n: int, cells: npt.NDArray[Any], counts: npt.NDArray[Any]) -> None:
+    """Count points of cells on the CPU backend."""
+    counts[:] = np.bincount(cells, minlength=counts.size)
 
 
 def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: npt.NDArray[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import attrs
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ..arrays import argsort, compress, count_nonzero, reshape, take
 from ..backends.base import AccelError, DType, DTypeLike
@@ -121,6 +122,7 @@ class HashMap:
         self.capacity: int = capacity
         self.dtype: DType = DType.of(dtype)
         self._contents: _Contents | None = None
+        # Ctrl-C must not come between a lock and its release: who takes it is protected.
         self._turn = trio.Lock()
 
     def __repr__(self) -> str:
@@ -135,6 +137,7 @@ class HashMap:
         return len(self) / _slots(self.capacity)
 
     @composed
+    @enable_ki_protection
     async def insert(self, keys: Operand, values: Operand) -> int:
         """Insert keys, or give those that are there other values.
 
@@ -186,6 +189,7 @@ class HashMap:
         return LookupResult(*await _looked_up(place, now.values, other))
 
     @composed
+    @enable_ki_protection
     async def erase(self, keys: Operand) -> int:
         """Erase keys; those that are missing are left out.
 
@@ -216,6 +220,7 @@ class HashMap:
         return await take(keys, order), await take(values, order)
 
     @composed
+    @enable_ki_protection
     async def rehash(self, capacity: int | None = None) -> None:
         """Make the table anew, without the slots of erased keys.
 
@@ -232,10 +237,7 @@ class HashMap:
             old = await self._now()
             if old.count > most:
                 raise self._full(f"{old.count} keys", most)
-            made = await self._rehashed(old, slots)
-            # Ctrl-C may come in between: there are always enough slots.
-            self.capacity = min(self.capacity, most)
-            self._contents, self.capacity = made, most
+            self._contents, self.capacity = await self._rehashed(old, slots), most
 
     async def _now(self) -> _Contents:
         if self._contents is None:

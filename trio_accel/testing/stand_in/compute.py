@@ -11,11 +11,13 @@ from typing import Any
 
 import attrs
 import numpy as np
-from cuda.bindings import driver
+from cuda.bindings import driver as bindings
 from cuda.core import Program, ProgramOptions
 
 __all__ = ["DoubleBuffer", "ProxyArray", "SortOrder", "deserialize", "make_radix_sort"]
 
+# Its stubs know numbers alone where it takes tuples.
+driver: Any = bindings
 ProxyArray = np.dtype
 SortOrder = {"ASCENDING": b"\0", "DESCENDING": b"\1"}
 
@@ -31,9 +33,12 @@ class DoubleBuffer:
 
 class _RadixSort:
     def __init__(self, code: bytes) -> None:
-        self.serialize = lambda: code
+        self._code = code
         self._library = _checked(driver.cuLibraryLoadData(code[1:], [], [], 0, [], [], 0))
         self._kernel = _checked(driver.cuLibraryGetKernel(self._library, b"radix_sort"))
+
+    def serialize(self) -> bytes:
+        return self._code
 
     def __del__(self) -> None:
         driver.cuLibraryUnload(self._library)
@@ -46,7 +51,7 @@ class _RadixSort:
             arrays = [array for pair in both for array in (pair.current, pair.other)]
             begin, end = bits["begin_bit"], bits["end_bit"]
             key, value = arrays[0].dtype, arrays[2] and arrays[2].dtype
-            sizes = ord(key.kind), key.itemsize, value.itemsize if value else 0, self.serialize()[0]
+            sizes = ord(key.kind), key.itemsize, value.itemsize if value else 0, self._code[0]
             addresses = [0 if array is None else array.data_ptr() for array in arrays]
             values = (*addresses, num_items, begin, end, *sizes), (ctypes.c_uint64,) * 11
             handle = stream.__cuda_stream__()[1]

@@ -38,7 +38,9 @@ OPTIONS = (
     "-fno-exceptions", "-fno-rtti", "-pipe", "-Wl,--as-needed",
 )  # fmt: skip
 """None of them changes what is rounded, and how."""
-_OF_GCC = ("-fno-tree-sink", "--param=vect-epilogues-nomask=0")
+_OF_GCC = ("-fno-tree-sink",)
+# Functions of vectors, which `functions.h` defines in two widths, are called in these alone.
+_WIDE_ALONE, _CALLS_VECTORS = "--param=vect-epilogues-nomask=0", "\nLOOPED("
 _WIDE = "-mprefer-vector-width=512"
 
 # Seconds that a compiler may take: a long expression takes one.
@@ -118,13 +120,18 @@ class Compiler:
         """Its name and version, for people."""
         return self.version or " ".join(self.command)
 
+    def options_of(self, text: str) -> tuple[str, ...]:
+        """Return the options of a text."""
+        is_of_gcc = _OF_GCC[0] in self.options
+        return (*self.options, *((_WIDE_ALONE,) if is_of_gcc and _CALLS_VECTORS in text else ()))
+
     def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
         """Return the key of a text and its headers: code for another processor would end the process."""
         return code_key(
             kind="cpu",
             text=text,
             compiler=(*self.command, self.version),
-            options=(*self.options, *options),
+            options=(*self.options_of(text), *options),
             headers=headers,
             machine=machine(),
         )
@@ -138,7 +145,7 @@ class Compiler:
         folder = tempfile.mkdtemp(prefix="trio-accel-")
         try:
             Path(folder, "made.cpp").write_text(text, encoding="utf-8")
-            arguments = (*self.command, *self.options, *options, "made.cpp", "-o", "made.so")
+            arguments = (*self.command, *self.options_of(text), *options, "made.cpp", "-o", "made.so")
             return _run(Path(folder), arguments, _LIMIT if limit is None else limit)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

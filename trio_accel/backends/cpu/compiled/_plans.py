@@ -23,7 +23,7 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
-from ._text import VECTOR, Access, RowLayout, elementwise_text, scatter_text
+from ._text import VECTOR, Access, RowLayout, depths_of, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[Any]"
@@ -34,8 +34,8 @@ _WORTH = 1 << 29
 _SHARE = 1 << 26
 LINE = 64
 """Elements of a share are a multiple of this, so that no two threads write to one line of a cache."""
-# A loop counts as so many steps.
-_ROUNDS = 64
+# The steps of a loop count so often.
+_ROUNDS = 16
 _MOST_PLANS = 4096
 _NO_FORM = struct.Struct("")
 _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
@@ -99,6 +99,7 @@ _EXACT_REAL = frozenset(
         *("bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm"),
     }
 )
+_SQUARED = (DType.float32, DType.float64)
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -274,7 +275,10 @@ def _make(spec: Spec) -> Plan:
         is_exact=has_bits,
         count=count,
         weight=count
-        * sum(step.dtype.itemsize * (_ROUNDS if step.function == "loop" else 1) for step in typed.steps),
+        * sum(
+            step.dtype.itemsize * _ROUNDS**depth
+            for step, depth in zip(typed.steps, depths_of(typed.steps), strict=True)
+        ),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
         is_checked=bool(typed.checked and typed.loads),
@@ -287,7 +291,10 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
         return True
     dtypes = (step.dtype, *(steps[number].dtype for number in step.steps))
     if step.function == "power":
-        return step.dtype.kind in ("int", "uint")
+        # Both have a product for the second power.
+        exponent = steps[step.steps[1]]
+        is_square = exponent.function == "constant" and exponent.value == 2
+        return step.dtype.kind in ("int", "uint") or (is_square and step.dtype in _SQUARED)
     if step.function == "sign" and step.dtype is DType.bfloat16:
         # The sign of a zero is that zero by ml_dtypes, and 0 by NumPy.
         return False

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -30,7 +31,7 @@ from ...base.expressions import _rows_source as rows_source
 from ...base.expressions import _source as source
 from ._compiler import compiler, mode
 from ._plans import LINE, Call, Plan, are_exact, are_vectors, counts, find_plan, is_aligned
-from ._text import VECTOR, called_by, head
+from ._text import called_by, head
 
 __all__ = ["reduce", "rows"]
 
@@ -105,6 +106,7 @@ def _layout(spec: ReductionSpec | RowsSpec, *, is_whole: bool) -> Layout | None:
 
 def _plan(
     spec: ReductionSpec | RowsSpec,
+    arguments: Sequence[Argument],
     parts: Sequence[TypedExpression],
     stages: Sequence[TypedReduction],
     text: Callable[[Layout], str],
@@ -122,6 +124,7 @@ def _plan(
     ):
         return Plan()
     lead, count, tail = layout.extents
+    scalars = sum(not argument.is_array for argument in arguments)
     numbers = [*layout.extents, *(step for steps in layout.strides for step in steps)]
     # The text depends on what is there, and what lies side by side.
     sizes = [array.dtype.itemsize for array in (*spec.arrays, spec.out)]
@@ -133,7 +136,7 @@ def _plan(
         is_exact=is_exact,
         count=lead * LINE if layout.is_row else lead * tail,
         weight=lead * count * tail * sum(step.dtype.itemsize for part in parts for step in part.steps),
-        form=struct.Struct(f"={1 + len(spec.arrays)}Q{max(len(spec.scalars), SCALAR_BYTES)}s"),
+        form=struct.Struct(f"={1 + len(spec.arrays)}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
     )
 
@@ -153,14 +156,23 @@ def _reduction_plan(spec: ReductionSpec) -> Plan:
         # NumPy has nothing to make before.
         return Plan()
     parts = [typed.map, *([] if typed.post is None else [typed.post])]
-    return _plan(spec, parts, [typed], partial(reduction_text, spec.reduction), is_whole=False)
+    return _plan(
+        spec, decoded.arguments, parts, [typed], partial(reduction_text, spec.reduction), is_whole=False
+    )
 
 
 def _rows_plan(spec: RowsSpec) -> Plan:
     decoded = SpecializedRows.decode(spec.rows)
     posts = [stage.post for stage in decoded.typed.stages if stage.post is not None]
     parts = [*(part for part, _ in decoded.typed.parts), *posts]
-    plan = _plan(spec, parts, decoded.typed.stages, partial(rows_text, spec.rows), is_whole=decoded.is_whole)
+    plan = _plan(
+        spec,
+        decoded.arguments,
+        parts,
+        decoded.typed.stages,
+        partial(rows_text, spec.rows),
+        is_whole=decoded.is_whole,
+    )
     return plan if decoded.usual is None else Plan()
 
 
@@ -211,14 +223,23 @@ struct Arguments {{
 }};
 struct Row {{ {" ".join(results)} }};
 struct Loaded {{ i64 n; {" ".join(fields)} }};
-FUNCTION Loaded loaded_at(const Arguments &a, i64 lead, i64 k, i64 tail) {{ return {{a.count, {", ".join(made)}}}; }}"""
+FUNCTION Loaded loaded_at(const Arguments &a, i64 lead, i64 k, i64 tail)
+{{
+    return {{a.count, {", ".join(made)}}};
+}}"""
 
 
 def _found(number: int, stage: TypedReduction, at: str) -> str:
     """C++ of what a reduction of a row finds."""
     is_ahead = stage.reduction.name == "prod" and stage.accumulator.kind == "float"
     way = "ahead" if is_ahead else "halves"
-    return f"Stage{number}::result(a, Stage{number}::combine(Stage{number}::nothing(), {way}<Stage{number}>(0, a.count, {at})))"
+    made = f"{way}<Stage{number}>(0, a.count, {at})"
+    return f"Stage{number}::result(a, Stage{number}::combine(Stage{number}::nothing(), {made}))"
+
+
+@functools.cache
+def _halves() -> str:
+    return Path(__file__).with_name("reductions.h").read_text(encoding="utf-8")
 
 
 @functools.lru_cache(256)
@@ -240,57 +261,101 @@ def reduction_text(reduction: str, layout: Layout) -> str:
         loop = _COLUMNS.replace("STORE", store.format("Stage0::result(a, made[i])"))
     structures = names.structures([], layout)
     return "\n".join(
-        (head(called_by(typed.map)), structures, rows_source.stage_text(0, typed, names), _HALVES, loop)
+        (head(called_by(typed.map)), structures, rows_source.stage_text(0, typed, names), _halves(), loop)
     )
 
 
 @functools.lru_cache(256)
 def rows_text(rows: str, layout: Layout) -> str:
     """Write the source of an expression of rows; see `reduction_text`."""
-    raise NotImplementedError
+    decoded = SpecializedRows.decode(rows)
+    typed = decoded.typed
+    names = _Names(decoded.rows.inputs, decoded.arguments, layout, len(typed.stages))
+    stages = [rows_source.stage_text(number, stage, names) for number, stage in enumerate(typed.stages)]
+    last, texts = typed.last, names.texts(decoded.rows.last.inputs)
+    passes = list[str]()
+    for number, stage in enumerate(typed.stages):
+        at = f"[=](i64 i) {{ return Stage{number}::mapped(*whole, row, loaded, i); }}"
+        kept = _kept(decoded, stage, last) if layout.strides[-1][1] == decoded.result.itemsize else None
+        if kept is not None:
+            # To compute it anew would take as long again: it is kept where the result will be.
+            last, there = _with_kept(last, kept), f"out + i * {decoded.result.itemsize}"
+            texts.append(source.load(decoded.result, there))
+            keep = (
+                f"{source.element_of(decoded.result)}::store({there}, {at.replace('[=]', '[&]')}(i).value);"
+            )
+            passes.append(f"#pragma GCC ivdep\nfor (i64 i = 0; i < n; i++)\n    {keep}")
+            at = f"[=](i64 i) {{ return Stage{number}::element({source.load(decoded.result, there)}, i); }}"
+        passes.append(f"row.{found(number)} = {_found(number, stage, at)};")
+    statements, (result,) = source.body(last, texts)
+    lines, ahead, varies = statements.splitlines(), list[str](), list[bool]()
+    for step in last.steps:
+        # What is the same along a row stands before its loop.
+        is_read = step.function == "argument" and "::load(" in texts[int(step.value.real)]
+        varies.append(is_read or any(varies[number] for number in step.steps))
+    if len(lines) == len(varies):
+        ahead = [line for line, is_inside in zip(lines, varies, strict=True) if not is_inside]
+        lines = [line for line, is_inside in zip(lines, varies, strict=True) if is_inside]
+    many = names.step(layout, len(layout.strides) - 1, decoded.result) if decoded.is_whole else "0"
+    passes.append(f"""{chr(10).join(ahead)}
+#pragma GCC ivdep
+for (i64 i = 0; i < {"n" if decoded.is_whole else "1"}; i++) {{
+{source.indented(chr(10).join(lines), 4)}
+    {source.element_of(decoded.result)}::store(out + {many}, {result});
+}}""")
+    out = f"a.strides[{len(layout.strides) - 1}][0]" if decoded.is_whole else f"{decoded.result.itemsize}"
+    begin = f"Row row;\nconst i64 n = a.count;\nchar *const out = a.out + number * {out};"
+    loop = _ROWS.replace("ROW", "\n".join((begin, *passes)))
+    called = frozenset[str]().union(*(called_by(part) for part, _ in typed.parts))
+    return "\n".join((head(called), names.structures(typed.stages, layout), *stages, _halves(), loop))
 
 
-# As NumPy has sums: eight lanes over at most 128 elements, then halves. A compiler would unfold the recursion.
-_HALVES = """
-template <class T> struct Lanes_of { typedef T One; };
-template <> struct Lanes_of<bool> { typedef u8 One; };
-template <class Stage, class At> FUNCTION typename Stage::Partial lanes(i64 first, i64 n, At at)
-{
-    typedef typename Lanes_of<decltype(Stage::nothing().value)>::One One;
-    One lane __attribute__((vector_size(8 * sizeof(One))));
-    for (int j = 0; j < 8; j++)
-        lane[j] = at(first + j).value;
-    i64 k = 8;
-    for (; k + 8 <= n; k += 8)
-        for (int j = 0; j < 8; j++)
-            lane[j] = Stage::combine({lane[j]}, at(first + k + j)).value;
-    typename Stage::Partial all = Stage::combine(
-        Stage::combine(Stage::combine({lane[0]}, {lane[1]}), Stage::combine({lane[2]}, {lane[3]})),
-        Stage::combine(Stage::combine({lane[4]}, {lane[5]}), Stage::combine({lane[6]}, {lane[7]})));
-    for (; k < n; k++)
-        all = Stage::combine(all, at(first + k));
-    return all;
-}
-template <class Stage, class At> FUNCTION typename Stage::Partial ahead(i64 first, i64 n, At at)
-{
-    typename Stage::Partial all = at(first);
-    for (i64 k = 1; k < n; k++)
-        all = Stage::combine(all, at(first + k));
-    return all;
-}
-template <class Stage, class At>
-static __attribute__((noinline)) typename Stage::Partial halves(i64 first, i64 n, const At &at)
-{
-    if (n < 8)
-        return ahead<Stage>(first, n, at);
-    if (n <= 128)
-        return lanes<Stage>(first, n, at);
-    const i64 half = n / 2 - n / 2 % 8;
-    // A compiler may make arguments from the last to the first: backwards through memory.
-    const typename Stage::Partial one = halves<Stage>(first, half, at);
-    return Stage::combine(one, halves<Stage>(first + half, n - half, at));
-}
-"""
+def _kept(decoded: SpecializedRows, stage: TypedReduction, last: TypedExpression) -> int | None:
+    """Return the step of the result that makes what a reduction maps; None where that saves nothing."""
+    maps, inputs = stage.map, stage.reduction.map.inputs
+    mine, others = _trees(maps, inputs), _trees(last, decoded.rows.last.inputs)
+    made = mine[maps.outputs[0]]
+    if not called_by(maps) or maps.dtypes[0] is not decoded.result or stage.map.dtypes[0].itemsize < 4:
+        return None
+    if made not in others:
+        return None
+    at = others.index(made)
+    # The result may lie where the arrays do: then they are not to be read again.
+    arrays = {
+        name for name, each in zip(decoded.rows.inputs, decoded.arguments, strict=True) if each.is_array
+    }
+    left = _with_kept(last, at)
+    needed, todo = set[int](), list(left.outputs)
+    while todo:
+        number = todo.pop()
+        needed.add(number)
+        todo += left.steps[number].steps
+    read = {int(left.steps[n].value.real) for n in needed if left.steps[n].function == "argument"}
+    return (
+        None
+        if any(decoded.rows.last.inputs[n] in arrays for n in read if n < len(decoded.rows.last.inputs))
+        else at
+    )
+
+
+def _trees(typed: TypedExpression, inputs: Sequence[str]) -> list[object]:
+    """Return what each step is made of, all the way down."""
+    made = list[object]()
+    for step in typed.steps:
+        value: object = inputs[int(step.value.real)] if step.function == "argument" else step.value
+        made.append((step.function, step.dtype, value, tuple(made[number] for number in step.steps)))
+    return made
+
+
+def _with_kept(typed: TypedExpression, number: int) -> TypedExpression:
+    """Take a step for one more argument, which is last."""
+    steps, argument = (
+        list(typed.steps),
+        max((int(step.value.real) + 1 for step in typed.steps if step.function == "argument"), default=0),
+    )
+    steps[number] = Step("argument", steps[number].dtype, (), argument)
+    return attrs.evolve(typed, steps=tuple(steps))
+
 
 _ROWS = """
 extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)

@@ -96,7 +96,7 @@ def elementwise_text(expression: str, layout: RowLayout) -> str:
     """
     decoded = SpecializedExpression.decode(expression)
     rows = Rows(decoded.typed, decoded.arguments, layout, len(decoded.typed.outputs))
-    loops = [rows.loop("row_anywhere", is_cold=bool(rows.plain))]
+    loops = [rows.loop("row_anywhere", is_apart=bool(rows.plain))]
     if rows.plain:
         loops.append(rows.loop("row_inside", is_inside=True))
     return "\n".join((rows.structure(), *loops, rows.whole("row_anywhere"), _RUN))
@@ -135,7 +135,7 @@ def scatter_text(expression: str, reduce: Reduce, layout: RowLayout) -> str:
     return "\n".join((rows.structure(), *loops, whole, _RUN))
 
 
-def _depths(steps: Sequence[Step]) -> list[int]:
+def depths_of(steps: Sequence[Step]) -> list[int]:
     """Count, for each step, the loops that are around it."""
     found, depth = list[int](), 0
     for step in steps:
@@ -189,7 +189,7 @@ class Rows:
             else:
                 self._taken.append("")
             self._is_element.append(is_element and layout.access[array] != "same")
-        self._depths = _depths(typed.steps)
+        self._depths = depths_of(typed.steps)
         self._varies, self._is_of_indices = list[bool](), list[bool]()
         for number, step in enumerate(typed.steps):
             given = [self._varies[one] for one in step.steps if one < number]
@@ -387,7 +387,7 @@ struct Arguments {{
         name: str,
         *,
         is_inside: bool = False,
-        is_cold: bool = False,
+        is_apart: bool = False,
         in_order: bool = False,
         stores: Sequence[str] | None = None,
     ) -> str:
@@ -396,19 +396,24 @@ struct Arguments {{
         Args:
             name: Its name.
             is_inside: Whether it is for elements where loads are plain.
-            is_cold: Whether it has few elements, so that to compile it counts.
+            is_apart: Whether it is for the few elements below `low`, and from `high` on.
             in_order: Whether elements may depend on those before.
             stores: What is done with the results; by default they are stored.
         """
         before, inside = self.statements(self._needed(is_inside=is_inside), is_inside=is_inside)
         stores = list(self._stored()) if stores is None else stores
-        start = "__attribute__((noinline, cold)) static" if is_cold else "static"
-        return f"""{start} i64 {name}(const Arguments &a, char *const *p, const i64 *x, i64 first, i64 end)
+        start, bounds = "static", "i64 first, i64 end"
+        if is_apart:
+            # No vectors are made of it, which takes a compiler longer than all else.
+            start, bounds = "__attribute__((noinline)) static", "i64 first, i64 low, i64 high, i64 end"
+        following = "k = k + 1 == low ? high : k + 1" if is_apart else "k++"
+        begin = "first == low ? high : first" if is_apart else "first"
+        return f"""{start} i64 {name}(const Arguments &a, char *const *p, const i64 *x, {bounds})
 {{
     i64 bad = 0;
 {source.indented(chr(10).join((*self._locals(), *before)), 4)}
-{"" if is_cold or in_order else "#pragma GCC ivdep"}
-    for (i64 k = first; k < end; k++) {{
+{"" if is_apart or in_order else "#pragma GCC ivdep"}
+    for (i64 k = {begin}; k < end; {following}) {{
 {source.indented(chr(10).join((*inside, *stores)), 8)}
     }}
     return bad;
@@ -433,15 +438,10 @@ struct Arguments {{
 {source.indented(chr(10).join((*self._locals(), *before)), 4)}
     i64 low = first, high = end;
 {source.indented(chr(10).join(bounds), 4)}
-    bad = 0;
     if (low >= high)
-        return {anywhere}(a, p, x, first, end);
-    if (first < low)
-        bad |= {anywhere}(a, p, x, first, low);
-    bad |= row_inside(a, p, x, low, high);
-    if (high < end)
-        bad |= {anywhere}(a, p, x, high, end);
-    return bad;
+        return {anywhere}(a, p, x, first, end, end, end);
+    bad = row_inside(a, p, x, low, high);
+    return low - first + end - high ? bad | {anywhere}(a, p, x, first, low, high, end) : bad;
 }}"""
 
 

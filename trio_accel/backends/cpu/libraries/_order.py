@@ -53,16 +53,19 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
     count = x.shape[-1]
     if descending:
         # Backwards twice: equal elements keep their order.
-        return count - 1 - order_of(x[..., ::-1])[..., ::-1]
+        turned: HostArray = count - 1 - order_of(x[..., ::-1])[..., ::-1]
+        return turned
     key = comparable(x)
     if _is_small(key):
         return np.argsort(key, kind="stable")
     key = _whole(key)
     if key.itemsize == 4 and count < _INDICES:
         # No two of these numbers are equal.
-        packed = key.astype(np.int64) << 32 | np.arange(count)
+        packed: HostArray = key.astype(np.int64)
+        np.left_shift(packed, 32, out=packed)
+        np.bitwise_or(packed, np.arange(int(count)), out=packed)
         packed.sort()
-        return packed & (_INDICES - 1)
+        return np.bitwise_and(packed, _INDICES - 1)
     order = np.argsort(key)
     ordered = np.take_along_axis(key, order, -1)
     differs = ordered[..., 1:] != ordered[..., :-1]
@@ -84,13 +87,14 @@ def first_of(x: HostArray, count: int, *, descending: bool) -> HostArray:
     key = comparable(x)
     if key.dtype.kind == "f" and np.isnan(key).any():
         key = _whole(key)
+    taken: HostArray
     place = x.shape[-1] - count if descending else count - 1
     edge = np.partition(key, place)[..., place : place + 1]
     taken = key >= edge if descending else key <= edge
     if np.count_nonzero(taken) > x.size // x.shape[-1] * count:
         level = key == edge
         taken ^= level
-        left = count - np.count_nonzero(taken, -1, keepdims=True)
+        left: HostArray = np.subtract(count, taken.sum(-1, keepdims=True))
         taken |= level & (np.cumsum(level, -1) <= left)
     places = np.nonzero(taken)[-1].reshape(*x.shape[:-1], count)
     order = order_of(np.take_along_axis(x, places, -1), descending=descending)
@@ -108,7 +112,7 @@ def _whole(key: HostArray) -> HostArray:
     key = key.astype(np.float32) if key.itemsize == 2 else key
     number = key + key.dtype.type(0)
     np.copyto(number, np.nan, where=key != key)  # noqa: PLR0124  # NaN
-    bits = number.view(np.int32 if key.itemsize == 4 else np.int64)
+    bits: HostArray = number.view(np.int32 if key.itemsize == 4 else np.int64)
     # Below zero a larger number has smaller bits.
     bits ^= bits >> (8 * key.itemsize - 1) & np.iinfo(bits.dtype).max
     return bits

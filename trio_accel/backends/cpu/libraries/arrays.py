@@ -107,7 +107,9 @@ def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
 
 @kernel(ops.RowsSpec, backend="cpu")
 def rows(spec: ops.RowsSpec, call: HostCall) -> None:
-    """Compute so many rows at a time that their temporary arrays fit into the caches."""
+    """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
+    if compiled_rows.rows(spec, call):
+        return
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
     *scalars, _ = unpack_scalars(spec.scalars, [*_scalar_dtypes(specialized.arguments), DType.int64])
@@ -302,7 +304,7 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     width = (float(edges[-1]) - float(edges[0])) / count
     off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
     factor = edges.dtype.type(1 / width if width > 0 else np.inf)
-    if np.result_type(edges, x) not in (np.float32, np.float64) or count > _MOST_BINS:
+    if np.result_type(edges, x).name not in ("float32", "float64") or count > _MOST_BINS:
         factor = np.inf
     if not np.isfinite(factor) or not off.max() < width / 8:
         # The last bin has its upper edge; of NaN nothing is at an edge.

@@ -7,7 +7,10 @@ of the logarithm and the sine.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import attrs
@@ -16,25 +19,46 @@ import numpy.typing as npt
 
 from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
 from ...base.kit.kernels import HostCall, kernel
+from ..compiled._compiler import has_fma, mode
+from ..compiled._plans import Plan
 from ..runtime._memory import HostArray
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.
-_PIECE = 1 << 13
+_PIECE = 1 << 14
 
 _Words = npt.NDArray[np.uint64]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_ARGUMENTS, _PAIR = struct.Struct("<5Q"), struct.Struct("<2Q")
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, int]) -> list[_Words]:
-    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64; the first and the third are lost."""
-    first, second, third, fourth = counter
+@functools.cache
+def _compiled(*names: str, is_exact: bool = True) -> Plan:
+    """Return the code of the files of these names; all else has bits of its own, and is compiled first."""
+    if mode() == "never" or not (is_exact or has_fma()):
+        return Plan()
+
+    def text() -> str:
+        folder = Path(__file__).parents[1] / "compiled"
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+    # What it replaces has some hundred steps.
+    return Plan(text, is_exact=is_exact, weight=_PIECE * 8 * 100)
+
+
+def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> list[_Words]:
+    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64; these arrays are lost."""
+    first, second, third, fourth = words = [np.ascontiguousarray(word) for word in counter]
+    entry = _compiled("philox.h").find()
+    if entry is not None:
+        entry(_ARGUMENTS.pack(*[word.ctypes.data for word in words], seed), 0, first.size)
+        return words
+    key0, key1 = seed & 0xFFFFFFFF, seed >> 32
     upper, lower, *spare = (np.empty_like(first) for _ in range(4))
-    key0, key1 = key
     for _ in range(10):
         np.multiply(first, _MULTIPLIERS[0], out=upper)
         np.multiply(third, _MULTIPLIERS[1], out=lower)
@@ -100,7 +124,7 @@ class _Numbers:
         width = np.uint64(PHILOX_ROW)
         half = self.places // width + np.uint64(self.row)
         counter = (half & _LOW, half >> _SHIFT, self.places % width, np.full_like(half, block))
-        first, second, third, fourth = philox4x32(counter, (self.seed & 0xFFFFFFFF, self.seed >> 32))
+        first, second, third, fourth = philox4x32(counter, self.seed)
         return unit64(first, second), unit64(third, fourth)
 
 
@@ -419,10 +443,11 @@ def philox(spec: PhiloxSpec, call: HostCall) -> None:
 def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> list[_Words]:
     """Make the four words of `count` counters from number `first`, in rows that are `step` apart."""
     seed, row = PLACE.unpack(spec.place)
-    number = np.arange(first, first + count, dtype=np.uint64)
-    half = number // np.uint64(PHILOX_ROW) * np.uint64(step) + np.uint64(row + ahead)
-    counter = (half & _LOW, half >> _SHIFT, number % np.uint64(PHILOX_ROW), np.zeros_like(number))
-    return philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
+    # A piece is in one row.
+    half, column = first // PHILOX_ROW * step + row + ahead, first % PHILOX_ROW
+    words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]
+    counter = (words[0], words[1], np.arange(column, column + count, dtype=np.uint64), words[2])
+    return philox4x32(counter, seed)
 
 
 def _unit32(words: _Columns) -> _Columns:
@@ -445,6 +470,13 @@ def _unit64(words: _Columns) -> _Columns:
 def _box_muller(units: _Columns, angles: _Columns) -> _Columns:
     made: _Columns = []
     for radius, angle in zip(units, angles, strict=True):
+        entry = None
+        if radius.dtype == np.float64:
+            entry = _compiled("functions.h", "normals.h", is_exact=False).find()
+        if entry is not None:
+            entry(_PAIR.pack(radius.ctypes.data, angle.ctypes.data), 0, radius.size)
+            made += [radius, angle]
+            continue
         np.log(radius, out=radius)
         np.multiply(radius, radius.dtype.type(-2), out=radius)
         np.sqrt(radius, out=radius)

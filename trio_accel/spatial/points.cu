@@ -1,9 +1,14 @@
+typedef long long whole;
+
+// How many points are in each cell.
+template <typename Cell> __global__ void count_cells(whole n, const Cell *cells, unsigned long long *counts) {
+    whole i = blockIdx.x * (whole)blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(counts + cells[i], 1ull);
+}
+
 // The neighbours of points, by the cells around each one: their count, or a list for each.
 //
 // Rows of `grid`: the lower corner, extents of a cell, cells along each axis, and the periods of a box or 0.
-
-typedef long long whole;
-
 extern "C" __global__ void neighbours(whole n, int axes, double radius, bool lists, whole total,
                                       const double *points, const whole *order, const whole *starts,
                                       const double *grid, const whole *begins, whole *out) {
