@@ -192,11 +192,11 @@ async def test_reductions_of_conditions(executors: Executors, name: str) -> None
     for count in (5, 64, 300, 1000):
         x = (np.arange(count) % 3).astype(name)
         executors.choose("always")
-        given, before = await executors.device.put(x), _plans.counts.compiled
+        given, before = await executors.device.put(x), _compiler.counts.compiled
         assert await (await ta.arrays.count_nonzero(given)).to_host() == np.count_nonzero(x)
         found = await ta.jit.reduction("where(x > 1, 3, 1)", "sum")(given)
         assert await found.to_host() == np.where(x > 1, 3, 1).sum()
-        assert _plans.counts.compiled == before + 2
+        assert _compiler.counts.compiled == before + 2
 
 
 async def test_two_threads_make_the_same_bits(executors: Executors, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,27 +258,27 @@ async def test_what_has_cost_enough_is_compiled_meanwhile(executors: Executors, 
     executors.choose("auto")
     executors.monkeypatch.setattr(_plans, "_WORTH", 4 * 1000 * 8 * 3)
     ask, x = jit.elementwise("x * 2.0 + 1.0", inputs=("x",)), np.arange(1000.0)
-    given, before = await executors.device.put(x), attrs.evolve(_plans.counts)
+    given, before = await executors.device.put(x), attrs.evolve(_compiler.counts)
     for _ in range(3):
         np.testing.assert_array_equal(await (await ask(given)).to_host(), x * 2 + 1)
-    assert (_plans.counts.kernels, _plans.counts.compiled) == (before.kernels, before.compiled)
+    assert (_compiler.counts.kernels, _compiler.counts.compiled) == (before.kernels, before.compiled)
     with trio.fail_after(30):
-        while _plans.counts.kernels == before.kernels:
+        while _compiler.counts.kernels == before.kernels:
             await trio.sleep(0.01)
             np.testing.assert_array_equal(await (await ask(given)).to_host(), x * 2 + 1)
     np.testing.assert_array_equal(await (await ask(given)).to_host(), x * 2 + 1)
-    assert _plans.counts.compiled > before.compiled
-    assert _plans.counts.kernels == before.kernels + 1
-    assert _plans.counts.by_numpy > before.by_numpy
+    assert _compiler.counts.compiled > before.compiled
+    assert _compiler.counts.kernels == before.kernels + 1
+    assert _compiler.counts.by_numpy > before.by_numpy
 
 
 @pytest.mark.parametrize("text", ["exp(x)", "exp(x) + sin(x)", "exp(x[i(0)])", "tan(x) + tan(2 * x)"])
 async def test_which_executor_runs_is_decided_by_the_expression(executors: Executors, text: str) -> None:
     executors.choose("auto")
-    before = _plans.counts.compiled
+    before = _compiler.counts.compiled
     shape: dict[str, Any] = {"shape": (9,)} if "[" in text else {}
     await jit.elementwise(text, inputs=("x",))(await executors.device.put(np.ones(9)), **shape)
-    assert _plans.counts.compiled - before == (text in {"exp(x) + sin(x)", "exp(x[i(0)])"})
+    assert _compiler.counts.compiled - before == (text in {"exp(x) + sin(x)", "exp(x[i(0)])"})
 
 
 def test_the_head_of_a_text_has_what_is_called() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from vector_functions import NAMES, SPECIAL, VARIANTS, Numbers, called, errors, functions, points
 
-from benchmarks.vector_functions import NAMES, SPECIAL, VARIANTS, Numbers, called, errors, functions, points
 from trio_accel.backends.base import DType
 from trio_accel.backends.cpu.compiled._compiler import compiler
 

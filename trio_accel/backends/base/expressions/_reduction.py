@@ -313,7 +313,7 @@ def reduced_groups(
     order = list(range(len(shape)))
     steps = next((each for each in strides if len(each) == len(shape)), ())
     if all(steps[axis] or shape[axis] == 1 for axis in order[: len(steps)]):
-        # What is made of arrays lies as they do.
+        # NumPy's result lies as the arrays that it is made of.
         order.sort(key=lambda axis: -abs(steps[axis]) if steps else 0)
     groups = list[tuple[int, bool]]()
     for axis in order:

@@ -76,7 +76,7 @@ def reduction_source(specialized: SpecializedReduction, layouts: RowLayouts) -> 
         layouts: Layouts of the arrays.
     """
     typed = specialized.typed
-    names = _Names(typed.reduction.map.inputs, specialized.arguments)
+    names = Names(typed.reduction.map.inputs, specialized.arguments)
     own = "i64 outputs, count, parts;\n    i64 partial_step, output_step;\n    char *out, *partial;"
     store = f"{element_of(typed.dtype)}::store(arguments.out + output * {typed.dtype.itemsize}, result);"
     return "\n".join(
@@ -95,7 +95,7 @@ def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
         layouts: Layouts of the arrays.
     """
     typed = specialized.typed
-    names = _Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
+    names = Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
     steps = sum(stage.map.work for stage in typed.stages) + typed.last.work
     results = [
         f"row.{found(number)} = Stage{number}::result(arguments, in_group<Stage{number}, GROUP>("
@@ -113,7 +113,7 @@ def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
 
 
 def _passes(
-    stages: Sequence[TypedReduction], names: _Names, layouts: RowLayouts, own: str, layers: int, steps: int
+    stages: Sequence[TypedReduction], names: Names, layouts: RowLayouts, own: str, layers: int, steps: int
 ) -> str:
     """Write how threads pass over a row, and combine what they find.
 
@@ -156,25 +156,25 @@ struct Row {{{"".join(registers)} }};
 {_PASSES}"""
 
 
-class _Names:
+class Names:
     """C++ of what an expression reads, by its names."""
 
     def __init__(self, inputs: Sequence[str], arguments: Sequence[Argument], stages: int = 0) -> None:
         pairs = list(zip(inputs, arguments, strict=True))
         self.arrays: Mapping[str, DType] = {name: each.dtype for name, each in pairs if each.is_array}
         self.scalars: Mapping[str, DType] = {name: each.dtype for name, each in pairs if not each.is_array}
-        self._texts = {name: f"loaded.x{number}" for number, name in enumerate(self.arrays)}
+        self.named = {name: f"loaded.x{number}" for number, name in enumerate(self.arrays)}
         for number, (name, dtype) in enumerate(self.scalars.items()):
-            self._texts[name] = load(dtype, f"at_scalar(arguments.scalars[{number}])")
-        self._texts[COUNT] = "arguments.count"
+            self.named[name] = load(dtype, f"at_scalar(arguments.scalars[{number}])")
+        self.named[COUNT] = "arguments.count"
         for number in range(stages):
-            self._texts[found(number)] = f"row.{found(number)}"
+            self.named[found(number)] = f"row.{found(number)}"
 
     def texts(self, names: Sequence[str]) -> list[str]:
-        return [self._texts[name] for name in names]
+        return [self.named[name] for name in names]
 
 
-def _addresses(names: _Names, layouts: RowLayouts) -> str:
+def _addresses(names: Names, layouts: RowLayouts) -> str:
     """Write where a row begins in each array, and how one of its elements is loaded."""
     begins, loads = list[str](), list[str]()
     for number, dtype in enumerate(names.arrays.values()):
@@ -194,7 +194,7 @@ FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
 }}"""
 
 
-def stage_text(number: int, stage: TypedReduction, names: _Names) -> str:
+def stage_text(number: int, stage: TypedReduction, names: Names) -> str:
     """Write a structure of functions: how one reduction combines, and what it finds."""
     statements, (value,) = body(stage.map, names.texts(stage.reduction.map.inputs))
     value = cast_of(value, stage.map.dtypes[0], stage.accumulator)
@@ -304,7 +304,7 @@ def _step_in_row(reduced: int, access: Sequence[Access], array: int, dtype: DTyp
     return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
 
 
-def _last(specialized: SpecializedRows, names: _Names, layouts: RowLayouts) -> str:
+def _last(specialized: SpecializedRows, names: Names, layouts: RowLayouts) -> str:
     """Write the function that stores the result of a row."""
     last = specialized.typed.last
     statements, (result,) = body(last, names.texts(specialized.rows.last.inputs))

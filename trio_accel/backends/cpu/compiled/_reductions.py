@@ -29,8 +29,8 @@ from ...base.expressions import (
 )
 from ...base.expressions import _rows_source as rows_source
 from ...base.expressions import _source as source
-from ._compiler import compiler, mode
-from ._plans import LINE, Call, Plan, are_exact, are_vectors, counts, find_plan, is_aligned
+from ._compiler import compiler, counts, mode
+from ._plans import LINE, Call, Plan, are_exact, are_vectors, find_plan, is_aligned
 from ._text import called_by, head
 
 __all__ = ["reduce", "rows"]
@@ -118,6 +118,7 @@ def _plan(
     if (
         chosen == "never"
         or layout is None
+        or (isinstance(spec, RowsSpec) and not layout.is_row)
         or not (is_exact or are_vectors(parts, chosen))
         or not all(_is_simple(stage, is_exact=is_exact) for stage in stages)
         or compiler() is None
@@ -176,23 +177,17 @@ def _rows_plan(spec: RowsSpec) -> Plan:
     return plan if decoded.usual is None else Plan()
 
 
-class _Names:
+class _Names(rows_source.Names):
     """C++ of what expressions read: fields of `loaded`, which is of a row, or of a row of columns."""
 
     def __init__(
         self, inputs: Sequence[str], arguments: Sequence[Argument], layout: Layout, stages: int
     ) -> None:
-        pairs = list(zip(inputs, arguments, strict=True))
-        self._arrays = {name: each.dtype for name, each in pairs if each.is_array}
-        self._scalars = {name: each.dtype for name, each in pairs if not each.is_array}
+        super().__init__(inputs, arguments, stages)
         self._axis = 1 if layout.is_row else 2
-        self._texts = {name: f"loaded.c{n}" for n, name in enumerate(self._scalars)} | {COUNT: "loaded.n"}
-        self._texts |= {found(number): f"row.{found(number)}" for number in range(stages)}
-        for n, (name, dtype) in enumerate(self._arrays.items()):
-            self._texts[name] = source.load(dtype, f"loaded.p{n} + {self.step(layout, n, dtype)}")
-
-    def texts(self, names: Sequence[str]) -> list[str]:
-        return [self._texts[name] for name in names]
+        self.named |= {name: f"loaded.c{n}" for n, name in enumerate(self.scalars)} | {COUNT: "loaded.n"}
+        for n, (name, dtype) in enumerate(self.arrays.items()):
+            self.named[name] = source.load(dtype, f"loaded.p{n} + {self.step(layout, n, dtype)}")
 
     def step(self, layout: Layout, number: int, dtype: DType) -> str:
         step = layout.strides[number][self._axis]
@@ -201,24 +196,24 @@ class _Names:
     def structures(self, stages: Sequence[TypedReduction], layout: Layout) -> str:
         """C++ of the arguments, and of what a row has."""
         many = len(layout.strides)
-        fields = [f"const char *p{n};" for n in range(len(self._arrays))]
+        fields = [f"const char *p{n};" for n in range(len(self.arrays))]
         fields += [f"i64 s{n};" for n in range(many)]
-        fields += [f"{source.register_of(dtype)} c{n};" for n, dtype in enumerate(self._scalars.values())]
+        fields += [f"{source.register_of(dtype)} c{n};" for n, dtype in enumerate(self.scalars.values())]
         steps = [
             f"lead * a.strides[{n}][0] + k * a.strides[{n}][1] + tail * a.strides[{n}][2]"
             for n in range(many)
         ]
-        made = [f"a.in[{n}] + {steps[n]}" for n in range(len(self._arrays))]
+        made = [f"a.in[{n}] + {steps[n]}" for n in range(len(self.arrays))]
         made += [f"a.strides[{n}][{self._axis}]" for n in range(many)]
         made += [
-            source.load(dtype, f"at_scalar(a.scalars[{n}])") for n, dtype in enumerate(self._scalars.values())
+            source.load(dtype, f"at_scalar(a.scalars[{n}])") for n, dtype in enumerate(self.scalars.values())
         ]
         results = [f"{source.register_of(stage.dtype)} {found(n)};" for n, stage in enumerate(stages)]
         return f"""typedef i64 Index;
 struct Arguments {{
     char *out;
-    const char *in[{len(self._arrays)}];
-    Scalar scalars[{max(len(self._scalars), 1)}];
+    const char *in[{len(self.arrays)}];
+    Scalar scalars[{max(len(self.scalars), 1)}];
     i64 lead, count, tail, strides[{many}][3], pass;
 }};
 struct Row {{ {" ".join(results)} }};
@@ -290,7 +285,7 @@ def rows_text(rows: str, layout: Layout) -> str:
     statements, (result,) = source.body(last, texts)
     lines, ahead, varies = statements.splitlines(), list[str](), list[bool]()
     for step in last.steps:
-        # What is the same along a row stands before its loop.
+        # A step that is the same along a row stands before its loop.
         is_read = step.function == "argument" and "::load(" in texts[int(step.value.real)]
         varies.append(is_read or any(varies[number] for number in step.steps))
     if len(lines) == len(varies):

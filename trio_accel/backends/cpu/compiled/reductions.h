@@ -1,21 +1,18 @@
 // As NumPy has sums: eight lanes over at most 128 elements, then halves. A compiler would unfold the recursion.
-template <class T> struct Lanes_of { typedef T One; };
-template <> struct Lanes_of<bool> { typedef u8 One; };
 template <class Stage, class At> FUNCTION typename Stage::Partial lanes(i64 first, i64 n, At at)
 {
-    typedef typename Lanes_of<decltype(Stage::nothing().value)>::One One;
-    One lane __attribute__((vector_size(8 * sizeof(One))));
+    typename Stage::Partial lane[8];
     for (int j = 0; j < 8; j++)
-        lane[j] = at(first + j).value;
+        lane[j] = at(first + j);
     i64 k = 8;
-    for (; k + 8 <= n; k += 8)
-        // Without this, g++ 12 makes wrong code with AVX-512 where float32 is compared and int64 is added.
+    for (; k + 8 <= n; k += 8) {
 #pragma omp simd
         for (int j = 0; j < 8; j++)
-            lane[j] = Stage::combine({lane[j]}, at(first + k + j)).value;
+            lane[j] = Stage::combine(lane[j], at(first + k + j));
+    }
     typename Stage::Partial all = Stage::combine(
-        Stage::combine(Stage::combine({lane[0]}, {lane[1]}), Stage::combine({lane[2]}, {lane[3]})),
-        Stage::combine(Stage::combine({lane[4]}, {lane[5]}), Stage::combine({lane[6]}, {lane[7]})));
+        Stage::combine(Stage::combine(lane[0], lane[1]), Stage::combine(lane[2], lane[3])),
+        Stage::combine(Stage::combine(lane[4], lane[5]), Stage::combine(lane[6], lane[7])));
     for (; k < n; k++)
         all = Stage::combine(all, at(first + k));
     return all;

@@ -1,4 +1,4 @@
-"""Errors and times of our own functions beside NumPy's: `python -m benchmarks.vector_functions`.
+"""Errors and times of our own functions beside NumPy's: `python tests/vector_functions.py`.
 
 The reference is NumPy's long double, whose 64 bits are 11 more than those of float64. Errors are the greatest
 in units of the last place, of points in many ranges; times are nanoseconds of an element, in the caches.
