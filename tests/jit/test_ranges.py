@@ -82,6 +82,11 @@ async def test_a_reduction_over_ranges_is_the_loop_that_python_runs(
     if kind in "iub" and reduce in ("min", "max"):
         limits = np.iinfo(got.dtype)
         identity = {"min": limits.max, "max": limits.min}
+    if dtype == "complex64" and reduce == "prod":
+        # NumPy multiplies complex numbers with and without a fused step, by how many there are.
+        flat = np.array([1 if each[0] is None else each[0] for each in want])
+        np.testing.assert_allclose(got, flat, rtol=1e-5)
+        return
     assert_same(got, want, identity[reduce])
 
 

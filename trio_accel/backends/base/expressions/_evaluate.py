@@ -306,7 +306,7 @@ class _Active:
             found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
         goes = ~ends
         self.at = self.at[goes]
-        # From here on, the other elements alone cost time.
+        # The other elements alone cost time from here on.
         self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
 
 
