@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trio_accel"
 # What the backends have for each library, and their base. What serves several libraries is shared.
 LIBRARIES = {
-    "arrays": r"/expressions/|gpu/(kernels|primitives)\.|ops/arrays\."
+    "arrays": r"/expressions/|cpu/compiled/|gpu/(kernels|primitives)\.|ops/arrays\."
     r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_order|_radix_sort)\.",
     "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
     "fft": r"/fft_steps\.|libraries/fft\.",
@@ -56,13 +56,17 @@ LIBRARIES = {
     r"|libraries/(dnn|_attention|_cudnn)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
+    # These are made of functions of other libraries alone.
+    **dict.fromkeys(("signal", "spatial", "tables"), r"(?!)"),
     "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
 SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
 # What runs the user's own code, moves data, or replays: it counts on neither side.
-OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory)\.|arrays/_fused\.")
-METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",)}
+OWN_CODE = re.compile(
+    r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory|tensor_maps)\.|arrays/_fused\."
+)
+METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",), "tables": ("HashMap",)}
 SILENT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.ENCODING),

@@ -28,10 +28,11 @@ FILES = {
     # The watch over the context looks at times: one more file inline.
     "collective": (31, 28, 28),
 }
-LINES_PER_FUNCTION = 51.2
-LINES_OF_THE_MEDIAN = 62.3
-LINES = 67_870  # Generation brought 1220; 70 000 is the ceiling.
-PRIVATE_NAMES = 154
+# Compiled expressions, which serve all functions of arrays, brought 4 lines for each.
+LINES_PER_FUNCTION = 54.8
+LINES_OF_THE_MEDIAN = 61.3
+LINES = 69_993  # 70 000 is the ceiling.
+PRIVATE_NAMES = 161
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
