@@ -235,7 +235,8 @@ async def _row(
     if by_numpy is not None:
         wanted = by_numpy(*arrays)
         pairs = zip(found, wanted if len(found) > 1 else [wanted], strict=True)
-        equal = sum(float(np.mean(a == b)) for a, b in pairs) / len(found)
+        same: list[Any] = [a == b for a, b in pairs]
+        equal = sum(np.count_nonzero(each) / each.size for each in same) / len(found)
         columns.append(f"equal to NumPy {equal:.2%}")
     if by_numba is not None:
         apart = [np.abs(np.subtract(a, b, dtype=float)).max() for a, b in zip(found, made, strict=True)]
