@@ -57,8 +57,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")
     ),
-    # Composed of transforms, systems and functions of arrays.
-    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "linalg"),
+    # Composed of transforms and functions of arrays.
+    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),

@@ -64,7 +64,7 @@ def test_version(cli: Cli) -> None:
     ("command", "reason"),
     [
         ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
-        ("demo bogus", "there is no demo 'bogus'; there are recover"),
+        ("demo bogus", "too many arguments: bogus"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),
     ],

@@ -53,7 +53,7 @@ app = App(
     version_format="plaintext",
     result_action="return_value",
 )
-demo = App(name="demo", usage="Usage: trio-accel demo [NAME] [OPTIONS]", help_epilogue=_EXIT_CODES)
+demo = App(name="demo", usage="Usage: trio-accel demo [recover] [OPTIONS]", help_epilogue=_EXIT_CODES)
 app.command(demo)
 
 
@@ -180,7 +180,7 @@ def run_app(app: App, arguments: Sequence[str]) -> int:
     try:
         code = app(arguments, console=make_console(), exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
-        raise InputError(_describe_unused(error)) from error
+        raise InputError(f"too many arguments: {' '.join(error.unused_tokens or ())}") from error
     except CycloptsError as error:
         raise InputError(str(error)) from error
     return code if isinstance(code, int) else 0
@@ -194,14 +194,6 @@ def _end_options(arguments: list[str]) -> list[str]:
     while index < len(arguments) and arguments[index].startswith("-"):
         index += 2 if arguments[index] in ("-o", "--output") else 1
     return [*arguments[:index], "--", *arguments[index:]] if index < len(arguments) else arguments
-
-
-def _describe_unused(error: UnusedCliTokensError) -> str:
-    unused = " ".join(error.unused_tokens or ())
-    names = ", ".join(name for name in demo if not name.startswith("-"))
-    if error.command_chain and tuple(error.command_chain) == ("demo",):
-        return f"there is no demo {unused!r}; there are {names}"
-    return f"too many arguments: {unused}"
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -8,20 +8,19 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import asarray, concat, flip, moveaxis, reshape, searchsorted, stack
+from ..arrays import asarray, concat, flip, linear_recurrence, moveaxis, reshape, searchsorted, stack
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, axis_of, check_ref
-from ..linalg import solve_tridiagonal
 
 __all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]
 
 BoundaryType: TypeAlias = Literal["not-a-knot", "clamped", "natural"]
 """What holds at both ends: the first two pieces are one polynomial; the slope is 0; the curvature is 0."""
 
-_ENDS = get_args(BoundaryType)
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @attrs.frozen(eq=False)
@@ -67,8 +66,8 @@ async def cubic_spline(
             f"cubic_spline: x must be two or more ascending knots, one for each of {y.shape[place]} elements "
             f"of y, got shape {knots.shape}"
         )
-    if bc_type not in _ENDS:
-        raise ValueError(f"cubic_spline: bc_type must be one of {', '.join(_ENDS)}, got {bc_type!r}")
+    if bc_type not in (names := get_args(BoundaryType)):
+        raise ValueError(f"cubic_spline: bc_type must be one of {', '.join(names)}, got {bc_type!r}")
     dtype = DType.of(np.result_type(y.dtype.dtype, np.float32))
     moved = moveaxis(await y.cast(dtype), place, 0)
     values = await reshape(moved, (len(knots), -1))
@@ -85,11 +84,25 @@ async def cubic_spline(
     for (_, _, one, two), edge in zip(ends, (slope, flip(slope, axis=0)), strict=True):
         given.append(await (one * edge[:1] + two * edge[1:2] if two else one * edge[:1]))
     given[1:1] = [await (3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))] if len(step) > 1 else []
-    below, main, above = (each.astype(dtype.dtype) for each in diagonals)
-    s = await solve_tridiagonal(below, main, above, await concat(given))
+    behind, ahead = (-each.astype(h.dtype)[:, None] for each in _factors(*diagonals))
+    pivots = diagonals[1].astype(h.dtype)[:, None]
+    half = await linear_recurrence(behind, await concat(given), axis=0)
+    s = flip(await linear_recurrence(ahead[::-1], await flip(half / pivots, axis=0), axis=0), axis=0)
     bend = await ((s[:-1] + s[1:] - 2 * slope) / h)
     made = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
     return CubicSpline(knots, made.reshape((4, len(step), *moved.shape[1:])))
+
+
+def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _Floats]:
+    """Eliminate forth and back, on the host: what each equation takes of the one before, and of the next.
+
+    The diagonal becomes the pivots. They are positive for ascending knots, so no rows are exchanged.
+    """
+    behind = np.zeros(len(main))
+    for k in range(1, len(main)):
+        behind[k] = below[k] / main[k - 1]
+        main[k] -= behind[k] * above[k - 1]
+    return behind, above / main
 
 
 def _end(step: npt.NDArray[Any], bc_type: BoundaryType) -> tuple[float, float, float, float]:
