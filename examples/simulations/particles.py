@@ -83,7 +83,7 @@ def picture(y: np.ndarray, x: np.ndarray, _: np.ndarray, __: np.ndarray, tag: np
     return image
 
 
-SIMULATION = Simulation(start=start, picture=picture, operation="jit.push")
+SIMULATION = Simulation(start=start, picture=picture)
 main = partial(program, __doc__, SIMULATION, size=1000, steps=50)
 
 if __name__ == "__main__":

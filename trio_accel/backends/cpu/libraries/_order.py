@@ -13,7 +13,6 @@ from ..runtime._memory import HostArray
 
 # Where fewer of all elements are wanted than one of so many, they are selected before they are sorted.
 _FEW = 8
-_INDICES = 1 << 32
 
 
 def comparable(x: HostArray) -> HostArray:
@@ -59,13 +58,11 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
     if _is_small(key):
         return np.argsort(key, kind="stable")
     key = _whole(key)
-    if key.itemsize == 4 and count < _INDICES:
-        # No two of these numbers are equal.
-        packed: HostArray = key.astype(np.int64)
-        np.left_shift(packed, 32, out=packed)
-        np.bitwise_or(packed, np.arange(int(count)), out=packed)
-        packed.sort()
-        return np.bitwise_and(packed, _INDICES - 1)
+    if key.itemsize == 4:
+        # NumPy has a radix sort of 16 bits: by the lower half, and then by the upper one.
+        low = np.argsort(key.astype(np.uint16), kind="stable")
+        upper = np.take_along_axis((key >> 16).astype(np.int16), low, -1)
+        return np.take_along_axis(low, np.argsort(upper, kind="stable"), -1)
     order = np.argsort(key)
     ordered = np.take_along_axis(key, order, -1)
     differs = ordered[..., 1:] != ordered[..., :-1]
