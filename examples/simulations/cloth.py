@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 import trio
-from pictures import lit
+from drawing import lit
 from simulation import Simulation, State, Step, command, simulate
 
 import trio_accel as ta

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from pictures import coloured
+from drawing import coloured
 from simulation import Simulation, State, Step, program
 
 import trio_accel as ta

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import trio
-from pictures import write
+from drawing import write
 
 import trio_accel as ta
 

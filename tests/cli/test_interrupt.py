@@ -98,7 +98,8 @@ def test_in_json_the_document_says_so(launch: Start) -> None:
     process = launch("demo", *LONG[1].split(), "--json")
     time.sleep(2.0)
     out, err = interrupt(process)
-    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+    # The log may have told of contexts that were lost.
+    assert (process.returncode, err.splitlines()[-1]) == (130, "trio-accel: interrupted")
     document = json.loads(out)
     assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
 

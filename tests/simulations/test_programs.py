@@ -19,7 +19,7 @@ from PIL import Image
 pytestmark = pytest.mark.examples
 
 FOLDER = ROOT / "examples" / "simulations"
-SHARED = {"simulation", "pictures", "page"}
+SHARED = {"simulation", "drawing", "page"}
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 # Program, and the options of a short run.
 RUNS = [(name, f"--size {4 if name == 'bricks' else 16} --steps 8") for name in NAMES] + [

@@ -421,18 +421,21 @@ _Transform: TypeAlias = Callable[[PhiloxSpec, _Columns], _Columns]
 _Unit: TypeAlias = Callable[[_Columns], _Columns]
 
 
-@kernel(PhiloxSpec, backend="cpu", is_quick=True)
-def philox(spec: PhiloxSpec, call: HostCall) -> None:
+def _plan(spec: PhiloxSpec, device: object) -> _Transform:
+    return _TRANSFORMS[spec.distribution][spec.out.dtype.itemsize == 8]
+
+
+@kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
+def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, is_double = call.array(spec.out).reshape(-1), spec.out.dtype.itemsize == 8
-    transform = _TRANSFORMS[spec.distribution][is_double]
     counters, whole = -(-out.size // 4), out.size // 4
     for first in range(0, counters, _PIECE):
         count = min(_PIECE, counters - first)
         # Four double numbers are two of a counter, and two of that of the next row.
         columns = [_words(spec, first, count, 1 + is_double, ahead) for ahead in range(1 + is_double)]
         piece = out[4 * first : 4 * (first + count)]
-        made = transform(spec, [one for row in columns for one in row])
+        made = call.plan(spec, [one for row in columns for one in row])
         rows = piece[: 4 * (min(first + count, whole) - first)].reshape(-1, 4)
         for number, column in enumerate(made):
             rows[:, number] = column[: len(rows)]
