@@ -32,7 +32,7 @@ FILES = {
 LINES_PER_FUNCTION = 54.8
 LINES_OF_THE_MEDIAN = 61.3
 LINES = 69_994  # 70 000 is the ceiling.
-PRIVATE_NAMES = 161
+PRIVATE_NAMES = 162
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
