@@ -87,7 +87,8 @@ async def cubic_spline(
     behind, ahead = (-each.astype(h.dtype)[:, None] for each in _factors(*diagonals))
     pivots = diagonals[1].astype(h.dtype)[:, None]
     half = await linear_recurrence(behind, await concat(given), axis=0)
-    s = flip(await linear_recurrence(ahead[::-1], await flip(half / pivots, axis=0), axis=0), axis=0)
+    turned = flip(await (half / pivots), axis=0)
+    s = flip(await linear_recurrence(ahead[::-1], turned, axis=0), axis=0)
     bend = await ((s[:-1] + s[1:] - 2 * slope) / h)
     made = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
     return CubicSpline(knots, made.reshape((4, len(step), *moved.shape[1:])))
