@@ -72,7 +72,8 @@ class _Trained(ABC):
 
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
-        self.layout: Layout = Layout(*plan["parameters"], ranks=plan["ranks"])
+        names, shapes = plan["parameters"]
+        self.layout: Layout = Layout(names, shapes, plan["ranks"])
         self.buffers: Layout = Layout(*plan["buffers"])
         self._a = {name: self._native(array) for name, array in a.items()}
         self._b = {name: self._native(array) for name, array in b.items()}
