@@ -39,8 +39,12 @@ def arguments(description: str | None, **defaults: int) -> argparse.ArgumentPars
     parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
     parser.add_argument("--steps", type=int, default=defaults["steps"])
     parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one killed worker to the next")
-    parser.add_argument("--shard", action="store_true", help="each rank keeps its part of the optimizer's arrays")
-    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints; the newest one is gone on from")
+    parser.add_argument(
+        "--shard", action="store_true", help="each rank keeps its part of the optimizer's arrays"
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder of checkpoints; the newest one is gone on from"
+    )
     parser.add_argument("--curve", type=Path, help="PNG file for the curve of losses")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
