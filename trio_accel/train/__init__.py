@@ -4,6 +4,7 @@ from .._names import export as _export
 from ._checkpoints import *
 from ._config import *
 from ._layout import *
+from ._mesh import *
 from ._module import *
 from ._replicas import *
 from ._trainer import *

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -27,8 +27,12 @@ __all__ = ["CheckpointError"]
 _logger = logging.getLogger("trio_accel.train")
 
 _STEP = re.compile(r"step-(\d{8,})")
-_ABOUT, _MODEL, _BUFFERS = "training.json", "model.safetensors", "buffers.safetensors"
-_OPTIMIZER = "optimizer-{:05}-of-{:05}.safetensors"
+_ABOUT = "training.json"
+_FILES = {"parameters": "model-{:03}.safetensors", "buffers": "buffers-{:03}.safetensors"}
+_OPTIMIZER = "optimizer-{:03}-{:03}.safetensors"
+
+Layouts: TypeAlias = "Mapping[str, Layout]"
+State: TypeAlias = "Mapping[str, AccelRef]"
 
 
 class CheckpointError(Exception):
@@ -54,10 +58,10 @@ class Progress:
 
 @attrs.frozen
 class Saved:
-    """A checkpoint that was read: flat arrays of the host without the zeros at their ends."""
+    """A checkpoint that was read: for each part of the model, flat arrays without the zeros at their ends."""
 
     progress: Progress
-    state: Mapping[str, npt.NDArray[Any]]
+    states: Sequence[Mapping[str, npt.NDArray[Any]]]
 
 
 def newest(folder: Path) -> Path | None:
@@ -80,8 +84,7 @@ async def write(
     keep: int,
     progress: Progress,
     optimizer: str,
-    layouts: Mapping[str, Layout],
-    states: Sequence[Mapping[str, AccelRef]],
+    cells: Sequence[tuple[Layouts, Sequence[State]]],
 ) -> Path:
     """Write a checkpoint, and remove those that are too many.
 
@@ -90,26 +93,28 @@ async def write(
         keep: How many stay.
         progress: What of the training is no array.
         optimizer: Its kind.
-        layouts: Those of ``"parameters"`` and ``"buffers"``.
-        states: What each rank gives: the first one the parameters and buffers, and all of them their part of
-            the optimizer's arrays. Ranks that have the same ones give them once.
+        cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
+            buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.
     """
     target = folder / f"step-{progress.step:08}"
     made = folder / f".{target.name}-{secrets.token_hex(4)}"
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
     try:
-        for name, file in (("parameters", _MODEL), ("buffers", _BUFFERS)):
-            if name in states[0]:
-                await weights.save(made / file, layouts[name].views(states[0][name]))
-        for number, state in enumerate(states):
-            kept = {name: array for name, array in state.items() if name not in layouts}
-            if kept:
-                await weights.save(made / _OPTIMIZER.format(number, len(states)), kept)
+        for cell, (layouts, states) in enumerate(cells):
+            for name, file in _FILES.items():
+                if name in states[0]:
+                    await weights.save(made / file.format(cell), layouts[name].views(states[0][name]))
+            for number, state in enumerate(states):
+                kept = {name: array for name, array in state.items() if name not in layouts}
+                if kept:
+                    await weights.save(made / _OPTIMIZER.format(cell, number), kept)
         about = {
             **attrs.asdict(progress),
             "optimizer": optimizer,
-            "parts": len(states),
-            **{name: [list(layout.names), [*map(list, layout.shapes)]] for name, layout in layouts.items()},
+            "cells": [
+                {"parts": len(states), **{name: one.described() for name, one in layouts.items()}}
+                for layouts, states in cells
+            ],
         }
         await trio.to_thread.run_sync(_finish, made, target, about, keep)
     finally:
@@ -138,7 +143,7 @@ def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> No
         shutil.rmtree(path, ignore_errors=True)
 
 
-async def read(path: Path, device: Device, optimizer: str, layouts: Mapping[str, Layout]) -> Saved:
+async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]) -> Saved:
     """Read a checkpoint, whatever the number of ranks was that wrote it.
 
     Raises:
@@ -146,26 +151,27 @@ async def read(path: Path, device: Device, optimizer: str, layouts: Mapping[str,
         WeightsError, OSError: A file is damaged, or cannot be read.
     """
     about = await trio.to_thread.run_sync(_about, path)
-    for name, layout in layouts.items():
-        names, shapes = about[name]
-        if difference := layout.difference(dict(zip(names, shapes, strict=True))):
-            raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
-    if about["optimizer"] != optimizer:
-        raise CheckpointError(f"checkpoint {path} is of {about['optimizer']}, and this is {optimizer}")
-    state: dict[str, npt.NDArray[Any]] = {}
-    for name, file in (("parameters", _MODEL), ("buffers", _BUFFERS)):
-        if layouts[name].names:
-            arrays = await _arrays(device, path / file)
-            dtype = next(iter(arrays.values())).dtype.name
-            state[name] = layouts[name].flattened(arrays, dtype)[: layouts[name].size]
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    for number in range(about["parts"]):
-        part = path / _OPTIMIZER.format(number, about["parts"])
-        for name, array in (await _arrays(device, part) if part.exists() else {}).items():
-            parts.setdefault(name, []).append(array)
-    size = layouts["parameters"].size
-    state |= {name: np.concatenate(arrays)[:size] for name, arrays in parts.items()}
-    return Saved(Progress(*[about[field.name] for field in attrs.fields(Progress)]), state)
+    if about["optimizer"] != optimizer or len(about["cells"]) != len(cells):
+        told = f"{about['optimizer']} with {len(about['cells'])} parts of the model"
+        raise CheckpointError(f"checkpoint {path} is of {told}, and this is {optimizer} with {len(cells)}")
+    states: list[dict[str, npt.NDArray[Any]]] = []
+    for cell, (layouts, saved) in enumerate(zip(cells, about["cells"], strict=True)):
+        state: dict[str, npt.NDArray[Any]] = {}
+        for name, layout in layouts.items():
+            names, shapes = saved[name]
+            if difference := layout.difference(dict(zip(names, shapes, strict=True))):
+                raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
+            if names:
+                arrays = await _arrays(device, path / _FILES[name].format(cell))
+                state[name] = layout.flattened(arrays, next(iter(arrays.values())).dtype.name)[: layout.size]
+        parts: dict[str, list[npt.NDArray[Any]]] = {}
+        for number in range(saved["parts"]):
+            file = path / _OPTIMIZER.format(cell, number)
+            for name, array in (await _arrays(device, file) if file.exists() else {}).items():
+                parts.setdefault(name, []).append(array)
+        size = layouts["parameters"].size
+        states.append(state | {name: np.concatenate(arrays)[:size] for name, arrays in parts.items()})
+    return Saved(Progress(*[about[field.name] for field in attrs.fields(Progress)]), states)
 
 
 async def _arrays(device: Device, path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
+
+from ._mesh import Mesh, Order
 
 __all__ = [
     "Checkpoint",
@@ -179,14 +181,36 @@ def _warmed(
 class Parallel:
     """How the devices share the work.
 
+    The ranks that are left over are those that have other samples: ``ranks / (pipeline * tensor)``.
+
     Attributes:
+        pipeline: Stages of the model, each with some of its layers.
+        tensor: Ranks that share each layer; see `column_linear`.
+        schedule: The order of a pipeline's work: ``"1f1b"``, which keeps few parts of a batch at a time, or
+            ``"gpipe"``. `Config.accumulate` is the number of parts.
         shard_optimizer: Whether each rank keeps its share of the optimizer's arrays alone (ZeRO, stage 1;
             Rajbhandari et al., 2020). The results are the same but for rounding.
         bucket: Bytes of gradients that are summed over the ranks at a time, while the backward pass goes on.
     """
 
+    pipeline: int = attrs.field(default=1, validator=_whole("pipeline", 1))
+    tensor: int = attrs.field(default=1, validator=_whole("tensor", 1))
+    schedule: Order = attrs.field(default="1f1b", validator=_one_of("schedule", get_args(Order)))
     shard_optimizer: bool = False
     bucket: int = attrs.field(default=25 << 20, validator=_whole("bucket", 1))
+
+    def meshes(self, ranks: int) -> list[Mesh]:
+        """Return the place of each rank.
+
+        Raises:
+            ValueError: So many ranks cannot share the work so.
+        """
+        data, rest = divmod(ranks, self.pipeline * self.tensor)
+        if rest or not data:
+            raise ValueError(
+                f"{ranks} ranks are no multiple of pipeline {self.pipeline} x tensor {self.tensor}"
+            )
+        return [Mesh(data, self.pipeline, self.tensor, rank) for rank in range(ranks)]
 
 
 @attrs.frozen(kw_only=True)

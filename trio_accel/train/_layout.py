@@ -41,6 +41,10 @@ class Layout:
         """Elements of the flat array."""
         return -(-max(self.size, 1) // self.ranks) * self.ranks
 
+    def described(self) -> list[Any]:
+        """Return names and shapes as plain values."""
+        return [[*self.names], [*map(list, self.shapes)]]
+
     def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
         """Yield each name, its place in the flat array, and its shape."""
         stops = itertools.accumulate(map(math.prod, self.shapes))

@@ -12,12 +12,14 @@ import numpy as np
 import trio
 
 from .. import arrays, nn
+from ..backends.base import NotSupportedError
 from ..collectives import Rank, World
 from ..devices import AccelRef
 from ..programs import Program, open_program
 from ._config import Config
 from ._grad import value_and_grad
 from ._layout import Batch, Layout, rows_of, shared
+from ._mesh import Mesh
 from ._module import Told, _Trained, beginning
 
 __all__ = ["CallModule"]
@@ -33,7 +35,7 @@ class Work:
 
     Attributes:
         number: Its number, from 1 on.
-        shares: The samples of each rank.
+        shares: The samples of each rank that has others.
         rate: The rate of the optimizer.
         scale: Factor of the loss.
     """
@@ -60,14 +62,16 @@ class Replicas(ABC, Generic[ModuleT]):
         options: Its options.
 
     Attributes:
-        layouts: How ``"parameters"`` and ``"buffers"`` lie in their flat arrays.
+        meshes: The place of each rank.
+        layouts: How ``"parameters"`` and ``"buffers"`` of each rank lie in their flat arrays.
         states: The state that is committed.
     """
 
     def __init__(
         self, world: World, config: Config, module: type[ModuleT], options: Mapping[str, Any]
     ) -> None:
-        self.layouts: dict[str, Layout] = {}
+        self.meshes: list[Mesh] = config.parallel.meshes(world.size)
+        self.layouts: list[Mapping[str, Layout]] = []
         self.states: States = []
         self._world = world
         self._config = config
@@ -77,11 +81,11 @@ class Replicas(ABC, Generic[ModuleT]):
     @property
     def is_apart(self) -> bool:
         """Whether each rank has its part of the optimizer's arrays alone."""
-        return self._config.parallel.shard_optimizer and self._world.size > 1
+        return self._config.parallel.shard_optimizer and self.meshes[0].data > 1
 
     @abstractmethod
-    async def begin(self) -> dict[str, dict[str, Any]]:
-        """Return parameters and buffers of the beginning, as arrays of the host by name."""
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        """Return parameters and buffers of a rank's beginning, as arrays of the host by name."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -95,32 +99,33 @@ class Replicas(ABC, Generic[ModuleT]):
     def commit(self) -> None:
         """Let `states` be those of the step that was computed last."""
 
-    async def place(self, flat: Mapping[str, np.ndarray]) -> States:
-        """Put flat arrays of the host on the devices; each rank gets its part of the optimizer's."""
-        states: States = []
-        for rank, device in enumerate(self._world.devices):
-            own = self._part(rank) if self.is_apart else slice(None)
-            states.append(
-                {
-                    name: await device.put(array if name in self.layouts else array[own])
-                    for name, array in flat.items()
-                }
-            )
-        return states
+    async def place(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
+        """Put flat arrays of the host on a rank, which gets its part of the optimizer's."""
+        own = self.own(rank)
+        device = self._world.devices[rank]
+        return {
+            name: await device.put(array if name in self.layouts[rank] else array[own])
+            for name, array in flat.items()
+        }
 
-    def _part(self, rank: int) -> slice:
-        part = self.layouts["parameters"].padded // self._world.size
-        return slice(rank * part, (rank + 1) * part)
+    def own(self, rank: int) -> slice:
+        """Return the part of flat arrays of the optimizer that a rank has."""
+        if not self.is_apart:
+            return slice(None)
+        part = self.layouts[rank]["parameters"].padded // self.meshes[rank].data
+        first = self.meshes[rank].data_rank * part
+        return slice(first, first + part)
 
 
 class ProgramReplicas(Replicas[_Trained]):
     """Models that are programs; each has two copies of the state, of which a step reads one."""
 
-    async def begin(self) -> dict[str, dict[str, Any]]:
-        module, device = self._module, self._world.devices[0]
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        module, device = self._module, self._world.devices[mesh.rank]
         path = f"{module.__module__}:{module.__qualname__}"
         async with open_program(device, beginning) as program:
-            made: Any = await program.ask(path, self._config.seed, dict(self._options))
+            place = attrs.astuple(mesh)
+            made: Any = await program.ask(path, self._config.seed, place, dict(self._options))
         return {
             kind: {name: await array.to_host() for name, array in named.items()}
             for kind, named in made.items()
@@ -129,12 +134,11 @@ class ProgramReplicas(Replicas[_Trained]):
     async def open(self) -> None:
         config, precision = self._config, self._config.precision
         plan = {
-            **{kind: [[*one.names], [*map(list, one.shapes)]] for kind, one in self.layouts.items()},
-            "ranks": self._world.size,
             "optimizer": config.optimizer.kind,
             "numbers": dict(config.optimizer.numbers),
             "states": list(config.optimizer.states),
             "shard": self.is_apart,
+            "order": config.parallel.schedule,
             "bucket": config.parallel.bucket,
             "compute": precision.compute,
             "master": precision.master,
@@ -152,7 +156,9 @@ class ProgramReplicas(Replicas[_Trained]):
         async def make(rank: int) -> None:
             state = self.states[rank], self._next[rank]
             device, options = self._world.devices[rank], dict(self._options)
-            found[rank] = await open_program(device, self._module, *state, plan, options)
+            own = {kind: layout.described() for kind, layout in self.layouts[rank].items()}
+            own = {**plan, **own, "mesh": attrs.astuple(self.meshes[rank])}
+            found[rank] = await open_program(device, self._module, *state, own, options)
 
         async with trio.open_nursery() as nursery:
             for rank in range(self._world.size):
@@ -162,9 +168,16 @@ class ProgramReplicas(Replicas[_Trained]):
     async def compute(self, work: Work) -> Told:
         step = _Trained.step_to_b if self._to_b else _Trained.step_to_a
         common = {"number": work.number, "rate": work.rate, "scale": work.scale}
-        works = [{**common, "weight": weight} for weight in work.weights]
-        timeout = self._config.timeout
-        told = await self._world.call(self._programs, step, works, work.shares, timeout=timeout)
+        chosen = [mesh.data_rank for mesh in self.meshes]
+        works = [{**common, "weight": work.weights[rank]} for rank in chosen]
+        told = await self._world.call(
+            self._programs,
+            step,
+            works,
+            [work.shares[rank] for rank in chosen],
+            timeout=self._config.timeout,
+            groups=self.meshes[0].groups(),
+        )
         return cast("Told", told[0])
 
     def commit(self) -> None:
@@ -190,7 +203,9 @@ class CallModule(ABC):
 class CallReplicas(Replicas[CallModule]):
     """Models of own operations."""
 
-    async def begin(self) -> dict[str, dict[str, Any]]:
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        if mesh.data != mesh.size:
+            raise NotSupportedError("a CallModule has the whole model on each rank; use a train.Module")
         self._model = self._module(**self._options)
         self._value_and_grad = value_and_grad(self._model.loss)
         initial = self._model.initial(np.random.default_rng(self._config.seed))
@@ -238,7 +253,7 @@ class CallReplicas(Replicas[CallModule]):
         if config.clip_norm is not None and norm > config.clip_norm:
             factor *= config.clip_norm / norm
         new = {name: await array.copy() for name, array in state.items()}
-        own = self._part(rank.number) if self.is_apart else slice(None)
+        own = self.own(rank.number)
         await self._optimize(new, new["parameters"][own], await (total * factor), work)
         if self.is_apart:
             new["parameters"] = await rank.all_gather(new["parameters"][own])
@@ -246,7 +261,7 @@ class CallReplicas(Replicas[CallModule]):
 
     async def _gradient(self, rank: Rank, work: Work) -> tuple[float, AccelRef]:
         """Compute this rank's part of the loss, and the flat gradient of that."""
-        config, layout = self._config, self.layouts["parameters"]
+        config, layout = self._config, self.layouts[rank.number]["parameters"]
         share, weight = work.shares[rank.number], work.weights[rank.number]
         flat = await self.states[rank.number]["parameters"].cast(config.precision.compute)
         views, total, loss = layout.views(flat), None, 0.0

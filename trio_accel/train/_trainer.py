@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -156,24 +156,40 @@ class Trainer:
 
     async def begin(self) -> None:
         """Make the state, or read it."""
-        config, replicas, ranks = self.config, self._replicas, len(self.devices)
-        named = await replicas.begin()
-        for kind, arrays in named.items():
-            shapes = [np.shape(array) for array in arrays.values()]
-            replicas.layouts[kind] = Layout([*arrays], shapes, ranks if kind == "parameters" else 1)
-        master = config.precision.master
-        flat = {"parameters": replicas.layouts["parameters"].flattened(named["parameters"], master)}
-        flat |= {name: np.zeros_like(flat["parameters"]) for name in config.optimizer.states}
-        if named["buffers"]:
-            flat["buffers"] = replicas.layouts["buffers"].flattened(named["buffers"], "float64")
+        config, replicas = self.config, self._replicas
+        layouts: dict[int, dict[str, Layout]] = {}
+        flats: dict[int, dict[str, np.ndarray]] = {}
+        for mesh in replicas.meshes:
+            if mesh.cell not in layouts:
+                named = await replicas.begin(mesh)
+                layouts[mesh.cell], flats[mesh.cell] = self._flat(named, mesh.data)
+        cells = [layouts[cell] for cell in range(len(layouts))]
         if (path := await self._to_load()) is not None:
-            saved = await _checkpoints.read(path, self.devices[0], config.optimizer.kind, replicas.layouts)
-            for name, array in flat.items():
-                array[: len(saved.state[name])] = saved.state[name]
+            saved = await _checkpoints.read(path, self.devices[0], config.optimizer.kind, cells)
+            for cell, state in enumerate(saved.states):
+                for name, array in flats[cell].items():
+                    array[: len(state[name])] = state[name]
             self.progress = saved.progress
-        replicas.states = await replicas.place(flat)
+        replicas.layouts = [layouts[mesh.cell] for mesh in replicas.meshes]
+        replicas.states = [await replicas.place(mesh.rank, flats[mesh.cell]) for mesh in replicas.meshes]
         self.snapshot_bytes = sum(array.nbytes for array in replicas.states[0].values())
         await replicas.open()
+
+    def _flat(
+        self, named: Mapping[str, Mapping[str, Any]], ranks: int
+    ) -> tuple[dict[str, Layout], dict[str, np.ndarray]]:
+        """Return how named arrays lie in flat ones, and the state of the beginning as these."""
+        layouts = {
+            kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
+            for kind, arrays in named.items()
+        }
+        flat = {
+            "parameters": layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
+        }
+        flat |= {name: np.zeros_like(flat["parameters"]) for name in self.config.optimizer.states}
+        if named["buffers"]:
+            flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
+        return layouts, flat
 
     async def wait_saved(self) -> None:
         """Wait until a checkpoint that is being written is whole."""
@@ -188,9 +204,22 @@ class Trainer:
         return Path(checkpoint.load)
 
     async def parameters(self) -> dict[str, np.ndarray]:
-        """Return the parameters that are committed, as arrays of the host by name."""
-        flat = await self._replicas.states[0]["parameters"].to_host()
-        return self._replicas.layouts["parameters"].views(flat)
+        """Return the parameters that are committed, as arrays of the host by name.
+
+        Ranks that share layers give their parts: a list of arrays, in the order of the ranks.
+        """
+        found: dict[str, Any] = {}
+        for mesh, layouts, state in zip(
+            self._replicas.meshes, self._replicas.layouts, self._replicas.states, strict=True
+        ):
+            if mesh.data_rank:
+                continue
+            for name, array in layouts["parameters"].views(await state["parameters"].to_host()).items():
+                if mesh.tensor == 1:
+                    found[name] = array
+                else:
+                    found.setdefault(name, []).append(array)
+        return found
 
     async def save(self, folder: str | Path | None = None) -> Path:
         """Write a checkpoint of the committed state, and wait until it is whole.
@@ -207,21 +236,22 @@ class Trainer:
                 raise ValueError("save: there is no Config.checkpoint, so folder must be given")
             folder = Path(checkpoint.folder)
         await self._saved.wait()
-        return await self._write(Path(folder), await self._copies())
+        return await self._write(Path(folder), self.progress, await self._copies())
 
-    async def _copies(self) -> list[dict[str, Any]]:
+    async def _copies(self) -> list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]:
         """Copy what a checkpoint has on the devices, so that steps may go on."""
-        states = self._replicas.states if self._replicas.is_apart else self._replicas.states[:1]
-        layouts = self._replicas.layouts
-        return [
-            {name: await array.copy() for name, array in state.items() if not number or name not in layouts}
-            for number, state in enumerate(states)
-        ]
+        replicas = self._replicas
+        cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
+        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
+            _, states = cells.setdefault(mesh.cell, (layouts, []))
+            if not states or replicas.is_apart:
+                wanted = {name: one for name, one in state.items() if not states or name not in layouts}
+                states.append({name: await array.copy() for name, array in wanted.items()})
+        return [cells[cell] for cell in range(len(cells))]
 
-    async def _write(self, folder: Path, states: list[dict[str, Any]]) -> Path:
+    async def _write(self, folder: Path, progress: Progress, cells: Any) -> Path:
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
-        kind = self.config.optimizer.kind
-        return await _checkpoints.write(folder, keep, self.progress, kind, self._replicas.layouts, states)
+        return await _checkpoints.write(folder, keep, progress, self.config.optimizer.kind, cells)
 
     async def _save_behind(self) -> None:
         """Write a checkpoint while steps go on; the next one waits for it."""
@@ -229,14 +259,12 @@ class Trainer:
         if checkpoint is None or not checkpoint.every or self.progress.step % checkpoint.every:
             return
         await self._saved.wait()
-        states, self._saved = await self._copies(), trio.Event()
+        cells, self._saved = await self._copies(), trio.Event()
 
         async def write(progress: Progress, saved: trio.Event) -> None:
             try:
                 with trio.CancelScope(shield=True):
-                    kind, layouts = self.config.optimizer.kind, self._replicas.layouts
-                    folder = Path(checkpoint.folder)
-                    await _checkpoints.write(folder, checkpoint.keep, progress, kind, layouts, states)
+                    await self._write(Path(checkpoint.folder), progress, cells)
             except _LOSSES as error:
                 _logger.warning("the checkpoint of step %d was lost: %s", progress.step, error)
             finally:
@@ -309,9 +337,10 @@ class Trainer:
         """Compute and commit a step; None if the training ends here."""
         began, config, progress = trio.current_time(), self.config, self.progress
         rate = config.optimizer.rate_of(progress.step + 1)
+        data = self._replicas.meshes[0].data
         # Each part of each rank has a sample at least.
-        shared(batch, len(self.devices) * config.accumulate)
-        work = Work(progress.step + 1, shared(batch, len(self.devices)), rate, progress.scale)
+        shared(batch, data * config.accumulate)
+        work = Work(progress.step + 1, shared(batch, data), rate, progress.scale)
         told, replays = await self._computed(work)
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
         if is_finite:
