@@ -17,6 +17,7 @@ from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ._call import Arrays, Call, OwnCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
 from ._operations import Reduction
+from ._program_calls import ProgramCalls, Rooms
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 __all__ = ["Transport", "World", "open_world"]
@@ -127,6 +128,7 @@ class World:
         vendor = None if self.why_mapped else library_of(self.devices[0])
         self._communicator = None if vendor is None else Communicator(vendor, self.devices)
         self._turns = Turns(self.devices, retry, intensity)
+        self._rooms = Rooms(self.devices, self._communicator, self.why_mapped)
         self._meetings = Meetings(self._ask, self._turns.check_whole)
         self._turns.on_end = self._meetings.close
         self.ranks: tuple[Rank, ...] = tuple(
@@ -156,6 +158,7 @@ class World:
     async def aclose(self) -> None:
         """Run no more collectives, and give the communicator up; `open_world` does it at its end."""
         self.close()
+        self._rooms.close()
         if self._communicator is not None:
             await self._communicator.close()
 
@@ -183,6 +186,45 @@ class World:
         async with call.begun():
             made = await self._met(call, parts)
             return await call.written(await mapped() if made is None else made)
+
+    async def call(
+        self,
+        programs: Sequence[Any],
+        method: Any,
+        *each: Sequence[Any],
+        within: float | None = None,
+        groups: Mapping[str, Sequence[Sequence[int]]] | None = None,
+        **each_by_name: Sequence[Any],
+    ) -> list[Any]:
+        """Call a method of a program on each rank, in which the ranks meet by `programs.current_rank`.
+
+        The methods run at the same time, as one collective of the world. If one fails, is lost, or is late,
+        all others are ended where they meet next. Nothing is done again: the caller knows what may be.
+
+        Args:
+            programs: A program of each rank, by `open_program` on its device.
+            method: The method, as for `Program.ask`.
+            each: Its arguments: each a sequence with one for each rank.
+            within: Seconds that it may take; None for any time.
+            groups: Ranks that also meet among themselves, by `ProgramRank.group`: of each name the groups,
+                and each rank in one of them.
+            each_by_name: Arguments by name, likewise.
+
+        Returns:
+            What the methods have returned, in the order of the ranks.
+
+        Raises:
+            TypeError, ValueError: Wrong programs, arguments or groups.
+            RankFailedError: It failed on a rank, and names it, with that error as its cause.
+            CollectiveMismatchError: Ranks did not meet by the same calls.
+            NotSupportedError: The devices have no way to meet: they are of several backends, or are GPUs that
+                NCCL does not serve.
+            WorldBrokenError: The world runs no collectives any more.
+        """
+        call = ProgramCalls(self._turns, programs, method, each, each_by_name)
+        rooms = self._rooms.of(groups or {})
+        async with call.begun(), alone_on(self.devices):
+            return await call.run(rooms, within)
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.

@@ -34,6 +34,7 @@ from ..backends.base.contract.program_definition import (
     text_of,
     tree_of,
 )
+from ..backends.base.kit.ranks import MEETING
 from ..devices import AccelRef, LibraryActor, Operand, Operation, OwnSupervision, Planned, Planner
 from ._method import Method
 from ._progress import chosen_progress
@@ -322,7 +323,10 @@ class MethodCall(_ProgramMessage):
             is_several = self.bound.signature.parameters[name].kind in SEVERAL
             given, depth = self.bound.arguments[name], -1 if is_several else 0
             trees[name] = flatten(f"{prefix}{name}", given, leaf, values, depth=depth)
-        text = text_of(call_tree(self.bound.signature, trees))
+        tree = call_tree(self.bound.signature, trees)
+        if (meeting := MEETING.get()) is not None:
+            tree.append(flatten("meeting", meeting, lambda _where, _value: None))
+        text = text_of(tree)
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"{prefix}its arguments are {len(text)} characters as text, at most {MOST_TEXT} are allowed; "
@@ -370,7 +374,7 @@ def _read(words: Any) -> Result | int:
     return Result.read(text[:length].tobytes()) if 0 < length <= text.size else length
 
 
-def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
+def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> list[Tree]:
     """Return the tree of a call: a tuple and a dict."""
     args: list[Tree] = ["t"]
     kwargs: list[Tree] = ["d"]

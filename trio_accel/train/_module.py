@@ -255,9 +255,11 @@ class _Trained(ABC):
 
     def _end_with(self, is_last: bool, rank: Any) -> None:
         """Hear whether the next backward pass is the last one."""
+        return
 
     def _keep(self, buffers: Any) -> None:
         """Take the model's buffers over."""
+        return
 
 
 class ArrayModule(_Trained):
@@ -320,7 +322,7 @@ class ArrayModule(_Trained):
 
     def _forward(self, part: Batch, x: Any) -> tuple[Any, Any]:
         made, kept = self.forward(self._parameters, x, part)
-        return np.ascontiguousarray(made), kept
+        return float(made) if self.mesh.is_last else np.ascontiguousarray(made), kept
 
     def _backward(self, kept: Any, slope: Any) -> Any:
         below, found = self.backward(self._parameters, kept, slope)

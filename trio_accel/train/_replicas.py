@@ -133,7 +133,7 @@ class ProgramReplicas(Replicas[_Trained]):
 
     async def open(self) -> None:
         config, precision = self._config, self._config.precision
-        plan = {
+        plan: dict[str, Any] = {
             "optimizer": config.optimizer.kind,
             "numbers": dict(config.optimizer.numbers),
             "states": list(config.optimizer.states),
@@ -156,8 +156,8 @@ class ProgramReplicas(Replicas[_Trained]):
         async def make(rank: int) -> None:
             state = self.states[rank], self._next[rank]
             device, options = self._world.devices[rank], dict(self._options)
-            own = {kind: layout.described() for kind, layout in self.layouts[rank].items()}
-            own = {**plan, **own, "mesh": attrs.astuple(self.meshes[rank])}
+            own = plan | {kind: layout.described() for kind, layout in self.layouts[rank].items()}
+            own["mesh"] = attrs.astuple(self.meshes[rank])
             found[rank] = await open_program(device, self._module, *state, own, options)
 
         async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ class ProgramReplicas(Replicas[_Trained]):
             step,
             works,
             [work.shares[rank] for rank in chosen],
-            timeout=self._config.timeout,
+            within=self._config.timeout,
             groups=self.meshes[0].groups(),
         )
         return cast("Told", told[0])

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache, partial
@@ -33,6 +33,7 @@ from ..contract.program_definition import (
 )
 from .lent import Keepers, Lent
 from .program_values import check_written, leaves_of, shortened
+from .ranks import ProgramRank, as_rank
 
 GONE = "gone"
 """Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
@@ -136,6 +137,10 @@ class ProgramArrays(Protocol):
         Returns:
             References that tell whether the call has kept the arrays.
         """
+        ...
+
+    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> ProgramRank:
+        """Make the rank of a call of all ranks, by what the application has told of it."""
         ...
 
     def when_done(self, look: Callable[[], None]) -> None:
@@ -267,7 +272,7 @@ class ProgramHost:
         where, function, _ = self._method(spec.method)
 
         def named(kept: set[int]) -> str:
-            args, kwargs = build(tree_of(spec.arguments), lent, values_of(spec.packed))
+            args, kwargs, *_ = build(tree_of(spec.arguments), lent, values_of(spec.packed))
             given = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
             names = [name for name, value in given if any(id(leaf) in kept for leaf in leaves_of(value))]
             return ", ".join(names or ["out"])
@@ -285,12 +290,14 @@ class ProgramHost:
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
         try:
-            args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated], values_of(spec.packed))
+            given = [*inputs, *updated]
+            args, kwargs, *meeting = build(tree_of(spec.arguments), given, values_of(spec.packed))
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
             with self._code(spec, where, function):
-                returned = function(*args, **kwargs)
+                with as_rank(self._rank(spec, meeting)):
+                    returned = function(*args, **kwargs)
                 if isinstance(spec, ops.ProgramReturn):
                     self._keep(where, spec, returned, outputs)
                 elif takes_out:
@@ -300,6 +307,13 @@ class ProgramHost:
         finally:
             lent = self._arrays.end([*inputs, *updated, *outputs])
         return lent
+
+    def _rank(self, spec: ops.ProgramCall, meeting: Sequence[Mapping[str, Any]]) -> ProgramRank | None:
+        """Make the rank of a call of all ranks; None for any other call."""
+        asker = spec.asker
+        return (
+            self._arrays.rank(meeting[0], lambda: asker is not None and asker.has_left) if meeting else None
+        )
 
     @contextmanager
     def _code(

@@ -15,6 +15,7 @@ from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice
 from ...base.kit.programs import ProgramHost
+from ...base.kit.ranks import RoomRank
 from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray
 
@@ -88,6 +89,9 @@ class _Arrays:
         # A program may keep them, and their memory is another array's when this one is released.
         self.protect(views, write=False)
         return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
+
+    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> RoomRank:
+        return RoomRank(**meeting, is_left=is_left)
 
     def when_done(self, look: Callable[[], None]) -> None:
         look()
