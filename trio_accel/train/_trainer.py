@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 from ..actors import ActorRestartingError
-from ..backends.base import CompletionTimeoutError, ContextLostError, StaleRefError
+from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..collectives import open_world
 from ..devices import Device
 from . import _checkpoints
@@ -36,7 +36,7 @@ Batches: TypeAlias = (
 )
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
-_LOSSES = (ContextLostError, StaleRefError, CompletionTimeoutError, ActorRestartingError)
+_LOSSES = (ContextLostError, StaleRefError, InputFailedError, CompletionTimeoutError, ActorRestartingError)
 
 
 class NotFiniteError(FloatingPointError):
