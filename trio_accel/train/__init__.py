@@ -3,6 +3,7 @@
 from .._names import export as _export
 from ._checkpoints import *
 from ._config import *
+from ._grad import *
 from ._layout import *
 from ._mesh import *
 from ._module import *
