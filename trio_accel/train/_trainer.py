@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
@@ -25,7 +25,7 @@ from ._layout import Batch, Layout, rows_of, shared
 from ._module import Told, _Trained
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, Work
 
-__all__ = ["Batches", "NotFiniteError", "Step", "Trainer", "open_trainer"]
+__all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
 
 _logger = logging.getLogger("trio_accel.train")
 
@@ -272,9 +272,7 @@ class Trainer:
 
         self._nursery.start_soon(write, self.progress, self._saved)
 
-    async def steps(
-        self, batches: Batches, *, until: int | None = None, progress: bool = False
-    ) -> AsyncGenerator[Step, None]:
+    def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
         """Train, and yield each step when it is committed on all ranks.
 
         The next batch is fetched while a step is computed; a plain iterable is read in a thread. After a
@@ -292,48 +290,15 @@ class Trainer:
                 `Config.replays`.
             ValueError: A batch has fewer samples than there are ranks, or a schedule gives no rate.
         """
-        with _Bar(until, is_shown=progress) as bar:
-            async with aclosing(self._fetched(batches)) as fetched:
-                while until is None or self.progress.step < until:
-                    try:
-                        batch = await anext(fetched)
-                    except StopAsyncIteration:
-                        return
-                    step = await self._step(batch)
-                    if step is None:
-                        return
-                    bar.show(step)
-                    yield step
-
-    async def _fetched(self, batches: Batches) -> AsyncGenerator[Batch, None]:
-        """Yield the batches that no step has used; one is fetched ahead."""
-        send, receive = trio.open_memory_channel[Batch](0)
-        given: Any = batches
-        first = self.progress.batches
+        first, given = self.progress.batches, batches
         source = given(first) if callable(given) else given
-        skipped = 0 if callable(given) else first
-        scope = trio.CancelScope()
-        failures: list[Exception] = []
+        return Steps(self, source, 0 if callable(given) else first, until, _Bar(until, is_shown=progress))
 
-        async def fetch() -> None:
-            with scope, send:
-                try:
-                    async for number, batch in _numbered(source):
-                        if number >= skipped:
-                            await send.send(batch)
-                except Exception as error:  # noqa: BLE001  # raised where the batches are read
-                    failures.append(error)
+    def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that ends with the trainer, at the latest."""
+        self._nursery.start_soon(task)
 
-        self._nursery.start_soon(fetch)
-        try:
-            async for batch in receive:
-                yield batch
-        finally:
-            scope.cancel(reason="no more batches are wanted")
-        if failures:
-            raise failures[0]
-
-    async def _step(self, batch: Batch) -> Step | None:
+    async def step(self, batch: Batch) -> Step | None:
         """Compute and commit a step; None if the training ends here."""
         began, config, progress = trio.current_time(), self.config, self.progress
         rate = config.optimizer.rate_of(progress.step + 1)
@@ -405,21 +370,70 @@ def _is_loss(error: BaseException | None) -> bool:
     return False
 
 
-async def _numbered(source: Any) -> AsyncIterator[tuple[int, Batch]]:
-    """Number batches; a plain iterator is asked in a thread."""
-    number = 0
-    if hasattr(source, "__aiter__"):
-        async for batch in source:
-            yield number, batch
-            number += 1
-        return
-    iterator, end = iter(source), object()
-    while True:
-        batch = await trio.to_thread.run_sync(next, iterator, end)
-        if batch is end:
-            return
-        yield number, cast("Batch", batch)
-        number += 1
+class Steps:
+    """Steps of a training, for ``async for``; made by `Trainer.steps`."""
+
+    def __init__(self, trainer: Trainer, source: Any, skipped: int, until: int | None, bar: _Bar) -> None:
+        self._trainer, self._until, self._bar = trainer, until, bar
+        self._source, self._skipped = source, skipped
+        self._send, self._receive = trio.open_memory_channel[Batch](0)
+        self._scope, self._is_begun = trio.CancelScope(), False
+        self._failures: list[Exception] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if not self._is_begun:
+            self._is_begun = True
+            self._bar.start()
+            self._trainer.begin_task(self._fetch)
+        try:
+            step = await self._next()
+        except BaseException:
+            self._end()
+            raise
+        if step is None:
+            self._end()
+            raise StopAsyncIteration
+        self._bar.show(step)
+        return step
+
+    async def _next(self) -> Step | None:
+        if self._until is not None and self._trainer.progress.step >= self._until:
+            return None
+        try:
+            batch = await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._failures:
+                raise self._failures.pop() from None
+            return None
+        return await self._trainer.step(batch)
+
+    def _end(self) -> None:
+        self._scope.cancel(reason="no more batches are wanted")
+        self._bar.stop()
+
+    async def _fetch(self) -> None:
+        """Fetch batches, one ahead; a plain iterator is asked in a thread."""
+        source: Any = self._source
+        with self._scope, self._send:
+            try:
+                if hasattr(source, "__aiter__"):
+                    async for batch in source:
+                        await self._give(batch)
+                    return
+                iterator, end = iter(source), object()
+                while (batch := await trio.to_thread.run_sync(next, iterator, end)) is not end:
+                    await self._give(cast("Batch", batch))
+            except Exception as error:  # noqa: BLE001  # raised where the batches are read
+                self._failures.append(error)
+
+    async def _give(self, batch: Batch) -> None:
+        if self._skipped:
+            self._skipped -= 1
+        else:
+            await self._send.send(batch)
 
 
 class _Bar:
@@ -434,12 +448,13 @@ class _Bar:
             self._progress = Progress(*columns, TimeRemainingColumn())
             self._task = self._progress.add_task("", total=until, told="")
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Show it."""
         if self._progress is not None:
             self._progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Leave it as it is."""
         if self._progress is not None:
             self._progress.stop()
 
