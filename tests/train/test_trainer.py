@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from train_models import CallMlp, NumpyMlp, batches, reference
+from train_models import CallMlp, NumpyMlp, StagedMlp, batches, reference
 
 import trio_accel as ta
 from trio_accel import train
@@ -83,3 +83,23 @@ async def test_momentum(module: Any) -> None:
     found = await trained(2, module, config(optimizer=train.sgd(5e-2, momentum=0.9, weight_decay=0.01)), 10)
     expected = reference(10, 64, lr=train.constant(5e-2), decay=0.01, momentum=0.9)
     assert_same(found, expected)
+
+
+MESHES = [(2, 1, 1, "1f1b"), (2, 1, 1, "gpipe"), (1, 2, 1, "1f1b"), (2, 2, 1, "1f1b"), (2, 1, 2, "1f1b")]
+
+
+@pytest.mark.parametrize(("pipeline", "tensor", "data", "order"), MESHES)
+async def test_pipelines_and_shared_layers_have_the_losses_of_one_processor(
+    pipeline: int, tensor: int, data: int, order: Any
+) -> None:
+    parallel = train.Parallel(pipeline=pipeline, tensor=tensor, schedule=order)
+    chosen = config(parallel=parallel, accumulate=4, clip_norm=0.5)
+    found = await trained(pipeline * tensor * data, StagedMlp, chosen, 8)
+    losses, expected = reference(8, 64, clip=0.5)
+    np.testing.assert_allclose(found[0], losses, rtol=0, atol=1e-12)
+    axes = {"w1": 1, "b1": 0, "w2": 0}
+    for name, array in expected.items():
+        parts = found[1][name]
+        if tensor > 1:
+            parts = np.concatenate(parts, axis=axes[name]) if name in axes else parts[1]
+        np.testing.assert_allclose(parts, array, rtol=0, atol=1e-12, err_msg=name)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import trio_accel as ta
 from trio_accel import train
+from trio_accel.programs import current_rank
 
 Arrays = Mapping[str, Any]
 DIGITS = Path(__file__).parents[2] / "examples" / "data" / "digits.csv.gz"
@@ -90,12 +91,16 @@ def reference(
     size: int,
     *,
     width: int = 16,
-    lr: train.Schedule = train.constant(1e-2),
+    lr: train.Schedule = lambda step: 1e-2,
     decay: float = 0.1,
     clip: float | None = None,
     momentum: float | None = None,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Train on one processor by the formulas of AdamW, or of SGD with momentum; returns losses and parameters."""
+    """Train on one processor by the formulas of AdamW, or of SGD with momentum.
+
+    Returns:
+        The losses, and the parameters by name.
+    """
     parameters: dict[str, Any] = start(np.random.default_rng(0), width)
     m = {name: np.zeros_like(array) for name, array in parameters.items()}
     v = {name: np.zeros_like(array) for name, array in parameters.items()}
@@ -116,3 +121,51 @@ def reference(
             direction = m[name] / (1 - 0.9**step) / (np.sqrt(v[name] / (1 - 0.999**step)) + 1e-8)
             parameters[name] = before * (1 - lr(step) * decay) - lr(step) * direction
     return losses, parameters
+
+
+class StagedMlp(train.ArrayModule):
+    """The network as two stages, or its hidden layer shared by ranks, or both."""
+
+    @property
+    def sharded(self) -> tuple[str, ...]:  # type: ignore[override]  # all of the hidden layer
+        return ("w1", "b1", "w2")
+
+    def initial(self, rng: np.random.Generator, *, width: int = 16) -> Arrays:
+        whole = start(rng, width)
+        found: dict[str, Any] = {}
+        if self.mesh.is_first:
+            found |= {"w1": self.mesh.part(whole["w1"], 1), "b1": self.mesh.part(whole["b1"])}
+        if self.mesh.is_last:
+            found |= {"w2": self.mesh.part(whole["w2"]), "b2": whole["b2"]}
+        return found
+
+    def between(self, rows: int) -> tuple[int, ...]:
+        return (rows, self.options.get("width", 16) // self.mesh.tensor)
+
+    def forward(self, parameters: Arrays, x: Any, batch: Arrays) -> tuple[Any, Any]:
+        hidden = x
+        if self.mesh.is_first:
+            hidden = np.maximum(batch["x"] @ parameters["w1"] + parameters["b1"], 0)
+        if not self.mesh.is_last:
+            return hidden, (batch["x"], hidden, None)
+        scores = hidden @ parameters["w2"]
+        current_rank().group("tensor").all_reduce(scores)
+        scores = scores + parameters["b2"]
+        scores -= scores.max(axis=1, keepdims=True)
+        logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        rows = np.arange(len(scores))
+        slope = np.exp(logs)
+        slope[rows, batch["y"]] -= 1
+        return -logs[rows, batch["y"]].mean(), (batch["x"], hidden, slope / len(scores))
+
+    def backward(self, parameters: Arrays, kept: Any, slope: Any) -> tuple[Any, Arrays]:
+        x, hidden, scores = kept
+        found: dict[str, Any] = {}
+        if self.mesh.is_last:
+            scores = scores * slope
+            found |= {"w2": hidden.T @ scores, "b2": scores.sum(axis=0)}
+            slope = scores @ parameters["w2"].T
+        if self.mesh.is_first:
+            slope = slope * (hidden > 0)
+            found |= {"w1": x.T @ slope, "b1": slope.sum(axis=0)}
+        return slope, found
