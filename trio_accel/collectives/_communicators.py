@@ -340,6 +340,31 @@ class Communicator:
                         raise
         raise AssertionError
 
+    async def begin(self) -> int:
+        """Have all ranks open it, if need be, for calls of programs; returns its number.
+
+        Raises:
+            RanksFailedError: It failed on a rank.
+            WorldBrokenError: The world was closed meanwhile.
+        """
+        if self.life.stage == "open" and self._workers() != self._opened_by:
+            self._give_up("lose")
+        await self._leave()
+        if self.life.stage == "closed":
+            raise WorldBrokenError("collectives: the world was closed; open another one")
+        if self.life.stage == "none":
+            await self._open()
+        self.life.move("call")
+        return self.number
+
+    def end(self, *, is_done: bool) -> None:
+        """End what `begin` has begun; where it is not done, what waits by the communicator ends, too."""
+        if self.life.stage == "calling":
+            if is_done:
+                self.life.move("done")
+            else:
+                self._give_up("drop")
+
     async def close(self) -> None:
         """Give it up for good, on all ranks that answer soon."""
         self._give_up("close")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, NotSupport
 from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, room_bytes
 from ..devices import Device
 from ._call import PartCall, Turns
-from ._communicators import Communicator
+from ._communicators import Communicator, RanksFailedError
 from ._errors import CollectiveMismatchError
 
 Groups = Mapping[str, Sequence[Sequence[int]]]
@@ -27,9 +28,10 @@ _calls = itertools.count(1)
 
 @attrs.define(eq=False)
 class Rooms:
-    """Where the ranks of a world meet inside of programs: shared memory of processors.
+    """Where the ranks of a world meet inside of programs: shared memory of processors, or NCCL.
 
-    The file has no name. A worker opens it by the descriptor of this process, while the world holds it.
+    The memory is a file without a name. A worker opens it by the descriptor of this process, while the world
+    holds it.
     """
 
     _devices: Sequence[Device]
@@ -38,35 +40,78 @@ class Rooms:
     _file: int | None = attrs.field(default=None, init=False)
     _places: dict[tuple[object, ...], int] = attrs.field(factory=dict[tuple[object, ...], int], init=False)
     _bytes: int = attrs.field(default=0, init=False)
+    _communicators: dict[tuple[object, ...], Communicator] = attrs.field(
+        factory=dict[tuple[object, ...], Communicator], init=False
+    )
+    _used: list[Communicator] = attrs.field(factory=list[Communicator], init=False)
 
-    def close(self) -> None:
-        """Let the file go."""
+    async def close(self) -> None:
+        """Let all of it go."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        for communicator in self._communicators.values():
+            await communicator.close()
 
-    def of(self, groups: Groups) -> list[dict[str, Any]]:
+    async def open(self, groups: Groups) -> list[dict[str, Any]]:
         """Return what each rank is told.
 
         Raises:
-            ValueError: Groups that leave a rank out, or have it twice.
             NotSupportedError: The devices cannot meet.
+            RanksFailedError: A rank was lost meanwhile.
         """
         ranks = range(len(self._devices))
-        backends = {device.info.backend for device in self._devices}
-        if backends != {"cpu"}:
-            raise NotSupportedError(f"call: devices of {', '.join(sorted(backends))} have no room to meet in")
-        for name, members in groups.items():
-            if sorted(itertools.chain(*members)) != [*ranks] or not name:
-                told = f"each of {len(ranks)} ranks once, got {members}"
-                raise ValueError(f"call: group {name!r} must have {told}")
-        path = self._path()
-        found: list[dict[str, Any]] = []
-        for rank in ranks:
-            own = {name: next(one for one in members if rank in one) for name, members in groups.items()}
-            rooms = {name: [self._place(name, one), [*one]] for name, one in {"": ranks, **own}.items()}
-            found.append({"path": path, "rooms": rooms, "number": rank})
-        return found
+        whole: list[tuple[str, Sequence[int]]] = [("", ranks)]
+        named = [
+            [(name, one) for name, all_ in groups.items() for one in all_ if rank in one] for rank in ranks
+        ]
+        if all(device.info.backend == "cpu" for device in self._devices):
+            path = self._path()
+            return [
+                {
+                    "path": path,
+                    "rooms": {name: [self._place(name, one), [*one]] for name, one in whole + named[rank]},
+                    "number": rank,
+                }
+                for rank in ranks
+            ]
+        if self._communicator is None and len(ranks) > 1:
+            raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
+        numbers = {
+            key: await self._begun(*key)
+            for key in dict.fromkeys((name, tuple(one)) for each in named for name, one in [*whole, *each])
+        }
+        return [
+            {
+                "number": rank,
+                "size": len(ranks),
+                "communicator": numbers["", tuple(ranks)],
+                "groups": {
+                    name: [one.index(rank), len(one), numbers[name, tuple(one)]] for name, one in named[rank]
+                },
+            }
+            for rank in ranks
+        ]
+
+    def end(self, *, is_done: bool) -> None:
+        """End what was opened; where the call has failed, what waits for others ends, too."""
+        for communicator in self._used:
+            communicator.end(is_done=is_done)
+        self._used.clear()
+
+    async def _begun(self, name: str, members: tuple[int, ...]) -> int:
+        """Return the number of the communicator of some ranks; 0 for one rank."""
+        if len(members) == 1:
+            return 0
+        communicator = self._communicator
+        assert communicator is not None  # several ranks have one
+        if name:
+            devices = [self._devices[rank] for rank in members]
+            made = Communicator(communicator.vendor, devices)
+            communicator = self._communicators.setdefault((name, *members), made)
+        number = await communicator.begin()
+        self._used.append(communicator)
+        return number
 
     def _path(self) -> str:
         if self._file is None:
@@ -81,6 +126,17 @@ class Rooms:
             self._bytes += room_bytes(len(members))
             os.ftruncate(self._file or 0, self._bytes)
         return self._places[key]
+
+
+def check_groups(groups: Groups, size: int) -> None:
+    """Refuse groups that leave a rank out, or have one twice.
+
+    Raises:
+        ValueError: They do.
+    """
+    for name, members in groups.items():
+        if sorted(itertools.chain(*members)) != [*range(size)] or not name:
+            raise ValueError(f"call: group {name!r} must have each of {size} ranks once, got {members}")
 
 
 class ProgramCalls(PartCall):
@@ -112,17 +168,27 @@ class ProgramCalls(PartCall):
         self._each, self._by_name = each, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
+        self._end: Callable[[int, Exception | None], None]
 
-    async def run(self, rooms: Sequence[Mapping[str, Any]], within: float | None) -> list[Any]:
+    async def run(self, rooms: Rooms, groups: Groups, within: float | None) -> list[Any]:
         """Ask all ranks; see `World.call`."""
-        call = next(_calls)
+        number = next(_calls)
         before = [device.generation + (not device.is_ready) for device in self._devices]
-        with trio.move_on_after(math.inf if within is None else within) as late:
-            async with trio.open_nursery() as nursery:
-                scope = nursery.cancel_scope
-                nursery.start_soon(self._watch, before, scope)
-                for rank, room in enumerate(rooms):
-                    nursery.start_soon(self._ask, rank, {**room, "call": call}, scope)
+        try:
+            told = await rooms.open(groups)
+        except RanksFailedError as failed:
+            raise self._turns.failed(self.name, failed.rank, failed.error) from failed.error
+        try:
+            with trio.move_on_after(math.inf if within is None else within) as late:
+                async with trio.open_nursery() as nursery:
+                    self._end = partial(self._ended, rooms, nursery.cancel_scope)
+                    nursery.start_soon(self._watch, before)
+                    for rank, room in enumerate(told):
+                        nursery.start_soon(self._ask, rank, {**room, "call": number})
+                    if within is not None:
+                        nursery.start_soon(self._time_out, rooms, within)
+        finally:
+            rooms.end(is_done=len(self._replies) == self._size)
         if not self._errors and late.cancelled_caught:
             missing = [rank for rank in range(self._size) if rank not in self._replies]
             text = f"ranks {missing} have not ended their call within {within:g} s"
@@ -134,27 +200,38 @@ class ProgramCalls(PartCall):
                 self._errors.clear()
         return [self._replies[rank] for rank in range(self._size)]
 
-    async def _ask(self, rank: int, meeting: Mapping[str, Any], scope: trio.CancelScope) -> None:
+    def _ended(self, rooms: Rooms, scope: trio.CancelScope, rank: int, error: Exception | None) -> None:
+        """Note the end of a rank; after an error, all others end where they meet next."""
+        if error is not None:
+            self._errors.setdefault(rank, error)
+            rooms.end(is_done=False)
+        if error is not None or len(self._replies) == self._size:
+            scope.cancel(reason="a rank has failed, or all have ended")
+
+    async def _time_out(self, rooms: Rooms, within: float) -> None:
+        # What waits for others must end before the asks of programs can.
+        await trio.sleep(within)
+        rooms.end(is_done=False)
+
+    async def _ask(self, rank: int, meeting: Mapping[str, Any]) -> None:
         MEETING.set(meeting)
         args = [values[rank] for values in self._each]
         by_name = {name: values[rank] for name, values in self._by_name.items()}
         try:
             self._replies[rank] = await self._programs[rank].ask(self._method, *args, **by_name)
         except Exception as error:  # noqa: BLE001  # raised for all
-            self._errors.setdefault(rank, error)
-            scope.cancel(reason="a rank has failed")
-        if len(self._replies) == self._size:
-            scope.cancel(reason="all have ended")
+            self._end(rank, error)
+        else:
+            self._end(rank, None)
 
-    async def _watch(self, before: Sequence[int], scope: trio.CancelScope) -> None:
+    async def _watch(self, before: Sequence[int]) -> None:
         """End the call when a rank has lost its context: the next worker knows nothing of it."""
         while True:
             await trio.sleep(_LOOKED)
             for rank, device in enumerate(self._devices):
                 if rank not in self._replies and device.generation + (not device.is_ready) > before[rank]:
                     text = "the rank lost its context in a call of all ranks"
-                    self._errors[rank] = ContextLostError(text, device=device.name)
-                    scope.cancel(reason="a rank was lost")
+                    self._end(rank, ContextLostError(text, device=device.name))
                     return
 
     def _raise(self) -> None:

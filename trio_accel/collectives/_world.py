@@ -17,7 +17,7 @@ from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ._call import Arrays, Call, OwnCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
 from ._operations import Reduction
-from ._program_calls import ProgramCalls, Rooms
+from ._program_calls import ProgramCalls, Rooms, check_groups
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 __all__ = ["Transport", "World", "open_world"]
@@ -158,7 +158,7 @@ class World:
     async def aclose(self) -> None:
         """Run no more collectives, and give the communicator up; `open_world` does it at its end."""
         self.close()
-        self._rooms.close()
+        await self._rooms.close()
         if self._communicator is not None:
             await self._communicator.close()
 
@@ -222,9 +222,9 @@ class World:
             WorldBrokenError: The world runs no collectives any more.
         """
         call = ProgramCalls(self._turns, programs, method, each, each_by_name)
-        rooms = self._rooms.of(groups or {})
+        check_groups(groups or {}, self.size)
         async with call.begun(), alone_on(self.devices):
-            return await call.run(rooms, within)
+            return await call.run(self._rooms, groups or {}, within)
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.

@@ -140,10 +140,6 @@ class ProgramRank(ABC):
         self.exchange([], [(out, source)], stream=stream)
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    @abstractmethod
     def begin(self) -> None:
         """Come to the call."""
 
@@ -339,10 +335,6 @@ class RoomRank(ProgramRank):
 
         given = [host if rank == root else host[:0] for rank in range(self.size)]
         self._meet(f"broadcast({root}) of {host.size} {host.dtype}", given, take)
-
-    def barrier(self) -> None:
-        """See `ProgramRank`."""
-        self._meet("barrier", [np.empty(0, np.uint8)] * self.size, lambda first, pieces: None)
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair], *, stream: Any = None) -> None:
         """See `ProgramRank`."""

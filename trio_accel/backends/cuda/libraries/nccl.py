@@ -16,22 +16,22 @@ from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
 _NAME = "nccl"
-_OPEN: Communicators = Communicators(_NAME)
+OPEN: Communicators = Communicators(_NAME)
 """The communicators of this process, which has one device."""
 
 _IN_PROGRESS = 7
 
 # ncclDataType_t, and numbers for each element.
 _ORDER = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16"
-_TYPES: dict[DType, tuple[int, int]] = {
+TYPES: dict[DType, tuple[int, int]] = {
     **{DType(name): (code, 1) for code, name in enumerate(_ORDER.split())},
     DType.bool: (1, 1),
     DType.complex64: (7, 2),
     DType.complex128: (8, 2),
 }
-_BYTES = 1
+BYTES = 1
 # ncclRedOp_t. The sum of truth values is the larger one, and the product the smaller one.
-_REDUCTIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
+REDUCTIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 _OF_BOOLS = {"sum": 2, "prod": 3, "max": 2, "min": 3}
 
 
@@ -124,18 +124,18 @@ class NcclLibrary(CudaLibrary):
             name = bytearray(spec.name)
             return _NcclHandle(nccl, nccl.comm_init_rank_scalable(spec.size, spec.rank, 1, name, config.ptr))
 
-        communicator = _OPEN.new(spec.number)
+        communicator = OPEN.new(spec.number)
         with communicator.calling(spec.waiting):
             communicator.begin(make)
             communicator.settle()
 
     @kernel(ops.CloseCommunicatorSpec, backend="cuda", is_blocking=True)
     def _close(self, spec: ops.CloseCommunicatorSpec, call: KernelCall) -> None:
-        _OPEN.close(spec.number, spec.waiting)
+        OPEN.close(spec.number, spec.waiting)
 
     @kernel(ops.CollectiveSpec, backend="cuda", is_blocking=True)
     def _meet(self, spec: ops.CollectiveSpec, call: KernelCall) -> None:
-        communicator, waiting = _OPEN.find(spec.number), spec.waiting
+        communicator, waiting = OPEN.find(spec.number), spec.waiting
         source = 0 if spec.source is None else call.packed(spec.source)
         out = 0 if spec.out is None else call.at(spec.out)
         waiting.came, waiting.ran = call.stream.record(), None
@@ -157,10 +157,10 @@ def _enqueue(handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: in
     if not array.size:
         return
     if spec.kind == "all_gather":
-        nccl.all_gather(source, out, array.size * itemsize, _BYTES, comm, stream)
+        nccl.all_gather(source, out, array.size * itemsize, BYTES, comm, stream)
     elif spec.kind == "broadcast":
         # The root gives its own array for the result, too: it is not written.
-        nccl.broadcast(source or out, out or source, array.size * itemsize, _BYTES, spec.root, comm, stream)
+        nccl.broadcast(source or out, out or source, array.size * itemsize, BYTES, spec.root, comm, stream)
     else:
         _reduce(handle, spec, source, out, stream, array)
 
@@ -169,8 +169,8 @@ def _reduce(
     handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int, array: ops.ArraySpec
 ) -> None:
     nccl, comm = handle.nccl, handle.comm
-    code, numbers = _TYPES[array.dtype]
-    reduction = (_OF_BOOLS if array.dtype is DType.bool else _REDUCTIONS)[spec.reduction]
+    code, numbers = TYPES[array.dtype]
+    reduction = (_OF_BOOLS if array.dtype is DType.bool else REDUCTIONS)[spec.reduction]
     count = array.size * numbers
     if spec.kind == "all_reduce":
         nccl.all_reduce(source, out, count, code, reduction, comm, stream)
@@ -189,8 +189,8 @@ def _exchange(
     nccl.group_start()
     try:
         for peer, first, count in spec.sends:
-            nccl.send(source + first * itemsize, count * itemsize, _BYTES, peer, comm, stream)
+            nccl.send(source + first * itemsize, count * itemsize, BYTES, peer, comm, stream)
         for peer, first, count in spec.receives:
-            nccl.recv(out + first * itemsize, count * itemsize, _BYTES, peer, comm, stream)
+            nccl.recv(out + first * itemsize, count * itemsize, BYTES, peer, comm, stream)
     finally:
         nccl.group_end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -24,6 +24,7 @@ from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._foreign import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
+from ._nccl_ranks import NcclRank
 
 # A call that takes longer holds up the loop: the next one is made in the thread.
 _SHORT = 0.002
@@ -158,6 +159,9 @@ class _Arrays:
         finally:
             self._call = None
             self._lent.clear()
+
+    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> NcclRank:
+        return NcclRank(**meeting, stream=self._in_call().handle)
 
     def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device
