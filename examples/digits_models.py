@@ -48,7 +48,7 @@ class Transformer(train.CallModule):
         """Return the parameters of the beginning."""
         width = self.width
         sizes = {"in": (8, width), "up": (width, 2 * width), "down": (2 * width, width), "out": (width, 10)}
-        sizes |= {name: (width, width) for name in ("query", "key", "value", "join")}
+        sizes |= dict.fromkeys(("query", "key", "value", "join"), (width, width))
         found = {name: _matrix(rng, *size) for name, size in sizes.items()}
         return {**found, "places": rng.normal(0, 0.1, (8, width)), "n1": np.ones(width), "n2": np.ones(width)}
 

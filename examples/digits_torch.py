@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+import digits_models
 import numpy as np
 
-import digits_models
 from trio_accel import train
 
 torch: Any = import_module("torch")  # without types, as PyTorch is no dependency

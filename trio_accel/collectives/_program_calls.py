@@ -23,6 +23,7 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 
 # Seconds between two looks whether a rank was lost whose call has not ended.
 _LOOKED = 0.02
+_LOST = "the rank lost its context in a call of all ranks"
 _calls = itertools.count(1)
 
 
@@ -62,9 +63,8 @@ class Rooms:
         """
         ranks = range(len(self._devices))
         whole: list[tuple[str, Sequence[int]]] = [("", ranks)]
-        named = [
-            [(name, one) for name, all_ in groups.items() for one in all_ if rank in one] for rank in ranks
-        ]
+        every = [(name, one) for name, all_ in groups.items() for one in all_]
+        named = [[(name, one) for name, one in every if rank in one] for rank in ranks]
         if all(device.info.backend == "cpu" for device in self._devices):
             path = self._path()
             return [
@@ -77,18 +77,17 @@ class Rooms:
             ]
         if self._communicator is None and len(ranks) > 1:
             raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
-        numbers = {
-            key: await self._begun(*key)
-            for key in dict.fromkeys((name, tuple(one)) for each in named for name, one in [*whole, *each])
-        }
+        numbers = {(name, tuple(one)): await self._begun(name, tuple(one)) for name, one in whole + every}
+
+        def group(rank: int, name: str, one: Sequence[int]) -> list[int]:
+            return [one.index(rank), len(one), numbers[name, tuple(one)]]
+
         return [
             {
                 "number": rank,
                 "size": len(ranks),
                 "communicator": numbers["", tuple(ranks)],
-                "groups": {
-                    name: [one.index(rank), len(one), numbers[name, tuple(one)]] for name, one in named[rank]
-                },
+                "groups": {name: group(rank, name, one) for name, one in named[rank]},
             }
             for rank in ranks
         ]
@@ -230,14 +229,16 @@ class ProgramCalls(PartCall):
             await trio.sleep(_LOOKED)
             for rank, device in enumerate(self._devices):
                 if rank not in self._replies and device.generation + (not device.is_ready) > before[rank]:
-                    text = "the rank lost its context in a call of all ranks"
-                    self._end(rank, ContextLostError(text, device=device.name))
+                    self._end(rank, ContextLostError(_LOST, device=device.name))
                     return
 
     def _raise(self) -> None:
         """Raise the error that is the cause of the others."""
         rank = min(self._errors, key=lambda rank: (_order(self._errors[rank]), rank))
-        error = self._errors[rank]
+        error: Any = self._errors[rank]
+        if isinstance(error, Refused) and error.code == AGAIN:
+            # The device has asked its next worker again, before anybody saw that the first one was lost.
+            error = ContextLostError(_LOST, device=self._devices[rank].name)
         if isinstance(error, Refused) and error.code == MISMATCH:
             raise CollectiveMismatchError(str(error), operation=self.name) from error
         raise self._turns.failed(self.name, rank, error) from error

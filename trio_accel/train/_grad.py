@@ -9,11 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import arrays, nn
+from .. import arrays as _arrays
+from .. import nn as _nn
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call
 
 __all__ = ["grad", "value_and_grad"]
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+nn: Any = _nn
 
 Nested: TypeAlias = "AccelRef | Mapping[str, Nested] | Sequence[Nested]"
 """An array, or a dict or list of these."""
@@ -107,7 +112,7 @@ def value_and_grad(
     async def run(parameters: Nested, *args: Any, **kwargs: Any) -> tuple[AccelRef, Any]:
         leaves: list[Any] = []
         value = f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs)
-        out = await _Tape(value, leaves).joined()
+        out: AccelRef = await _Tape(value, leaves).joined()
         place = 1
 
         def taken(ref: AccelRef) -> AccelRef:
@@ -238,7 +243,7 @@ def gradients(call: Any, g: Any) -> Iterator[Rule]:
         yield args[0], partial(_OF_ONE[base], g, args[0], call)
     elif room == "arrays" and base in _OF_TWO:
         for one, rule in zip(args, _OF_TWO[base], strict=False):
-            yield one, partial(_summed_from, rule, g, *args[:2], call, np.shape(one))
+            yield one, partial(_summed_from, rule, (g, *args[:2], call), np.shape(one))
     elif base in _OF_FIRST:
         named.pop("out", None)
         yield args[0], partial(getattr(nn, f"{base}_grad"), g, *args, **named)
@@ -255,8 +260,8 @@ def _summed_to(g: Any, shape: Sequence[int]) -> Any:
     return arrays.reshape(arrays.sum(g, axis=tuple(axes)), tuple(shape)) if axes else g
 
 
-def _summed_from(rule: Callable[..., Any], g: Any, a: Any, b: Any, y: Any, shape: Sequence[int]) -> Any:
-    return _summed_to(rule(g, a, b, y), shape)
+def _summed_from(rule: Callable[..., Any], given: Sequence[Any], shape: Sequence[int]) -> Any:
+    return _summed_to(rule(*given), shape)
 
 
 def _option(call: Any, place: int, name: str, default: Any = None) -> Any:

@@ -174,7 +174,7 @@ def on_host(array: Any) -> npt.NDArray[Any]:
     """Return the memory of an array of the host as one of NumPy, with one axis."""
     address, dtype, shape = described(array)
     nbytes = math.prod(shape) * dtype.itemsize
-    memory = (ctypes.c_byte * nbytes).from_address(address) if nbytes else b""
+    memory: Any = (ctypes.c_byte * nbytes).from_address(address) if nbytes else b""
     return np.frombuffer(memory, dtype.dtype)
 
 
