@@ -501,17 +501,21 @@ class Module(_Trained):
         return zip(self.buffers.places(), self.model.buffers(), strict=True)
 
     def _optimize(self, before: State, after: State, g: Any, work: Work) -> None:
-        if self._side is None or self.plan["optimizer"] != "adamw":
+        if self.plan["optimizer"] != "adamw":
             super()._optimize(before, after, g, work)
             return
         # PyTorch's own step is one launch.
-        torch, names = _torch(), ("parameters", *self.plan["states"])
-        for name in names:
+        torch, numbers = _torch(), self.plan["numbers"]
+        for name in ("parameters", *self.plan["states"]):
             after[name].copy_(before[name])
-        param, *states = [[after[name]] for name in names]
-        step = [torch.full((), float(work.number - 1), device=g.device)]
-        kinds: dict[str, Any] = {"amsgrad": False, "maximize": False, "fused": True}
-        torch.optim.adamw.adamw(param, [g], *states, [], step, lr=work.rate, **self.plan["numbers"], **kinds)
+        param = after["parameters"]
+        param.grad = g
+        betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
+        optimizer = torch.optim.AdamW([param], work.rate, betas, *rest, fused=True)
+        step = torch.full((), float(work.number - 1), device=g.device)
+        optimizer.state[param] = {"step": step, **{name: after[name] for name in self.plan["states"]}}
+        optimizer.step()
+        param.grad = None
 
     def _numbers(self, *numbers: Any) -> Any:
         torch = _torch()
