@@ -18,7 +18,7 @@ distributed: Any = import_module("torch.distributed")
 multiprocessing: Any = import_module("torch.multiprocessing")
 
 
-def run(rank: int, ranks: int, rows: int, steps: int) -> None:
+def run(rank: int, ranks: int, rows: int, steps: int, is_mixed: int) -> None:
     """Train on one rank."""
     from gpt_model import Gpt, cross_entropy
 
@@ -27,7 +27,8 @@ def run(rank: int, ranks: int, rows: int, steps: int) -> None:
     distributed.init_process_group("nccl", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     sizes = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
-    model = Gpt(**sizes).to("cuda", torch.bfloat16)
+    # Parameters of float32 and a model that computes in bfloat16 where it may; or all of it in bfloat16.
+    model = Gpt(**sizes).to("cuda", torch.float32 if is_mixed else torch.bfloat16)
     wrapped = torch.nn.parallel.DistributedDataParallel(
         model, device_ids=[rank], gradient_as_bucket_view=True
     )
@@ -39,7 +40,8 @@ def run(rank: int, ranks: int, rows: int, steps: int) -> None:
             began = time.perf_counter()
         ids = np.random.default_rng((1, number)).integers(0, 50304, (rows * ranks, 1025))
         mine = torch.from_numpy(ids[rank * rows : (rank + 1) * rows]).cuda()
-        loss = cross_entropy(wrapped, mine)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bool(is_mixed)):
+            loss = cross_entropy(wrapped, mine)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -51,5 +53,5 @@ def run(rank: int, ranks: int, rows: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    numbers = tuple(map(int, sys.argv[1:4]))
+    numbers = tuple(map(int, sys.argv[1:5]))
     multiprocessing.spawn(run, numbers, nprocs=numbers[0])

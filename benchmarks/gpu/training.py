@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -37,10 +38,11 @@ def batches(rows: int, first: int, length: int, vocabulary: int) -> Any:
         yield {"ids": ids}
 
 
-def ddp(given: argparse.Namespace) -> float:
+def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
     """Train by `torch.distributed` alone; returns tokens a second."""
     program = [sys.executable, str(Path(__file__).with_name("_ddp.py")), str(given.ranks), str(given.rows)]
-    done = subprocess.run([*program, str(given.steps)], capture_output=True, text=True, check=False)
+    program += [str(given.steps), str(int(is_mixed))]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     try:
         return float(json.loads(done.stdout.strip().splitlines()[-1])["tokens"])
     except (ValueError, IndexError):
@@ -105,6 +107,7 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
 
 def main() -> None:
     """Print the table."""
+    logging.basicConfig(level=logging.WARNING, format="%(relativeCreated)d %(message).160s")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, default=16, help="rows of a rank in a batch")
@@ -112,11 +115,13 @@ def main() -> None:
     parser.add_argument("--faults", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=120.0)
     given = parser.parse_args()
-    theirs = ddp(given)
-    print(f"DDP: {theirs:,.0f} tokens/s", flush=True)
+    theirs = ddp(given, is_mixed=True)
+    plain = ddp(given, is_mixed=False)
+    print(f"DDP: {theirs:,.0f} tokens/s with parameters of float32, {plain:,.0f} all in bfloat16", flush=True)
     calm = trio.run(ours, given, None, None)
     print(
-        f"trainer: {calm['tokens']:,.0f} tokens/s, {calm['tokens'] / theirs:.3f} of DDP; step "
+        f"trainer: {calm['tokens']:,.0f} tokens/s, {calm['tokens'] / theirs:.3f} and "
+        f"{calm['tokens'] / plain:.3f} of DDP; step "
         f"{1e3 * calm['step']:.1f} ms; second copy {calm['snapshot'] / 1e9:.2f} GB",
         flush=True,
     )

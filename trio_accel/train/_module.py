@@ -12,7 +12,7 @@ import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
@@ -116,7 +116,7 @@ class _Trained(ABC):
             The mean loss of all samples, and the norm of the gradient of that before it is clipped.
         """
         mesh, is_apart, data = self.mesh, self.plan["shard"], work.rank.group("data")
-        self._begin(source, work)
+        self._begin(source, target, work)
         loss = self._backward_all(work)
         gradient = self._wide(self._summed(data))
         if "buffers" in target:
@@ -134,7 +134,7 @@ class _Trained(ABC):
             factor *= clip / norm
         before = {**source, "parameters": source["parameters"][own]}
         after = {**target, "parameters": target["parameters"][own]}
-        self._optimize(before, after, gradient * factor, work)
+        self._optimize(before, after, gradient if factor == 1.0 else gradient * factor, work)
         if is_apart:
             data.all_gather(self._copied(after["parameters"]), target["parameters"])
         return {"loss": mean, "norm": norm}
@@ -211,7 +211,7 @@ class _Trained(ABC):
         """Make the model."""
 
     @abstractmethod
-    def _begin(self, source: State, work: Work) -> None:
+    def _begin(self, source: State, target: State, work: Work) -> None:
         """Give the model its parameters, buffers and random numbers, and set the gradients to zero."""
 
     @abstractmethod
@@ -309,7 +309,7 @@ class ArrayModule(_Trained):
     def _prepare(self, options: Mapping[str, Any]) -> None:
         self.options: Mapping[str, Any] = options
 
-    def _begin(self, source: State, work: Work) -> None:
+    def _begin(self, source: State, target: State, work: Work) -> None:
         self.rng = np.random.default_rng((self.plan["seed"], work.number, work.rank.number))
         self._parameters = self.layout.views(source["parameters"].astype(self.plan["compute"]))
         self._total = np.zeros(self.layout.padded, self.plan["reduce"])
@@ -393,7 +393,9 @@ class Module(_Trained):
         torch, plan = _torch(), self.plan
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
-        self.model = self.configure(**options).to(where)
+        with torch.device(where):
+            # Its first parameters are nothing: a GPU makes them in no time.
+            self.model = self.configure(**options)
         parameters = dict(self.model.named_parameters())
         shapes = {name: one.shape for name, one in parameters.items()}
         if difference := self.layout.difference(shapes):
@@ -417,12 +419,18 @@ class Module(_Trained):
         # What is missing of each bucket that is not summed; None where no gradient is the last one.
         self._missing: list[set[int]] | None = None
 
-    def _begin(self, source: State, work: Work) -> None:
+    def _begin(self, source: State, target: State, work: Work) -> None:
         seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + work.rank.number
         _torch().manual_seed(seed)
         self._flat.copy_(source["parameters"])
         self._slopes.zero_()
         self._missing = None
+        if self._side is not None:
+            # The optimizer works in place: what it begins with is copied while the model computes.
+            self._side.wait_stream(_torch().cuda.current_stream())
+        with self._beside():
+            for name in ("parameters", *self.plan["states"]):
+                target[name].copy_(source[name])
         for (_, place, shape), buffer in self._pairs():
             buffer.copy_(source["buffers"][place].view(shape))
 
@@ -463,13 +471,17 @@ class Module(_Trained):
     def _sum_next(self, missing: list[set[int]]) -> None:
         part, _ = self._buckets[len(self._buckets) - len(missing)]
         missing.pop(0)
-        computing = None if self._side is None else _torch().cuda.current_stream()
-        with nullcontext() if self._side is None else _torch().cuda.stream(self._side):
-            if self._side is not None:
-                self._side.wait_stream(computing)
+        if self._side is not None:
+            self._side.wait_stream(_torch().cuda.current_stream())
+        with self._beside():
             if self._total is not self._slopes:
                 self._total[part] = self._slopes[part]
             self._data.all_reduce(self._total[part], "sum", stream=self._side)
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """Enqueue beside what the model computes, on a GPU."""
+        beside: AbstractContextManager[object] = nullcontext()
+        return beside if self._side is None else _torch().cuda.stream(self._side)
 
     def _summed(self, data: Any) -> Any:
         while self._missing:
@@ -506,8 +518,6 @@ class Module(_Trained):
             return
         # PyTorch's own step is one launch.
         torch, numbers = _torch(), self.plan["numbers"]
-        for name in ("parameters", *self.plan["states"]):
-            after[name].copy_(before[name])
         param = after["parameters"]
         param.grad = g
         betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
