@@ -104,6 +104,8 @@ class Rooms:
             return 0
         communicator = self._communicator
         assert communicator is not None  # several ranks have one
+        if communicator in self._used and len(members) == len(self._devices):
+            return communicator.number
         if name:
             devices = [self._devices[rank] for rank in members]
             made = Communicator(communicator.vendor, devices)

@@ -7,6 +7,7 @@ anybody reads, and all ranks do it again. `torch` is imported by the module of t
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import operator
 import sys
@@ -23,6 +24,8 @@ from ._layout import Batch, Layout, rows_of, shared
 from ._mesh import Mesh, Turn, turns
 
 __all__ = ["ArrayModule", "Module"]
+
+_logger = logging.getLogger("trio_accel.train")
 
 State: TypeAlias = "Mapping[str, Array]"
 Told: TypeAlias = "dict[str, float]"
@@ -418,6 +421,27 @@ class Module(_Trained):
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
         # What is missing of each bucket that is not summed; None where no gradient is the last one.
         self._missing: list[set[int]] | None = None
+
+    def warm_up(self) -> None:
+        """Load the kernels of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
+        torch = _torch()
+        if self.mesh.pipeline > 1 or self.mesh.tensor > 1 or self._side is None:
+            return
+        sample = self.plan["sample"].items()
+        where = self._flat.device
+        batch = {
+            name: torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=where)
+            for name, (dtype, shape) in sample
+        }
+        try:
+            self.loss(batch).backward()
+        except Exception:
+            _logger.info("the model cannot be warmed up by zeros", exc_info=True)
+        self._slopes.zero_()
+        one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
+        self._optimize(one, one, self._wide(self._slopes[:1]), Work(None, {}, 1, 1.0, 0.0, 1.0))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
     def _begin(self, source: State, target: State, work: Work) -> None:
         seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + work.rank.number

@@ -132,6 +132,14 @@ class ProgramReplicas(Replicas[_Trained]):
         }
 
     async def open(self) -> None:
+        self._next: States = [
+            {name: await array.copy() for name, array in state.items()} for state in self.states
+        ]
+        self._to_b = True
+        self._programs: list[Program[_Trained]] = []
+
+    async def _open_programs(self, batch: Batch) -> None:
+        """Make the models; a batch tells what their kernels, and those of spare workers, are warmed up with."""
         config, precision = self._config, self._config.precision
         plan: dict[str, Any] = {
             "optimizer": config.optimizer.kind,
@@ -146,11 +154,8 @@ class ProgramReplicas(Replicas[_Trained]):
             "clip": config.clip_norm,
             "accumulate": config.accumulate,
             "seed": config.seed,
+            "sample": {name: [array.dtype.name, list(array.shape[1:])] for name, array in batch.items()},
         }
-        self._next: States = [
-            {name: await array.copy() for name, array in state.items()} for state in self.states
-        ]
-        self._to_b = True
         found: dict[int, Program[_Trained]] = {}
 
         async def make(rank: int) -> None:
@@ -166,6 +171,8 @@ class ProgramReplicas(Replicas[_Trained]):
         self._programs = [found[rank] for rank in range(self._world.size)]
 
     async def compute(self, work: Work) -> Told:
+        if not self._programs:
+            await self._open_programs(work.shares[0])
         step = _Trained.step_to_b if self._to_b else _Trained.step_to_a
         common = {"number": work.number, "rate": work.rate, "scale": work.scale}
         chosen = [mesh.data_rank for mesh in self.meshes]

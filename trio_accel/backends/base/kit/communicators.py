@@ -26,6 +26,8 @@ _PAUSE = 50e-6
 _SHORT = 1200
 # Seconds for a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
+# Seconds for one communicator to be given up, before the next one is, too.
+_ALONE = 1.5
 # Seconds for the vendor's library to give a communicator up, before that counts as stuck.
 _CLOSING = 10.0
 
@@ -197,8 +199,11 @@ class Communicators:
         """Give a communicator up, also before it is open. Blocks for a while, in which nothing is stuck."""
         waiting.until = time.monotonic() + _CLOSING
         waiting.is_calling = True
+        # To give one up may wait for the device, and so for another one that is to be given up next.
+        closing = threading.Thread(target=self._close, args=(number,), daemon=True)
         try:
-            self._close(number)
+            closing.start()
+            closing.join(_ALONE)
         finally:
             waiting.is_calling = False
 
