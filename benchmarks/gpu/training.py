@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 SIZES = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
 OPTIONS = ta.DeviceOptions(
-    isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=3.0
+    isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=1.5
 )
 
 
@@ -74,6 +75,10 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
             for number in itertools.count():
                 await trio.sleep(faults or 0.0)
                 device = trainer.devices[number % given.ranks]
+                if number % 3 == 1:
+                    with suppress(ta.AccelError):
+                        await ta.testing.poison(device)
+                    continue
                 sent = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
                 os.kill((await device.statistics()).pid or 0, sent)
 
