@@ -77,7 +77,7 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
                 device = trainer.devices[number % given.ranks]
                 if number % 3 == 1:
                     with suppress(ta.AccelError):
-                        await ta.testing.poison(device)
+                        ta.testing.poison(device)
                     continue
                 sent = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
                 os.kill((await device.statistics()).pid or 0, sent)
