@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -18,6 +19,8 @@ pytestmark = [
     pytest.mark.examples,
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only"),
 ]
+# Its import opens files of its telemetry, which a later look for leaks would count.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 pytest.importorskip("onnxruntime")
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -51,6 +54,12 @@ def renamed(old: str, new: str) -> bytes:
 
 async def answer(program: Program[OnnxModel], x: Any) -> Any:
     return await (await program.ask(OnnxModel.predict, x)).to_host()
+
+
+@pytest.mark.no_device
+def test_the_library_has_no_file_of_its_telemetry_open() -> None:
+    links = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert not [one for one in map(os.path.realpath, links) if "onnxruntime.db" in one]
 
 
 @pytest.mark.parametrize(

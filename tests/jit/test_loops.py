@@ -225,11 +225,13 @@ REFUSED = {
     "y = 0\nfor a in range(2):\n for b in range(2):\n  for c in range(2):\n   for d in range(2): y = d": (
         5, 8, "loops are nested in each other at most 3 times",
     ),
-    "y = 0\nfor k in range(3): y = k; pass": (2, 27, "'Pass' is not allowed"),
+    "y = 0\nfor k in range(3): y = k; pass": (2, 27, "'pass' is not allowed"),
     "y = range(3)": (1, 5, "no function 'range' in expressions; a range is for loops and reductions"),
     "y = sum(x)": (1, 5, "sum takes vectors, such as vector(x, y), or a range: sum(x[k] for k in range(n))"),
     "y = sum(x[k] for k in z)": (1, 23, "a loop is over a range only"),
-    "y = [x for k in range(3)]": (1, 5, "'ListComp' is not allowed"),
+    "y = [x for k in range(3)]": (1, 5, "a list is not allowed"),
+    "y = sum(x[k] async for k in range(3))": (1, 24, "'async for' is not allowed: for k in range(n)"),
+    "y = sum(x[k] for j in range(2) async for k in range(3))": (1, 42, "'async for' is not allowed"),
     "y = sum(x[k] for k in range(3)) + k[0]; k = 1; z = k[0]": (1, 52, "'k' is no argument"),
 }  # fmt: skip
 
@@ -241,6 +243,41 @@ def test_what_is_no_bounded_loop_is_refused_with_its_place(text: str) -> None:
         ta.jit.elementwise(text)
     assert reason in str(caught.value)
     assert f"in line {line}, column {column}\n" in str(caught.value)
+
+
+# Loads beyond the array, and the result where no iteration makes them, or else the index that is told.
+CHECKED: dict[str, tuple[str, list[float] | int]] = {
+    "an empty range": ("sum(x[5] for k in range(n[i(0)] - 1))", [0, 0, 0]),
+    "a range that falls": ("sum(x[5] for k in range(4, n[i(0)]))", [0, 0, 0]),
+    "a range of one element": ("sum(x[i(0) + 2] for k in range(n[i(0)]))", [3, 0, 0]),
+    "a nested range": ("sum(x[j + 9] for j in range(2) for k in range(j, 0))", [0, 0, 0]),
+    "a loop in a loop": ("sum(sum(x[j + 9] for k in range(j, 0)) for j in range(2))", [0, 0, 0]),
+    "behind a break": (
+        "y = 0.0\nfor k in range(3):\n    if x[k] > 0:\n        break\n    y += x[i(0) + 7]", [0, 0, 0],
+    ),
+    "behind a break of all": (
+        "y = 0.0\nfor k in range(3):\n    if k < 5:\n        break\n    y += x[7]", [0, 0, 0],
+    ),
+    "behind the end of any": ("any(x[7 * k] > 0 for k in range(3)) + 0.0", [1, 1, 1]),
+    "the last iteration": ("sum(x[3 * k] for k in range(n[i(0)] + 1))", 3),
+    "both sides are computed": ("sum(x[7] for k in range(3) if k > 5)", 7),
+    "behind the loop": ("y = 0.0\nfor k in range(0):\n    y += x[9]\ny += x[9]", 9),
+}  # fmt: skip
+
+
+@inline
+@pytest.mark.parametrize("name", CHECKED)
+async def test_an_index_is_checked_where_an_iteration_runs(device: ta.Device, name: str) -> None:
+    text, want = CHECKED[name]
+    given = {"x": np.arange(1.0, 4.0)} | ({"n": np.array([1, 0, 0])} if "n[" in text else {})
+    function = Elementwise[ta.AccelRef](text, inputs=tuple(given), operation="test.checked", is_checked=True)
+    made = function.compute(*[await device.put(each) for each in given.values()], shape=3)
+    if isinstance(want, list):
+        np.testing.assert_array_equal(await (await device.ask(made)).to_host(), want)
+    else:
+        with pytest.raises(ta.OutOfRangeError) as caught:
+            await device.ask(made)
+        assert (caught.value.index, caught.value.axis, caught.value.length) == (want, 0, 3)
 
 
 @inline

@@ -83,7 +83,8 @@ class Elementwise(Generic[ReplyT]):
             dtype. Empty for NumPy's promotion, which takes all.
         truths: Names of the inputs that must be truth values.
         is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
-            with an `OutOfRangeError`. Otherwise it is the nearest one inside.
+            with an `OutOfRangeError`. Otherwise it is the nearest one inside. A loop fails by what its
+            iterations load; an `if` computes both sides, and so checks both.
         precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``, as of `Rowwise`.
             Each result is rounded once, to the dtype that it would have without. Whole numbers become
             float64. The text has assignments then. What elements are loaded from stays as it is. None for the

@@ -154,7 +154,8 @@ class Reduction(AlongAxes):
 
     def __repr__(self) -> str:
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
-        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {self._reduction.map.text}>"
+        values = self._reduction.map.text.strip()
+        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {values}>"
 
     def __call__(
         self,

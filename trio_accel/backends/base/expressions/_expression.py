@@ -240,6 +240,7 @@ class Expression:
         elements: The arguments that are read element by element.
         loads: The arguments that elements are loaded from, and how many indices each takes.
         has_index: Whether there is an index.
+        margin: How many columns of the user's own text were before each line.
     """
 
     text: str
@@ -250,19 +251,19 @@ class Expression:
     elements: frozenset[str] = attrs.field(eq=False)
     loads: Mapping[str, int] = attrs.field(eq=False)
     has_index: bool = attrs.field(eq=False)
+    margin: int = attrs.field(eq=False, default=0)
 
     def refuse(self, message: str, place: Place) -> NoReturn:
         """Raise a `ValueError` that shows a place of the text."""
-        raise ValueError(message_at(self.text, message, place))
+        raise ValueError(message_at(self.text, message, place, self.margin))
 
 
-def message_at(text: str, message: str, place: Place) -> str:
-    """Return a message that shows a place of a text."""
-    lines = text.splitlines() or [""]
+def message_at(text: str, message: str, place: Place, margin: int = 0) -> str:
+    """Return a message that shows a place of a text, which has lost so many columns before each line."""
+    lines = text.split("\n")
     line, column = place
     shown = lines[min(line, len(lines)) - 1]
     # A long line is shown around the place only.
     start = max(0, column - 60)
-    return f"{message}, in line {line}, column {column + 1}\n    {shown[start : start + 100]}\n    " + (
-        " " * (column - start) + "^"
-    )
+    told = f"{message}, in line {line}, column {column + 1 + margin}"
+    return f"{told}\n    {shown[start : start + 100]}\n    {' ' * (column - start)}^"

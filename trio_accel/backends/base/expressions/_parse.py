@@ -8,7 +8,7 @@ import itertools
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -36,6 +36,19 @@ _REFUSED: dict[type[ast.stmt], str] = {
     ast.Continue: "continue is not allowed: write the rest under if not condition",
     ast.Expr: "a result that no name is given to",
 }
+# What Python's grammar has names for that are no words of the text.
+_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("List", "ListComp"), "a list"),
+    **dict.fromkeys(("Set", "SetComp"), "a set"),
+    **dict.fromkeys(("Dict", "DictComp"), "a dict"),
+    **dict.fromkeys(("Assign", "AugAssign"), "this assignment"),
+    "AnnAssign": "an annotation (y: int)", "AsyncFor": "'async for'", "AsyncFunctionDef": "'async def'",
+    "AsyncWith": "'async with'", "Attribute": "an attribute (.name)", "ClassDef": "'class'",
+    "Delete": "'del'", "FunctionDef": "'def'", "GeneratorExp": "a generator", "ImportFrom": "'import'",
+    "IsNot": "'is not'", "JoinedStr": "an f-string", "MatMult": "'@'", "NamedExpr": "an assignment (:=)",
+    "NotIn": "'not in'", "Slice": "a slice (a:b)", "Starred": "a starred value (*x)",
+    "TemplateStr": "a t-string", "TryStar": "'try'", "Tuple": "a tuple", "YieldFrom": "'yield from'",
+}  # fmt: skip
 _GONE = "has no value behind the loop: give it one before"
 # Functions that take and make vectors, and how many arguments they take; names like any other likewise.
 _OF_VECTORS = {"vector": 0, "dot": 2, "cross": 2, "length": 1, "normalize": 1}
@@ -63,10 +76,14 @@ def parse(
     """
     if not isinstance(cast("object", text), str):
         raise TypeError(f"an expression is a text, such as 'x * x', got {type(text).__name__}")
-    text = textwrap.dedent(text).strip("\n")
+    # These are line ends for Python, and no others. Blank lines count.
+    own = re.sub(r"\r\n?", "\n", text)
+    text = textwrap.dedent(own).rstrip("\n")
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"the expression has {len(text)} characters; at most {_MOST_CHARACTERS} are allowed")
-    parser = _Parser(text, inputs or ())
+    both = zip(own.split("\n"), text.split("\n"), strict=False)
+    margin = next((len(before) - len(line) for before, line in both if line), 0)
+    parser = _Parser(text, margin, inputs or ())
     statements = parser.statements()
     chosen = tuple(parser.unread) if outputs is None else outputs
     for name in chosen:
@@ -80,7 +97,7 @@ def parse(
     ordered = _ordered(sorted(parser.reads, key=lambda name: parser.reads[name]), inputs)
     elements = frozenset(parser.elements)
     return nodes.Expression(
-        text, ordered, tuple(chosen), statements, elements, parser.loads, parser.has_index
+        text, ordered, tuple(chosen), statements, elements, parser.loads, parser.has_index, margin
     )
 
 
@@ -114,9 +131,9 @@ class _Parser:
         unread: Names whose last value no later statement reads.
     """
 
-    def __init__(self, text: str, inputs: Sequence[str]) -> None:
-        self._text = text
-        self._lines = text.splitlines()
+    def __init__(self, text: str, margin: int, inputs: Sequence[str]) -> None:
+        self._text, self._margin = text, margin
+        self._lines = text.split("\n")
         self._inputs = inputs
         self._count, self._made = 0, itertools.count()
         # The statements so far, of each open loop.
@@ -285,6 +302,8 @@ class _Parser:
 
         def add(generators: Sequence[ast.comprehension]) -> _Value:
             if generators:
+                if generators[0].is_async:
+                    self._refuse("'async for' is not allowed: for k in range(n)", generators[0].target)
                 with self._loop(generators[0].target, generators[0].iter, depth):
                     conditions.extend(self._hold(self._scalar(each, depth)) for each in generators[0].ifs)
                     return add(generators[1:])
@@ -316,7 +335,11 @@ class _Parser:
                 return ast.parse(self._text)
         except SyntaxError as error:
             place = error.lineno or 1, max((error.offset or 1) - 1, 0)
-            raise ValueError(message_at(self._text, str(error.msg), place)) from None
+            if isinstance(error, IndentationError):
+                # Python counts these columns in several ways.
+                line = self._line(place[0])
+                place = place[0], len(line) - len(line.lstrip())
+            raise ValueError(message_at(self._text, str(error.msg), place, self._margin)) from None
         except (RecursionError, MemoryError):
             raise ValueError("the expression is nested too deeply") from None
         except ValueError as error:
@@ -417,6 +440,8 @@ class _Parser:
 
     def _compare(self, node: ast.Compare, depth: int) -> _Value:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
+        # What stands between two is read twice.
+        items[1:-1] = map(self._hold, items[1:-1])
         found: list[_Value] = []
         for operator, left, right in zip(node.ops, items, items[1:], strict=False):
             found.append(self._apply(self._operator(operator, node), (left, right), self._place(node)))
@@ -437,14 +462,14 @@ class _Parser:
             told = f"; write {name}imum(x, y)" if name in ("max", "min") and len(node.args) == 2 else ""
             told = "; a range is for loops and reductions: for k in range(n)" if name == "range" else told
             self._refuse(f"there is no function {name!r} in expressions{told or _similar(name)}", node)
-        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            self._refuse(f"{name} takes its arguments by their places only", node)
+        if node.keywords:
+            self._refuse(f"{name} takes its arguments by their places only", node.keywords[0])
         if is_reduction and isinstance(node.args[0], ast.GeneratorExp):
             return self._reduced(node, name, node.args[0], depth)
         arity = _OF_VECTORS.get(name, 1 if function is None else function.arity)
-        if len(node.args) != arity and name != "vector":
-            self._refuse(f"{name} takes {arity} arguments, got {len(node.args)}", node)
         items = [self._node(argument, depth) for argument in node.args]
+        if len(items) != arity and name != "vector":
+            self._refuse(f"{name} takes {arity} arguments, got {len(items)}", node)
         if function is None:
             return self._of_vectors(name, items, node)
         return self._apply(name, items, self._place(node))
@@ -478,15 +503,20 @@ class _Parser:
 
     def _number(self, value: object, node: ast.expr) -> complex:
         if not isinstance(value, (bool, int, float, complex)):
-            self._refuse(f"a {type(value).__name__} is not allowed in an expression; numbers are", node)
+            words = {str: "a string", bytes: "a byte string", type(None): "'None'"}
+            what = words.get(type(value), "'...'")
+            self._refuse(f"{what} is not allowed in an expression; numbers are", node)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MOST_INTEGER:
             self._refuse("a whole number must have at most 64 bits", node)
         return value
 
-    def _place(self, node: ast.expr | ast.stmt) -> Place:
+    def _place(self, node: ast.expr | ast.stmt | ast.keyword) -> Place:
         # Python counts bytes.
-        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
-        return node.lineno, len(line.encode()[: node.col_offset].decode(errors="replace"))
+        before = self._line(node.lineno).encode()[: node.col_offset]
+        return node.lineno, len(before.decode(errors="replace"))
+
+    def _line(self, number: int) -> str:
+        return self._lines[number - 1] if number <= len(self._lines) else ""
 
     def _index(self, node: ast.Call) -> _Value:
         self.has_index = True
@@ -521,11 +551,11 @@ class _Parser:
         literals = [nodes.Literal(n, place) for n in components]
         return tuple(nodes.Load(name, (*held[:at], each, *held[at:]), place) for each in literals)
 
-    def _refuse(self, message: str, node: ast.expr | ast.stmt) -> NoReturn:
+    def _refuse(self, message: str, node: ast.expr | ast.stmt | ast.keyword) -> NoReturn:
         self._refuse_at(message, self._place(node))
 
     def _refuse_at(self, message: str, place: Place) -> NoReturn:
-        raise ValueError(message_at(self._text, message, place))
+        raise ValueError(message_at(self._text, message, place, self._margin))
 
 
 def _form(count: int) -> str:
@@ -533,14 +563,9 @@ def _form(count: int) -> str:
 
 
 def _what(node: ast.AST) -> str:
-    """Name a node in words."""
-    names = {
-        "MatMult": "@", "Is": "is", "IsNot": "is not", "In": "in", "NotIn": "not in",
-        "Attribute": "an attribute (.name)", "Slice": "a slice (a:b)", "NamedExpr": "an assignment (:=)",
-        "JoinedStr": "a string",
-    }  # fmt: skip
+    """Name a node in the user's words."""
     name = type(node).__name__
-    return names.get(name, f"{name!r}")
+    return _WORDS.get(name, f"'{name.lower()}'")
 
 
 def _similar(name: str) -> str:

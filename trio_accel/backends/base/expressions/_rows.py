@@ -86,8 +86,8 @@ class SpecializedExpression:
     @functools.cached_property
     def typed(self) -> TypedExpression:
         """Its steps."""
-        found = typed(self.expression, tuple(each.kind for each in self.arguments), self.dtypes)
-        return attrs.evolve(found, checked=self.expression.inputs) if self.is_checked else found
+        kinds = tuple(each.kind for each in self.arguments)
+        return typed(self.expression, kinds, self.dtypes, self.is_checked)
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""

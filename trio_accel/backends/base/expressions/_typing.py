@@ -187,6 +187,7 @@ def typed(
     expression: nodes.Expression,
     arguments: tuple[ArgumentType, ...],
     dtypes: tuple[DType | None, ...] = (),
+    is_checked: bool = False,
 ) -> TypedExpression:
     """Find the types of an expression.
 
@@ -194,13 +195,14 @@ def typed(
         expression: The expression.
         arguments: Types of its inputs.
         dtypes: Types that the results are converted to; None for no conversion.
+        is_checked: Whether an index outside of an array fails the operation.
 
     Raises:
         TypeError: A function has no such types; the message shows where.
         NotSupportedError: NumPy has it, and no backend here.
         ValueError: A number that its type cannot hold.
     """
-    typist = _Typist(expression, arguments)
+    typist = _Typist(expression, arguments, is_checked=is_checked)
     typist.run(expression.statements)
     return typist.finish(dtypes or (None,) * len(expression.outputs))
 
@@ -211,8 +213,10 @@ _Kinds: TypeAlias = dict[str, ArgumentType]
 class _Typist:
     """Makes the steps; equal steps are made once, in the outermost loop where all that they need is there."""
 
-    def __init__(self, expression: nodes.Expression, arguments: tuple[ArgumentType, ...]) -> None:
-        self._expression = expression
+    def __init__(
+        self, expression: nodes.Expression, arguments: tuple[ArgumentType, ...], *, is_checked: bool
+    ) -> None:
+        self._expression, self._is_checked = expression, is_checked
         self._steps: list[Step] = []
         self._found: dict[tuple[object, ...], int] = {}
         # For each step, how many loops are around it; and the steps of each open loop, in order.
@@ -269,6 +273,7 @@ class _Typist:
             elements=tuple(n for n, name in enumerate(inputs) if name in self._expression.elements),
             axes=tuple(axes),
             loads=tuple((n, loads[name]) for n, name in enumerate(inputs) if name in loads),
+            checked=inputs if self._is_checked else (),
         )
 
     def _flatten(self, outputs: Sequence[int]) -> list[int]:
@@ -302,6 +307,16 @@ class _Typist:
             depth = max((self._depths[each] for each in step.steps), default=0)
             number = self._found[key] = self._new(step, depth, weak)
             self._blocks[depth].append(number)
+        return number
+
+    def _in_place(self, step: Step) -> int:
+        """Make a step that may fail in the loop of its text, where no loop around has made it before."""
+        keys = [(step, loop) for loop in (None, *[loop for loop, _, _ in self._loops])]
+        number = next((self._found[key] for key in keys if key in self._found), None)
+        if number is None:
+            # An iteration that does not run fails nothing.
+            number = self._found[keys[-1]] = self._new(step, len(self._loops), None)
+            self._blocks[-1].append(number)
         return number
 
     def _new(self, step: Step, depth: int, kind: ArgumentType | None) -> int:
@@ -422,7 +437,8 @@ class _Typist:
                 f"{node.name} is a number: only an array has elements to load", node.place, TypeError
             )
         indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
-        return self._step(Step("load", kind, indices, self._expression.inputs.index(node.name)))
+        step = Step("load", kind, indices, self._expression.inputs.index(node.name))
+        return self._in_place(step) if self._is_checked else self._step(step)
 
     def _whole_index(self, number: int, place: Place, told: str = "an index is a whole number") -> int:
         dtype = self._steps[number].dtype

@@ -378,7 +378,9 @@ struct Arguments {{
             is_ahead = self._is_ahead(index)
             (same if is_ahead else parts).append(f"reached(t{index}, e{extent}, f{extent})")
             if self._typed.checked and self._typed.steps[index].function != "index":
-                (before if is_ahead else where).append(f"bad |= is_outside(t{index}, e{extent});")
+                # A loop of no iterations checks nothing.
+                is_first = is_ahead and not self._depths[number]
+                (before if is_first else where).append(f"bad |= is_outside(t{index}, e{extent});")
         before.append(f"const char *const r{number} = {' + '.join(same)};")
         return source.load(step.dtype, " + ".join((f"r{number}", *parts)))
 
