@@ -114,7 +114,6 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "Planner": _names("launch"),
     "PolledCompletion": _names("open"),
     "Probe": _names("answer"),
-    "LoopWatch": _names("begin close"),
     "Recorder": _names("begin end"),
     "Ref": _names("post"),
     "SingleStream": _names("open"),
@@ -129,9 +128,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 GIVEN = _names(
     "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor Call DeferredReply Device DeviceInfo "
-    "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
+    "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "
     "ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
+    "Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

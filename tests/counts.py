@@ -63,9 +63,7 @@ LIBRARIES = {
 }
 SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
 # What runs the user's own code, moves data, or replays: it counts on neither side.
-OWN_CODE = re.compile(
-    r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory|tensor_maps)\.|arrays/_fused\."
-)
+OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory|tensor_maps)\.")
 METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",), "tables": ("HashMap",)}
 SILENT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

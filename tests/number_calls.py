@@ -282,11 +282,6 @@ async def ranked(at: Place, method: str, *args: Any, **given: Any) -> Any:
     return await getattr(rank, method)(*args, **given)
 
 
-async def observed(at: Place, given: Given) -> None:
-    async with telemetry.open_observation(at.folder / "s", **given):
-        await trio.lowlevel.checkpoint()
-
-
 async def held(at: Place, way: str, count: Any) -> None:
     manual = testing.ManualCompletion()
     with trio.move_on_after(0.01):
@@ -614,8 +609,6 @@ CALLS: dict[str, Use] = {
     ),
     "telemetry.record": lambda at, given: entered_now(T.record(at.system, **given)),
     "telemetry.watch_gpus": lambda at, given: entered(T.watch_gpus(**given)),
-    "telemetry.watch_loop": lambda at, given: entered_now(T.watch_loop(**given)),
-    "telemetry.open_observation": observed,
     "Histogram.quantile": lambda at, given: T.Histogram(bounds=(1.0,), counts=(1, 2)).quantile(**given),
     "testing.inject_fault": failed_once,
     "ManualCompletion.release": lambda at, given: held(at, "release", **given),
@@ -683,8 +676,8 @@ _REASONS: dict[str, str] = {
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
         "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "
-        "telemetry.LoopWatch telemetry.MemoryRow telemetry.ObservedProgram telemetry.OperationRow "
-        "telemetry.OwnHistogram telemetry.Recorder telemetry.SlowStep telemetry.SystemSnapshot "
+        "telemetry.MemoryRow telemetry.OperationRow "
+        "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
         "telemetry.XidEvent weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (
@@ -705,7 +698,6 @@ _REASONS: dict[str, str] = {
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
     "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
-    "it sends what `check_interval` has checked, as `open_observation` does": "Observation.set_interval",
 }
 MADE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """What is not tried, with the reason."""

@@ -13,7 +13,6 @@ PACKAGE = Path(trio_accel.__file__).parent
 SHOWN = {
     "telemetry/_tally.py",
     "telemetry/_recorder.py",
-    "telemetry/_loop_watch.py",
     "telemetry/_gpus.py",
     "telemetry/_traces.py",
     "cli/_top_draw.py",

@@ -125,7 +125,6 @@ THREADS_TOO = {
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",
-    "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
     "trio_accel.testing._leaks": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}

@@ -59,7 +59,6 @@ from .actors import (
     handles as handles,
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
-from .arrays import fused as fused
 from .arrays._namespace import PRODUCTS as _PRODUCTS
 from .arrays._namespace import Namespace as _Namespace
 from .backends import (
@@ -187,8 +186,7 @@ def _of_standard(name: str) -> _typing.Any:
     return getattr(_import_module(f"{__name__}.linalg") if name in _PRODUCTS else arrays, name)
 
 
-fused.xp = _Namespace(_of_standard)
-_have_operators(fused.xp)
+_have_operators(_Namespace(_of_standard))
 
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())

@@ -111,7 +111,6 @@ async def main(arguments: argparse.Namespace) -> None:
         await enter(listener)
         system = await enter(ta.open_system("search"))
         recorder = stack.enter_context(ta.telemetry.record(system))
-        await enter(ta.telemetry.open_socket(system))
         if arguments.dashboard:
             print("dashboard:", (await enter(ta.open_dashboard(system))).url, flush=True)
         device = await enter(system.open_device(arguments.device, options=device_options))

@@ -274,20 +274,3 @@ def test_shapes_broadcast(shapes: Any, seed: int) -> None:
                 np.testing.assert_allclose(await found.to_host(), scipy.special.xlogy(x, y), rtol=1e-12)
 
     trio.run(compute)
-
-
-async def test_fused_functions_know_them(device: ta.Device) -> None:
-    @ta.fused
-    def entropy(p: Any, q: Any) -> Any:
-        xp = p.__array_namespace__()
-        return xp.sum(xp.rel_entr(p, q) + xp.sinc(p) * xp.nanmax(q, axis=1, keepdims=True), axis=1)
-
-    for dtype in ("float16", "float64"):
-        p, q = (np.random.default_rng(n).random((4, 9)).astype(dtype) for n in range(2))
-        found = await entropy(await device.put(p), await device.put(q))
-        wide, other = widest(p), widest(q)
-        want = (
-            scipy.special.rel_entr(wide, other) + np.sinc(wide) * np.nanmax(other, axis=1, keepdims=True)
-        ).sum(1)
-        assert found.dtype == dtype
-        np.testing.assert_allclose(widest(await found.to_host()), want, rtol=20 * TOLERANCES[dtype])

@@ -165,7 +165,6 @@ async def part_of(name: str, results: Any) -> ta.AccelRef:
     return part
 
 
-NORMED = ta.arrays.fused(lambda x: x.__array_namespace__().layer_norm(x, eps=0.0))
 # Functions of rows: the power of a factor of the vectors `x` and `y` that the result has, and the function
 # of these and of a gradient, which has no factor. Without `eps`, the rest does not depend on the factor.
 SCALED: dict[str, tuple[int, Callable[..., Any]]] = {

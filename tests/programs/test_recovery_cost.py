@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import trio
 from rich.console import Console
-
-import trio_accel as ta
 from trio_accel.cli._top_draw import Status, draw_all
 from trio_accel.cli._top_view import View
+
+import trio_accel as ta
 
 IMPORT, MAKE = 1.2, 0.3
 # A thread of Python refuses the module, so that each worker imports it.

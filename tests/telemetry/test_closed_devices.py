@@ -14,13 +14,12 @@ import trio.testing
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
-from trio_accel.telemetry import open_socket, record, timeline
+from trio_accel.telemetry import record, timeline
 
 Shown = Callable[[ta.System, Path], AbstractAsyncContextManager[object] | AbstractContextManager[object]]
 WAYS: dict[str, Shown] = {
     "record": lambda system, folder: record(system),
     "dashboard": lambda system, folder: ta.open_dashboard(system),
-    "socket": lambda system, folder: open_socket(system),
     "timeline": lambda system, folder: timeline(system, folder / "trace.json"),
 }
 

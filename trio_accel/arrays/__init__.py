@@ -13,7 +13,6 @@ from ._actor import ArraysActor as ArraysActor
 from ._calculus import *
 from ._creation import *
 from ._elementwise import *
-from ._fused import *
 from ._indexing import *
 from ._manipulation import *
 from ._numeric import *

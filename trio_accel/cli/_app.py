@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import attrs
 import trio
@@ -43,7 +43,6 @@ Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
 IsolationOption = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-_Order = Literal["tree", "rate", "queue", "flight", "p50", "p99", "failed", "restarts"]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
 
 app = App(
@@ -105,41 +104,6 @@ def trace(
         where = output.resolve()
         print(f"trio-accel: {written.events} events in {where}", file=sys.stderr)
         print("trio-accel: open it at https://ui.perfetto.dev, or in chrome://tracing", file=sys.stderr)
-
-
-@app.command(
-    usage="Usage: trio-accel top [NAME|PID|PATH] [OPTIONS]",
-    help_epilogue="Exit codes: 0 the user left, 1 the program ended or does not answer, 2 there is no such "
-    "program, or an option cannot be used, 130 ended by Ctrl-C.",
-)
-def top(
-    program: Annotated[str | None, Parameter(show_default=False)] = None,
-    /,
-    *,
-    interval: Annotated[float, Parameter(validator=Number(gte=0.1, lte=60))] = 1.0,
-    sort: _Order = "tree",
-    filter: Annotated[str, Parameter(show_default=False)] = "",  # noqa: A002
-    once: Flag = False,
-    json: Json = False,
-) -> int:
-    """Show the actors and devices of a running program, live.
-
-    The program has opened a socket, by ta.telemetry.open_socket(system). The key ? lists the keys. Where
-    standard output is no terminal, one snapshot is printed.
-
-    Args:
-        program: Name of the socket, number of the process, or path of the socket. Default: the only one there
-            is.
-        interval: Seconds between two snapshots, 0.1 to 60.
-        sort: Order of the actors at the beginning.
-        filter: Show only actors with this text in their path, class or state.
-        once: Print one snapshot and end.
-        json: Print one JSON document and nothing else.
-    """
-    # Needs a terminal as POSIX has it.
-    from trio_accel.cli._top import show_top
-
-    return show_top(program, interval=interval, sort=sort, text=filter, is_once=once, is_json=json)
 
 
 @demo.default

@@ -19,8 +19,7 @@ from ..actors import Actor, ActorContext, Event, System, describe
 from ..backends.base import NotSupportedError
 from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
-from ._snapshot import SystemSnapshot
-from ._socket import SHORTEST_SECONDS, check_interval
+from ._snapshot import SHORTEST_SECONDS, SystemSnapshot, check_interval
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -20,7 +20,7 @@ from ..actors import System, running_beside
 from ..backends.base import NotSupportedError
 from ..backends.base.kit.modules import import_extra
 from ..devices import System as DeviceSystem
-from ._socket import check_interval
+from ._snapshot import check_interval
 
 __all__ = ["GpuProcess", "GpuReading", "GpuWatch", "XidEvent", "read_gpus", "watch_gpus"]
 

@@ -278,7 +278,7 @@ class Recorder:
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
 
         It is shown in metrics under its own name, with the label ``system``, on the dashboard, and by
-        ``trio-accel top``. The same name gives the same counter. It costs 1 µs to count. Its methods are for
+        the dashboard. The same name gives the same counter. It costs 1 µs to count. Its methods are for
         the Trio thread.
 
         Args:

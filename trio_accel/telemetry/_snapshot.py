@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 import attrs
 
-from ..actors import ActorFigures, Reading
+from ..actors import ActorFigures, Reading, is_number
 from ..backends.base import MemoryStatistics
 from ..devices import CacheStatistics
 
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
 # The largest count, or number of bytes or seconds: what is beyond 64 bits was made up.
 _LARGEST = 2.0**64
 
@@ -393,3 +394,17 @@ def _value(hint: Any, data: object, what: str) -> object:
     if not isinstance(data, hint) or isinstance(data, bool):
         raise ValueError(f"{what} is no {hint.__name__}")  # noqa: TRY004  # of a text
     return data
+
+
+def check_interval(interval: object) -> float:
+    """Return the seconds between two snapshots.
+
+    Raises:
+        ValueError: They are no number from 0.1 to 60.
+    """
+    if not is_number(interval, SHORTEST_SECONDS, _LONGEST_SECONDS):
+        raise ValueError(
+            f"interval must be a number of seconds from {SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
+            f"got {str(interval)[:40]}"
+        )
+    return float(interval)

@@ -94,7 +94,7 @@ class System(actors.System):
                 are arrays of the new device then, by the same references, with the same contents; those that
                 were damaged stay so. Where nothing else is given, the new device is opened as that one was.
                 If it cannot be opened, the arrays stay where they are, and can be adopted again.
-            name: Name in the tree, in errors, metrics and `trio-accel top`; by default that of the hardware.
+            name: Name in the tree, in errors, metrics and the dashboard; by default that of the hardware.
                 A second context that has a name is meant to be one, so no warning tells of it.
 
         Raises:
