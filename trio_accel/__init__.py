@@ -134,7 +134,6 @@ if _typing.TYPE_CHECKING:
         telemetry as telemetry,
         tensor as tensor,
         testing as testing,
-        train as train,
         weights as weights,
     )
     from .collectives import open_world as open_world
@@ -149,8 +148,7 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs",
-        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "train",
-        "weights",
+        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
