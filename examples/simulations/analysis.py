@@ -54,7 +54,10 @@ async def threshold(image: ta.AccelRef) -> ta.AccelRef:
 
 
 async def label(image: ta.AccelRef, least: ta.AccelRef) -> ta.AccelRef:
-    """Labels of what is connected and above a value: 0 outside, else the last pixel's number."""
+    """Labels of what is connected and above a value: 0 outside, else the last pixel's number.
+
+    `ta.ndimage.label` has labels one behind another; here the passes are to be seen.
+    """
     height, width = image.shape
     old, has_changed = await NUMBER(image, least, width), True
     while has_changed:

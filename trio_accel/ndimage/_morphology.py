@@ -1,0 +1,294 @@
+"""Binary images: erosion and dilation, connected parts, and distances, by `scipy.ndimage`'s names."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import arrays
+from ..actors import arguments_of
+from ..backends.base import DType
+from ..devices import AccelRef, Operand
+from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
+from ..expressions import Scatter, check_ref
+from . import windows as w
+from .windows import Floats, Numbers, Output
+
+__all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
+
+_FAR = 1 << 40
+_NEAREST = w.several(
+    "edt",
+    "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
+    "y = where(0 <= at and at < n, d * d, inf); place = clip(at, 0, n - 1)",
+    ("a", "b", "n", "size"),
+    ("y", "place"),
+)
+# A label follows the label of its place so often, before neighbours are looked at again.
+_JUMPS = 3
+_HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
+
+
+def _structure(name: str, structure: object, ndim: int) -> npt.NDArray[np.bool_]:
+    """Take a structure of the host; by default an element and its neighbours along the axes."""
+    if structure is not None:
+        return w.numbers(name, "structure", structure, "bool")
+    cross: npt.NDArray[np.bool_] = abs(np.indices((3,) * ndim) - 1).sum(0) <= 1
+    return cross
+
+
+async def _differ(x: AccelRef, y: AccelRef) -> bool:
+    """Look whether two arrays differ."""
+    return bool(await arrays.any(await w.compute("differ", "x != y", ("x", "y"))(x, y)).item())
+
+
+async def _eroded(
+    name: str, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
+    border_value: object, origin: Any, brute_force: object, axes: object,
+) -> AccelRef:  # fmt: skip
+    """Erode, or dilate: then an element is looked for on the structure's opposite side."""
+    x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
+    along, border = w.axes_of(name, x, axes), whole(name, "border_value", border_value) != 0
+    # Nothing changes any more then.
+    count = min(whole(name, "iterations", iterations), x.size + 1)
+    window = _structure(name, structure, len(along))
+    told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
+    w.need(name, window.ndim == len(along) and window.any(), f"structure must have {told}")
+    if mask is not None:
+        check_ref(name, "mask", mask)
+        w.need(name, mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
+    origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
+    if is_dilated:
+        window = np.flip(window)
+        origins = [-one - (size % 2 == 0) for one, size in zip(origins, window.shape, strict=True)]
+    along, origins = w.in_order(along, origins)
+    widths = w.spread(
+        x, along, [w.reach(name, n, o) for n, o in zip(window.shape, origins, strict=True)], (0, 0)
+    )
+    dtype = w.dtype_of(name, x, DType.bool if output is None else output, x.shape)
+    places = [w.spread(x, along, place, 0) for place in np.argwhere(window).tolist()]
+    operator, done = " or " if is_dilated else " and ", 0
+    made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
+    while done < count or count < 1:
+        wider = await w.padded(made, widths, ["constant"] * x.ndim, border)
+        views, new = [w.view(wider, x.shape, place) for place in places], list[AccelRef]()
+        for start in range(0, len(views), w.MOST):
+            new += views[start : start + w.MOST]
+            names = tuple([f"x{n}" for n in range(len(new))])
+            new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
+        if mask is not None:
+            text, names = "y = where(mask != 0, x, old)", ("mask", "x", "old")
+            new = [await w.compute("binary_erosion", text, names)(mask, *new, made)]
+        if count < 1 and not await _differ(made, *new):
+            break
+        made, done = new[0], done + 1
+    return await w.delivered(await w.converted(made, dtype), output)
+
+
+@composed
+async def binary_erosion(
+    input: Operand, structure: npt.ArrayLike | None = None, iterations: int = 1,
+    mask: Operand | None = None, output: Output = None, border_value: int = 0, origin: Numbers = 0,
+    brute_force: bool = False, *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
+
+    Args:
+        input: The image. What is not 0 is true.
+        structure: Which elements of a window must be true, on the host; by default an element and its
+            neighbours along the axes.
+        iterations: How often; below 1 until nothing changes, which the host looks at.
+        mask: Where elements may change.
+        output: Dtype of the result, or an array to write to; by default bool.
+        border_value: Whether what is beyond the edges is true.
+        origin: How far the window lies behind its place: for all axes, or for each.
+        brute_force: Not looked at: all elements are computed each time.
+        axes: Axes of the structure; None for all.
+
+    Returns:
+        A new image.
+
+    Raises:
+        TypeError: `input` is no array of a device, or `structure` is on one.
+        ValueError: A structure of another number of axes or without elements, an origin outside of it, or
+            another shape of an array.
+        NotSupportedError: float8.
+    """
+    given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
+    return await _eroded("binary_erosion", *given)
+
+
+@arguments_of(binary_erosion, _eroded, "binary_dilation")
+def binary_dilation() -> None:
+    """Dilate a binary image, as `scipy.ndimage.binary_dilation` does; see `binary_erosion`."""
+
+
+class LabelResult(NamedTuple):
+    """The parts of an image; see `label`."""
+
+    labels: AccelRef
+    """The number of its part for each element, and 0 for the background."""
+    num_features: int
+    """How many parts there are."""
+
+
+@composed
+async def label(input: Operand, structure: npt.ArrayLike | None = None, output: Output = None) -> LabelResult:
+    """Number the connected parts of an image in the order of their first elements: `scipy.ndimage.label`.
+
+    Each element begins with its own place as its label. The place that is its label takes the least label of
+    its neighbours, and labels follow the labels of their places, until nothing changes: about ten times, each
+    with a look at a truth value on the host.
+
+    Args:
+        input: The image. What is not 0 belongs to a part.
+        structure: Which of the ``3 ** axes`` neighbours belong together, on the host, the same on opposite
+            sides; by default those along the axes.
+        output: Dtype of the labels, or an array to write to; by default int32.
+
+    Returns:
+        The labels, and how many parts there are.
+
+    Raises:
+        TypeError: `input` is no array of a device, or `structure` is on one.
+        ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of
+            another shape, or too small a dtype.
+        NotSupportedError: float8.
+    """
+    name: str = "ndimage.label"
+    x: Any = input
+    ndim = len(w.axes_of(name, x, None))
+    near, dtype = (
+        _structure(name, structure, ndim),
+        w.dtype_of(name, x, DType.int32 if output is None else output, x.shape),
+    )
+    is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
+    told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
+    w.need(name, is_right, told)
+    if not x.size:
+        return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
+    offsets = [place for place in np.argwhere(near).tolist() if place != [1] * ndim]
+    begin, look, jump = _labels(ndim, len(offsets))
+    last, labels = x.size - 1, await begin(x, x.size, *x.shape[1:], shape=x.shape)
+    flat = labels.reshape(x.size)
+    while offsets:
+        wider = await w.padded(labels, [(1, 1)] * ndim, ["constant"] * ndim, x.size)
+        views = [w.view(wider, x.shape, offset) for offset in offsets]
+        least, places = await look(labels, last, *views, *x.shape[1:])
+        if not await _differ(least, labels):
+            break
+        await _HOOKED(flat, places.reshape(x.size), least.reshape(x.size), shape=(x.size,))
+        for _ in range(_JUMPS):
+            flat = await jump(flat, flat, last, x.size)
+        labels = flat.reshape(x.shape)
+    ranks = await arrays.cumulative_sum(await w.compute("label", "int64(x == i(0))", ("x",))(flat))
+    count = int(await ranks[-1].item())
+    is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
+    w.need(name, is_right, f"output of {dtype} has no room for {count} labels")
+    found = (await jump(flat, ranks, last, 0)).reshape(x.shape)
+    return LabelResult(await w.delivered(await w.converted(found, dtype), output), count)
+
+
+@functools.cache
+def _labels(ndim: int, count: int) -> tuple[Any, Any, Any]:
+    """Write three expressions: first labels, the least of neighbours and their places, labels of places."""
+    sizes, names = [f"n{axis}" for axis in range(1, ndim)], [f"y{n}" for n in range(count)]
+    # Horner's rule for the place among all in C order.
+    place = "(" * len(sizes) + ("i(0)" if ndim else "0")
+    place += "".join(f") * {n} + i({axis})" for axis, n in enumerate(sizes, 1))
+    text = "m = x" + "".join(f"; m = minimum(m, {one})" for one in names)
+    text += f"; least = where(x <= last, m, x); place = where(x <= last, x, {place})"
+    return (
+        w.compute("label", f"{place} if x != 0 else size", ("x", "size", *sizes), DType.int64),
+        w.several("label", text, ("x", "last", *names, *sizes), ("least", "place")),
+        w.compute("label", "where(x <= last, y[minimum(x, last)], other)", ("x", "y", "last", "other")),
+    )
+
+
+@composed
+async def distance_transform_edt(
+    input: Operand,
+    sampling: Floats | None = None,
+    return_distances: bool = True,
+    return_indices: bool = False,
+) -> AccelRef | tuple[AccelRef, ...]:
+    """Find the nearest element that is 0 of each one, exactly: `scipy.ndimage.distance_transform_edt`.
+
+    Along the first axis two scans find it. Along each other one, places that are farther and farther away are
+    looked at, until they are farther away than what was found, everywhere. The host looks at that. So it
+    takes as long as the longest distance is.
+
+    Args:
+        input: The image. What is not 0 has a distance.
+        sampling: The distance of neighbours along all axes, or along each; by default 1.
+        return_distances: Whether the distances are wanted.
+        return_indices: Whether the places are.
+
+    Returns:
+        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite,
+        and places are in the image, where nothing is 0. Which of several that are equally near is found may
+        differ from SciPy's choice.
+
+    Raises:
+        TypeError: `input` is no array of a device.
+        ValueError: Nothing is wanted, or a `sampling` for another number of axes.
+        NotSupportedError: float8.
+    """
+    name = "ndimage.distance_transform_edt"
+    x: Any = input
+    x = x if w.axes_of(name, x, None) else x.reshape((1,))
+    sizes = w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)
+    sizes = [w.real(name, "sampling", one) for one in sizes]
+    w.need(name, all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
+    w.need(name, return_distances or return_indices, "return_distances or return_indices must be True")
+    marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
+    before = await arrays.cumulative_max(marks[0], axis=0)
+    behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
+    near, *places = await _NEAREST(before, behind, x.shape[0], sizes[0])
+    for axis in range(1, x.ndim):
+        near, steps = await _nearer(near, axis, sizes[axis])
+        if return_indices:
+            at = ", ".join(f"i({one}) + steps" if one == axis else f"i({one})" for one in range(x.ndim))
+            places = [await w.compute("edt", f"x[{at}]", ("x", "steps"))(one, steps) for one in places]
+            places.append(await w.compute("edt", f"i({axis}) + steps", ("steps",))(steps))
+    found = [await w.compute("edt", "sqrt(x)", ("x",))(near)] if return_distances else []
+    found += [await (await arrays.stack(places)).cast("int32")] if return_indices else []
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
+    """Look along an axis for what is nearer; returns squares of distances, and how far away it is."""
+
+    async def farthest() -> int:
+        most = float(await arrays.max(near).item()) if near.size else 0.0
+        longest = near.shape[axis] - 1
+        return min(longest, math.ceil(math.sqrt(most) / size)) if most < math.inf else longest
+
+    reached, shape = await farthest(), near.shape
+    widths = w.spread(near, (axis,), ((reached, reached),), (0, 0))
+    wider = await w.padded(near, widths, ["constant"] * near.ndim, math.inf)
+    steps, start = await near.device.zeros(shape, "int64"), 1
+    while start <= (reached if start == 1 else min(reached, await farthest())):
+        here = range(start, min(start + w.MOST // 2, reached + 1))
+        sides = [
+            w.view(wider, shape, w.spread(near, (axis,), (reached + k,), 0)) for n in here for k in (-n, n)
+        ]
+        near, steps = await _looked(len(here))(near, steps, size, start, *sides)
+        start += len(here)
+    return near, steps
+
+
+@functools.cache
+def _looked(count: int) -> Any:
+    text, sides = "y = near; step = steps", [(f"a{n}", f"b{n}") for n in range(count)]
+    for n, names in enumerate(sides):
+        text += f"; k = start + {n}; d = k * size; d = d * d"
+        for side, name in zip(("-k", "k"), names, strict=True):
+            text += f"; e = {name} + d; step = where(e < y, {side}, step); y = minimum(e, y)"
+    inputs = ("near", "steps", "size", "start", *[name for names in sides for name in names])
+    return w.several("edt", text, inputs, ("y", "step"))

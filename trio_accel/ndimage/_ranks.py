@@ -1,0 +1,300 @@
+"""Filters by order: the least, the largest and the middle element of a window; and the mean, made alike.
+
+A window of one length is made of two of half of it, so a long one costs little more than a short one. Small
+windows are sorted by a network of comparisons in the text of an expression. It has those comparisons alone
+that the wanted element depends on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..actors import arguments_of
+from ..arrays import concat, sort, stack
+from ..backends.base import DType
+from ..devices import AccelRef, Operand
+from ..devices.base._refusals import whole
+from ..devices.operations._calls import composed
+from . import windows as w
+from .windows import Mode, Modes, Numbers, Output
+
+__all__ = [
+    "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
+    "percentile_filter", "rank_filter", "uniform_filter", "uniform_filter1d",
+]  # fmt: skip
+
+# Elements of a window that one launch combines, and that a network sorts: a text has a most length.
+_SHORT, _SORTED = 12, 27
+# Elements of windows that are sorted at a time.
+_PIECE = 1 << 24
+
+
+async def _combined(kind: str, views: Sequence[AccelRef], dtype: DType, *divisor: float) -> AccelRef:
+    """Combine elements: add them up in the wide dtype, or find the least or the largest."""
+    names, wide = [f"x{n}" for n in range(len(views))], views[0].dtype.value
+    text, step = "y = x0", f"; y = {kind}(y, {{}})"
+    if kind == "uniform":
+        wide = w.wide_of(views[0])
+        text, step = f"y = {wide}(x0)", f"; y = y + {wide}({{}})"
+    text += "".join(step.format(name) for name in names[1:])
+    if divisor or wide != dtype:
+        text += f"; y = {w.stored('y / n' if divisor else 'y', dtype)}"
+    expression = w.compute(f"{kind}_filter", text, (*names, *["n"] * len(divisor)), dtype)
+    return await expression(*views, *divisor)
+
+
+async def _windowed(
+    kind: str, x: AccelRef, axis: int, size: int, shape: Sequence[int], dtype: DType, *divisor: float
+) -> AccelRef:
+    """Combine windows along an axis of a padded array."""
+
+    def part(array: AccelRef, start: int) -> AccelRef:
+        return w.view(array, shape, w.spread(x, (axis,), (start,), 0))
+
+    if size <= _SHORT:
+        return await _combined(kind, [part(x, n) for n in range(size)], dtype, *divisor)
+    half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
+    longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
+    made = await _windowed(kind, x, axis, half, longer, wide)
+    parts = [part(made, 0), part(made, half), *[part(x, size - 1)] * (size % 2)]
+    return await _combined(kind, parts, dtype, *divisor)
+
+
+async def _filter1d(name: str, axis: int, **given: Any) -> AccelRef:
+    return await _ranked(name, rank=None, footprint=None, axes=(axis,), **given)
+
+
+@composed
+async def uniform_filter1d(
+    input: Operand, size: int, axis: int = -1, output: Output = None, mode: Mode = "reflect",
+    cval: complex = 0.0, origin: int = 0,
+) -> AccelRef:  # fmt: skip
+    """Compute means of windows along an axis, as `scipy.ndimage.uniform_filter1d` does.
+
+    Args:
+        input: The image.
+        size: Elements of a window.
+        axis: The axis.
+        output: See `Output`.
+        mode: See `Mode`.
+        cval: The number beyond the edges, in ``"constant"``.
+        origin: How far the window lies behind its place.
+
+    Returns:
+        The means, in the dtype of `input`: of whole numbers rounded towards zero.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
+    """
+    return await _ranked("uniform_filter1d", input, None, size, None, output, mode, cval, origin, (axis,))
+
+
+@arguments_of(uniform_filter1d, _filter1d, "maximum_filter1d")
+def maximum_filter1d() -> None:
+    """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
+
+    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are
+    refused.
+    """
+
+
+@arguments_of(uniform_filter1d, _filter1d, "minimum_filter1d")
+def minimum_filter1d() -> None:
+    """Find the least element of windows along an axis; see `maximum_filter1d`."""
+
+
+@composed
+async def uniform_filter(
+    input: Operand, size: Numbers = 3, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    origin: Numbers = 0, *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Compute means of windows, as `scipy.ndimage.uniform_filter` does.
+
+    Args:
+        input: The image.
+        size: Elements of a window along all axes, or along each.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each.
+        cval: The number beyond the edges, in ``"constant"``.
+        origin: How far the window lies behind its place: for all axes, or for each.
+        axes: Axes to filter along; None for all.
+
+    Returns:
+        See `uniform_filter1d`; it is rounded to its dtype after each axis.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `uniform_filter1d`.
+    """
+    return await _ranked("uniform_filter", input, None, size, None, output, mode, cval, origin, axes)
+
+
+def _nth(name: str, rank: Any, count: int) -> int:
+    """Find which element of a sorted window is wanted."""
+    if "percentile" in name:
+        w.need(name, -100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
+        return min(int(float(count) * (rank + 100 * (rank < 0)) / 100), count - 1)
+    named = {"uniform": 0, "minimum": 0, "median": count // 2, "maximum": count - 1}
+    found = whole(name, "rank", named.get(name.removeprefix("ndimage.").partition("_")[0], rank))
+    w.need(name, -count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
+    return found % count
+
+
+async def _ranked(
+    name: str, input: Any, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
+    origin: Any, axes: object,
+) -> AccelRef:  # fmt: skip
+    """Find an element of each window by its order, or the mean."""
+    x, name = input, f"ndimage.{name}"
+    along = w.axes_of(name, x, axes)
+    sizes = [
+        max(0, whole(name, "size", one))
+        for one in w.each(name, "size", 0 if size is None else size, len(along))
+    ]
+    w.need(name, math.prod(sizes) <= _PIECE, f"a window has at most {_PIECE} elements, got {sizes}")
+    window = (
+        np.broadcast_to(True, sizes) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
+    )
+    is_right, told = (
+        window.ndim == len(along) and window.any(),
+        f"must say which elements of {len(along)} axes",
+    )
+    w.need(name, is_right, f"size or footprint {told} a window has, got shape {window.shape}")
+    modes = [w.mode_of(name, one) for one in w.each(name, "mode", mode, len(along))]
+    origins, dtype = w.each(name, "origin", origin, len(along)), w.dtype_of(name, x, output, x.shape)
+    nth, count, made = _nth(name, rank, int(window.sum())), int(window.sum()), x
+    kind = "uniform" if "uniform" in name else {0: "minimum", count - 1: "maximum"}.get(nth, "")
+    is_separable = kind and window.all()
+    if footprint is not None and not is_separable:
+        along, modes, origins = w.in_order(along, modes, origins)
+    widths = [w.reach(name, one, start) for one, start in zip(window.shape, origins, strict=True)]
+    if is_separable:
+        for axis, n, filled, pair in zip(along, window.shape, modes, widths, strict=True):
+            if n > 1:
+                wider = await w.padded(made, w.spread(x, (axis,), (pair,), (0, 0)), [filled] * x.ndim, cval)
+                divisor = [float(n)] * (kind == "uniform")
+                made = await _windowed(kind, wider, axis, n, x.shape, dtype, *divisor)
+        return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
+    wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), w.spread(x, along, modes, "nearest"), cval)
+    views = [w.view(wider, x.shape, w.spread(x, along, place, 0)) for place in np.argwhere(window).tolist()]
+    while kind and len(views) > w.MOST:
+        views = [await _combined(kind, views[: w.MOST], wider.dtype), *views[w.MOST :]]
+    if kind:
+        made = await _combined(kind, views, dtype)
+    elif count <= _SORTED:
+        [made] = await _network(count, nth, wider.dtype, dtype)(*views)
+    else:
+        made = await w.converted(await _sorted(views, nth), dtype)
+    return await w.delivered(made, output)
+
+
+def _comparisons(count: int) -> Iterator[tuple[int, int]]:
+    """Sort by pairs: K. Batcher's odd-even merge sort, 1968."""
+    for p in (1 << n for n in range((count - 1).bit_length())):
+        for k in (p >> n for n in range(p.bit_length())):
+            for j in range(k % p, count - k, 2 * k):
+                same = [i for i in range(j, min(j + k, count - k)) if i // (2 * p) == (i + k) // (2 * p)]
+                yield from [(i, i + k) for i in same]
+
+
+@functools.cache
+def _network(count: int, nth: int, given: DType, dtype: DType) -> Any:
+    needed, steps = {nth}, [f"y = {f'x{nth}' if given is dtype else w.stored(f'x{nth}', dtype)}"]
+    for i, j in reversed(list(_comparisons(count))):
+        least, largest = f"minimum(x{i}, x{j})", f"maximum(x{i}, x{j})"
+        if {i, j} <= needed:
+            steps.append(f"t = {least}; x{j} = {largest}; x{i} = t")
+        elif i in needed or j in needed:
+            steps.append(f"x{i} = {least}" if i in needed else f"x{j} = {largest}")
+            needed |= {i, j}
+    inputs = tuple([f"x{n}" for n in range(count)])
+    return w.several("rank_filter", "; ".join(reversed(steps)), inputs, ("y",), dtype)
+
+
+async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
+    """Sort windows, as many at a time as memory holds."""
+    rows = max(1, _PIECE // max(1, len(views) * math.prod(views[0].shape[1:])))
+    parts: list[AccelRef] = []
+    for start in range(0, views[0].shape[0], rows):
+        windows = await sort(await stack([one[start : start + rows] for one in views], axis=-1))
+        parts.append(await windows[..., nth].copy())
+    return await concat(parts)
+
+
+@composed
+async def median_filter(
+    input: Operand, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
+    *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Find the median of windows, as `scipy.ndimage.median_filter` does: of an even count the larger one.
+
+    A window with NaN has NaN.
+
+    Args:
+        input: The image, real.
+        size: Elements of a window along all axes, or along each.
+        footprint: In place of it: which elements are in a window, on the host.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each.
+        cval: The number beyond the edges, in ``"constant"``.
+        origin: How far the window lies behind its place: for all axes, or for each.
+        axes: Axes to filter along; None for all.
+
+    Returns:
+        The elements, in the dtype of `input`.
+
+    Raises:
+        TypeError: `input` is no array of a device, or complex; or `footprint` is on a device.
+        ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or
+            `output` of another shape.
+        NotSupportedError: float8.
+    """
+    return await _ranked("median_filter", input, None, size, footprint, output, mode, cval, origin, axes)
+
+
+async def _extreme(name: str, **given: Any) -> AccelRef:
+    return await _ranked(name, rank=None, **given)
+
+
+@arguments_of(median_filter, _extreme, "maximum_filter")
+def maximum_filter() -> None:
+    """Find the largest element of windows, as `scipy.ndimage.maximum_filter` does; see `median_filter`."""
+
+
+@arguments_of(median_filter, _extreme, "minimum_filter")
+def minimum_filter() -> None:
+    """Find the least element of windows, as `scipy.ndimage.minimum_filter` does; see `median_filter`."""
+
+
+@composed
+async def rank_filter(
+    input: Operand, rank: int, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
+    *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Find the element of windows at place `rank` of their order, as `scipy.ndimage.rank_filter` does.
+
+    A negative `rank` counts from the end. All else is as of `median_filter`.
+    """
+    return await _ranked("rank_filter", input, rank, size, footprint, output, mode, cval, origin, axes)
+
+
+@composed
+async def percentile_filter(
+    input: Operand, percentile: float, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
+    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
+    *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Find a percentile of windows, as `scipy.ndimage.percentile_filter` does: an element, never between two.
+
+    A negative `percentile` is 100 more. All else is as of `median_filter`.
+    """
+    return await _ranked(
+        "percentile_filter", input, percentile, size, footprint, output, mode, cval, origin, axes
+    )
