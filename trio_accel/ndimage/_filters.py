@@ -27,32 +27,26 @@ __all__ = [
 ]  # fmt: skip
 
 Weights: TypeAlias = "AccelRef | npt.ArrayLike"
-_Term: TypeAlias = "tuple[Any, str, tuple[int, ...], tuple[int, ...]]"
+_Term: TypeAlias = "tuple[Any, str, list[AccelRef]]"
 _Kernels: TypeAlias = "Sequence[npt.NDArray[Any] | None]"
 
 
-async def _weighed(x: AccelRef, terms: Sequence[_Term], shape: Any, dtype: DType, wide: str) -> AccelRef:
+async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
     """Sum up views of a padded array, a few at a time.
 
-    Each has a weight, a sign, and where it begins; with a sign, another one is first added to it, or taken
-    from it.
+    Each has a weight, and a sign; with a sign, another view is first added to it, or taken from it.
     """
-    total: list[AccelRef] = []
-    for start in range(0, len(terms), w.MOST // 2):
-        here, inputs, text = (
-            terms[start : start + w.MOST // 2],
-            ["total"] * len(total),
-            "y = total" * len(total),
-        )
-        given, wanted = total, dtype if start + w.MOST // 2 >= len(terms) else DType(wide)
-        for n, (_, sign, *places) in enumerate(here):
-            element = f"{wide}(a{n})" if not sign else f"({wide}(a{n}) {sign} {wide}(b{n}))"
-            text += f"; y = y + {element} * w{n}" if text else f"y = {element} * w{n}"
-            inputs += [f"a{n}", *[f"b{n}"] * bool(sign)]
-            given = [*given, *[w.view(x, shape, place) for place in places[: 1 + bool(sign)]]]
-        text += f"; y = {w.stored('y', wanted)}"
+    total, step = list[AccelRef](), w.MOST // 2
+    for start in range(0, len(terms), step):
+        here, wanted = terms[start : start + step], dtype if start + step >= len(terms) else DType(wide)
+        inputs, parts = ["total"] * len(total), ["total"] * len(total)
+        for n, (_, sign, views) in enumerate(here):
+            inputs += [f"{one}{n}" for one in "ab"[: len(views)]]
+            parts.append(f"({wide}(a{n})" + f" {sign} {wide}(b{n})" * bool(sign) + f") * w{n}")
+        text = f"y = {' + '.join(parts)}; y = {w.stored('y', wanted)}"
         expression = w.compute("correlate", text, (*inputs, *[f"w{n}" for n in range(len(here))]), wanted)
-        total = [await expression(*given, *[weight for weight, *_ in here])]
+        given = [*total, *[view for *_, views in here for view in views], *[weight for weight, *_ in here]]
+        total = [await expression(*given)]
     return total[0]
 
 
@@ -60,17 +54,15 @@ async def line(
     x: AccelRef, weights: npt.NDArray[Any], axis: int, dtype: DType, mode: str, cval: complex = 0.0
 ) -> AccelRef:
     """Correlate along an axis with weights of the host; what is alike on both sides is added first."""
-    last, pairs = len(weights) - 1, len(weights) // 2
-    places = [w.spread(x, (axis,), (n,), 0) for n in range(len(weights))]
-    terms: list[_Term] = [(one.item(), "", place, place) for one, place in zip(weights, places, strict=True)]
+    pairs = len(weights) // 2
+    views = await w.windows("ndimage.correlate1d", x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
+    terms: list[_Term] = [(one.item(), "", [view]) for one, view in zip(weights, views, strict=True)]
     for sign, factor in (("+", 1), ("-", -1)):
-        if last % 2 == 0 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2.0**-52):
-            terms = [(weights[pairs].item(), "", places[pairs], places[pairs])]
-            terms += [(weights[n].item(), sign, places[n], places[last - n]) for n in range(pairs)]
+        if len(weights) % 2 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2**-52):
+            sides = zip(weights.tolist(), views[:pairs], views[::-1], strict=False)
+            terms = [terms[pairs], *[(one, sign, [left, right]) for one, left, right in sides]]
             break
-    widths = w.spread(x, (axis,), (w.reach("ndimage.correlate1d", last + 1, 0),), (0, 0))
-    wider = await w.padded(x, widths, [mode] * x.ndim, cval)
-    return await _weighed(wider, terms, x.shape, dtype, w.wide_of(x))
+    return await _weighed(terms, dtype, w.wide_of(x))
 
 
 async def _correlate(
@@ -84,20 +76,19 @@ async def _correlate(
     window = await window.cast("float64") if is_on_device else w.numbers(name, "weights", weights)
     told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
     w.need(name, window.ndim == len(along) and window.size, told)
-    origins = [whole(name, "origin", one) for one in w.each(name, "origin", origin, len(along))]
+    origins = w.origins_of(name, origin, window.shape, is_turned=is_convolved)
     is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
         window = window[(slice(None, None, -1),) * window.ndim]
-        origins = [-one - (size % 2 == 0) for one, size in zip(origins, window.shape, strict=True)]
     elif is_complex:
         window = window.conj()
     along, origins = w.in_order(along, origins)
     dtype = w.dtype_of(name, x, output, x.shape, is_complex)
-    widths = [w.reach(name, size, one) for size, one in zip(window.shape, origins, strict=True)]
-    wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), [filled] * x.ndim, cval)
-    places = [(place, w.spread(x, along, place, 0)) for place in np.ndindex(window.shape)]
-    terms = [(window[n] if is_on_device else window[n].item(), "", place, place) for n, place in places]
-    return await w.delivered(await _weighed(wider, terms, x.shape, dtype, w.wide_of(x, is_complex)), output)
+    every = np.broadcast_to(True, window.shape)
+    views = await w.windows(name, x, along, every, origins, [filled] * len(along), cval)
+    weights = [window[n] for n in np.ndindex(window.shape)] if is_on_device else window.ravel().tolist()
+    terms: list[_Term] = [(one, "", [view]) for one, view in zip(weights, views, strict=True)]
+    return await w.delivered(await _weighed(terms, dtype, w.wide_of(x, is_complex)), output)
 
 
 @composed

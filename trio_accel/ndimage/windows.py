@@ -117,6 +117,12 @@ def reach(name: str, size: int, origin: object) -> tuple[int, int]:
     return before, size - 1 - before
 
 
+def origins_of(name: str, origin: object, shape: Sequence[int], *, is_turned: bool) -> list[int]:
+    """Take where windows lie: on the other side, if they are turned. Raises `TypeError`, `ValueError`."""
+    found = [whole(name, "origin", one) for one in each(name, "origin", origin, len(shape))]
+    return [-one - (n % 2 == 0) for one, n in zip(found, shape, strict=True)] if is_turned else found
+
+
 def in_order(along: Sequence[int], *rows: Sequence[Any]) -> list[list[Any]]:
     """Sort axes, and what there is of each: windows have the order of the axes of an image, as SciPy's."""
     order = sorted(range(len(along)), key=along.__getitem__)
@@ -206,3 +212,13 @@ def _padding(ndim: int, along: Sequence[tuple[int, str]]) -> Elementwise[AccelRe
 def view(x: AccelRef, shape: Sequence[int], offset: Sequence[int]) -> AccelRef:
     """View the part of a padded array that begins at an offset."""
     return x[tuple([slice(start, start + n) for start, n in zip(offset, shape, strict=True)])]
+
+
+async def windows(
+    name: str, x: AccelRef, axes: Sequence[int], window: npt.NDArray[Any], origins: Sequence[object],
+    modes: Sequence[str], cval: complex,
+) -> list[AccelRef]:  # fmt: skip
+    """Pad an image, and view it once for each element of a window that is true, in C order."""
+    widths = [reach(name, n, one) for n, one in zip(window.shape, origins, strict=True)]
+    wider = await padded(x, spread(x, axes, widths, (0, 0)), spread(x, axes, modes, "nearest"), cval)
+    return [view(wider, x.shape, spread(x, axes, place, 0)) for place in np.argwhere(window).tolist()]
