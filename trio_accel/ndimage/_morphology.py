@@ -184,7 +184,8 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
         return w.view(wider, x.shape, [2 + sum(each) for each in zip(*steps, strict=True)])
 
     begun = await w.compute("label", "x and not y", ("x", "y"))(here, beside(ahead)) if has_runs else here
-    runs, flat = await arrays.cumulative_sum(begun.reshape(x.size)), here.reshape(x.size)
+    short = "int32" if x.size < 1 << 31 else "int64"
+    runs, flat = await arrays.cumulative_sum(begun.reshape(x.size), dtype=short), here.reshape(x.size)
     edges = list[Any]()
     for offset in offsets:
         if offset != ahead:
@@ -210,8 +211,8 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     count = int(await ranks[-1].item())
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
     w.need(name, is_right, f"output of {dtype} has no room for {count} labels")
-    text = f"y = {w.stored('where(x, y[k], 0)', dtype)}"
-    made = await w.compute("label", text, ("x", "y", "k"), dtype)(flat, await _FOUND(ranks, labels), runs)
+    table = await w.converted(await _FOUND(ranks, labels), dtype)
+    made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(flat, table, runs)
     return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
 
 
