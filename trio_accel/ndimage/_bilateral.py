@@ -10,7 +10,6 @@ import numpy as np
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
 
@@ -53,23 +52,22 @@ async def bilateral_filter(
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """
-    name: str = "ndimage.bilateral_filter"
     x: Any = image
-    w.axes_of(name, x, None)
+    w.axes_of(x, None)
     if channel_axis is not None:
-        raise NotSupportedError(f"{name}: channel_axis must be None: filter each channel by itself")
+        raise NotSupportedError("channel_axis must be None: filter each channel by itself")
     if x.dtype not in (DType.float32, DType.float64) or x.ndim != 2:
         told = f"got shape {x.shape} of {x.dtype}; divide whole numbers, as by x / 255"
-        raise TypeError(f"{name}: image must have two axes of float32 or float64, {told}")
-    w.need(name, mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
-    spatial = w.real(name, "sigma_spatial", sigma_spatial)
-    is_right = spatial > 0 and whole(name, "bins", bins) > 0
-    is_right = is_right and (sigma_color is None or w.real(name, "sigma_color", sigma_color) > 0)
+        raise TypeError(f"image must have two axes of float32 or float64, {told}")
+    w.need(mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
+    spatial = w.real("sigma_spatial", sigma_spatial)
+    is_right = spatial > 0 and w.integer("bins", bins) > 0
+    is_right = is_right and (sigma_color is None or w.real("sigma_color", sigma_color) > 0)
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
-    w.need(name, is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
+    w.need(is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
     size = max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if win_size is None else win_size
-    is_odd = 0 < whole(name, "win_size", size) < 1 << 10 and size % 2
-    w.need(name, is_odd, f"win_size must be odd, and from 1 to 1023, got {size}")
+    is_odd = 0 < w.integer("win_size", size) < 1 << 10 and size % 2
+    w.need(is_odd, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)

@@ -16,7 +16,6 @@ from ..actors import arguments_of
 from ..arrays import add
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
 from .windows import Floats, Mode, Modes, Numbers, Output
@@ -55,7 +54,7 @@ async def line(
 ) -> AccelRef:
     """Correlate along an axis with weights of the host; what is alike on both sides is added first."""
     pairs = len(weights) // 2
-    views = await w.windows("ndimage.correlate1d", x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
+    views = await w.windows(x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
     terms: list[_Term] = [(one.item(), "", [view]) for one, view in zip(weights, views, strict=True)]
     for sign, factor in (("+", 1), ("-", -1)):
         if len(weights) % 2 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2**-52):
@@ -66,26 +65,25 @@ async def line(
 
 
 async def _correlate(
-    name: str, input: Any, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
+    is_convolved: bool, input: Any, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
     axes: object,
 ) -> AccelRef:  # fmt: skip
     """Correlate, or convolve: then weights are in reverse, and not conjugated."""
-    x, is_convolved, name = input, "convolve" in name, f"ndimage.{name}"
-    along, filled = w.axes_of(name, x, axes), w.mode_of(name, mode)
-    is_on_device, window = isinstance(weights, AccelRef), weights
-    window = await window.cast("float64") if is_on_device else w.numbers(name, "weights", weights)
+    x, is_on_device = input, isinstance(weights, AccelRef)
+    along, filled = w.axes_of(x, axes), w.modes_of((mode,), 1)
+    window: Any = await weights.cast("float64") if is_on_device else w.numbers("weights", weights)
     told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
-    w.need(name, window.ndim == len(along) and window.size, told)
-    origins = w.origins_of(name, origin, window.shape, is_turned=is_convolved)
+    w.need(window.ndim == len(along) and window.size, told)
+    origins = w.origins_of(origin, window.shape, is_turned=is_convolved)
     is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
         window = window[(slice(None, None, -1),) * window.ndim]
     elif is_complex:
         window = window.conj()
     along, origins = w.in_order(along, origins)
-    dtype = w.dtype_of(name, x, output, x.shape, is_complex)
+    dtype = w.dtype_of(x, output, x.shape, is_complex)
     every = np.broadcast_to(True, window.shape)
-    views = await w.windows(name, x, along, every, origins, [filled] * len(along), cval)
+    views = await w.windows(x, along, every, origins, filled * len(along), cval)
     weights = [window[n] for n in np.ndindex(window.shape)] if is_on_device else window.ravel().tolist()
     terms: list[_Term] = [(one, "", [view]) for one, view in zip(weights, views, strict=True)]
     return await w.delivered(await _weighed(terms, dtype, w.wide_of(x, is_complex)), output)
@@ -118,10 +116,10 @@ async def correlate(
             there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
-    return await _correlate("correlate", input, weights, output, mode, cval, origin, axes)
+    return await _correlate(False, input, weights, output, mode, cval, origin, axes)
 
 
-@arguments_of(correlate, _correlate, "convolve")
+@arguments_of(correlate, _correlate, True)
 def convolve() -> None:
     """Convolve an image with weights, as `scipy.ndimage.convolve` does.
 
@@ -129,8 +127,8 @@ def convolve() -> None:
     """
 
 
-async def _correlate1d(name: str, axis: int, **given: Any) -> AccelRef:
-    return await _correlate(name, **given, axes=(axis,))
+async def _convolve1d(axis: int, **given: Any) -> AccelRef:
+    return await _correlate(True, **given, axes=(axis,))
 
 
 @composed
@@ -142,10 +140,10 @@ async def correlate1d(
 
     Arguments, result and errors are those of `correlate`, with one `axis`.
     """
-    return await _correlate("correlate1d", input, weights, output, mode, cval, origin, (axis,))
+    return await _correlate(False, input, weights, output, mode, cval, origin, (axis,))
 
 
-@arguments_of(correlate1d, _correlate1d, "convolve1d")
+@arguments_of(correlate1d, _convolve1d)
 def convolve1d() -> None:
     """Convolve lines along an axis with a vector of weights, as `scipy.ndimage.convolve1d` does.
 
@@ -153,15 +151,14 @@ def convolve1d() -> None:
     """
 
 
-def _gaussian(name: str, sigma: float, order: int, truncate: float, radius: int | None) -> Any:
+def _gaussian(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
     """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
     import scipy.ndimage
 
-    reached = w.real(name, "sigma, or truncate times sigma,", truncate * w.real(name, "sigma", sigma))
-    count = int(min(reached, 1e9) + 0.5) if radius is None else whole(name, "radius", radius)
-    nth = whole(name, "order", order)
-    is_right = 0 <= count <= 1 << 16 and 0 <= nth <= 64
-    w.need(name, is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {nth}")
+    reached = w.real("sigma, or truncate times sigma,", truncate * w.real("sigma", sigma))
+    count = int(min(reached, 1e9) + 0.5) if radius is None else w.integer("radius", radius)
+    is_right = 0 <= count <= 1 << 16 and 0 <= w.integer("order", order) <= 64
+    w.need(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
     if sigma <= 1e-15:
         return None
     impulse = np.eye(1, 2 * count + 1, count)[0]
@@ -170,12 +167,11 @@ def _gaussian(name: str, sigma: float, order: int, truncate: float, radius: int 
 
 
 async def _separable(
-    name: str, x: Any, output: Output, mode: Any, cval: complex, axes: object, sums: Sequence[_Kernels]
+    x: Any, output: Output, mode: Any, cval: complex, axes: object, sums: Sequence[_Kernels]
 ) -> AccelRef:
     """Correlate along one axis after the other, and add up what several kernels for these give."""
-    along, total = w.axes_of(name, x, axes), list[AccelRef]()
-    modes = [w.mode_of(name, one) for one in w.each(name, "mode", mode, len(along))]
-    dtype = w.dtype_of(name, x, output, x.shape)
+    along, total = w.axes_of(x, axes), list[AccelRef]()
+    modes, dtype = w.modes_of(mode, len(along)), w.dtype_of(x, output, x.shape)
     for n, kernels in enumerate(sums):
         made = x
         for axis, weights, filled in zip(along, kernels, modes, strict=True):
@@ -237,22 +233,20 @@ async def gaussian_filter(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `gaussian_filter1d`.
     """
-    name, given = "ndimage.gaussian_filter", {"sigma": sigma, "order": order, "radius": radius}
-    count = len(w.axes_of(name, input, axes))
-    rows = zip(*[w.each(name, key, value, count) for key, value in given.items()], strict=True)
-    kernels = [_gaussian(name, one, nth, truncate, reached) for one, nth, reached in rows]
-    return await _separable(name, input, output, mode, cval, axes, [kernels])
+    given, count = {"sigma": sigma, "order": order, "radius": radius}, len(w.axes_of(input, axes))
+    rows = zip(*[w.each(key, value, count) for key, value in given.items()], strict=True)
+    kernels = [_gaussian(one, nth, truncate, reached) for one, nth, reached in rows]
+    return await _separable(input, output, mode, cval, axes, [kernels])
 
 
 async def _differences(
-    name: str, input: Any, axis: int, output: Output, mode: Any, cval: complex
+    middle: float, input: Any, axis: int, output: Output, mode: Any, cval: complex
 ) -> AccelRef:
-    x, name, middle = input, f"ndimage.{name}", 2.0 if name == "sobel" else 1.0
-    [place] = w.axes_of(name, x, axis)
-    axes = [place, *[one for one in range(x.ndim) if one != place]]
-    modes = w.each(name, "mode", mode, x.ndim)
-    kernels = [np.array([-1.0, 0.0, 1.0]), *[np.array([1.0, middle, 1.0])] * (x.ndim - 1)]
-    return await _separable(name, x, output, [modes[one] for one in axes], cval, axes, [kernels])
+    [place], others = w.axes_of(input, axis), [np.array([1.0, middle, 1.0])] * (input.ndim - 1)
+    axes = [place, *[one for one in range(input.ndim) if one != place]]
+    modes = w.each("mode", mode, input.ndim)
+    kernels = [np.array([-1.0, 0.0, 1.0]), *others]
+    return await _separable(input, output, [modes[one] for one in axes], cval, axes, [kernels])
 
 
 @composed
@@ -274,10 +268,10 @@ async def sobel(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`.
     """
-    return await _differences("sobel", input, axis, output, mode, cval)
+    return await _differences(2.0, input, axis, output, mode, cval)
 
 
-@arguments_of(sobel, _differences, "prewitt")
+@arguments_of(sobel, _differences, 1.0)
 def prewitt() -> None:
     """Compute differences along an axis, added up over three lines: `scipy.ndimage.prewitt`; see `sobel`."""
 
@@ -302,10 +296,9 @@ async def laplace(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`.
     """
-    name, second = "ndimage.laplace", np.array([1.0, -2.0, 1.0])
-    places = range(len(w.axes_of(name, input, axes)))
+    second, places = np.array([1.0, -2.0, 1.0]), range(len(w.axes_of(input, axes)))
     sums = [[second if n == place else None for n in places] for place in places]
-    return await _separable(name, input, output, mode, cval, axes, sums)
+    return await _separable(input, output, mode, cval, axes, sums)
 
 
 @composed
@@ -331,10 +324,9 @@ async def gaussian_laplace(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `gaussian_filter`.
     """
-    name = "ndimage.gaussian_laplace"
-    sigmas = w.each(name, "sigma", sigma, len(w.axes_of(name, input, axes)))
+    sigmas = w.each("sigma", sigma, len(w.axes_of(input, axes)))
     sums = [
-        [_gaussian(name, one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
+        [_gaussian(one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
         for place in range(len(sigmas))
     ]
-    return await _separable(name, input, output, mode, cval, axes, sums)
+    return await _separable(input, output, mode, cval, axes, sums)

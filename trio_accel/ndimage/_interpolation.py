@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy.typing as npt
 
 from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
 from ._filters import line
@@ -34,27 +32,6 @@ _POLES: dict[int, tuple[float, ...]] = {
     4: (-0.361341225900220177092212841325675255, -0.013725429297339121360331226939128204),
     5: (-0.430575347099973791851434783493520110, -0.043096288203264653822712376822550182),
 }
-# SciPy's, of the place d beside an element; the last weight makes the sum one.
-_WEIGHTS: dict[int, tuple[str, ...]] = {
-    0: (),
-    1: ("1 - d",),
-    2: ("0.5 * t * t", "0.75 - d * d"),
-    3: ("z * z * z / 6", "(d * d * (d - 2) * 3 + 4) / 6", "(z * z * (z - 2) * 3 + 4) / 6"),
-    4: (
-        "t * t * t * t / 24",
-        "u * (u * (u * (5 - u) / 6 - 1.25) + 5 / 24) + 55 / 96",
-        "d * d * (d * d * 0.25 - 0.625) + 115 / 192",
-        "z * (z * (z * (5 - z) / 6 - 1.25) + 5 / 24) + 55 / 96",
-    ),
-    5: (
-        "z * z * z * z * z / 120",
-        "u * (u * (u * (u * (u / 24 - 0.375) + 1.25) - 1.75) + 0.625) + 0.425",
-        "d * d * (d * d * (0.25 - d / 12) - 0.5) + 0.55",
-        "z * z * (z * z * (0.25 - z / 12) - 0.5) + 0.55",
-        "v * (v * (v * (v * (v / 24 - 0.375) + 1.25) - 1.75) + 0.625) + 0.425",
-    ),
-}
-_PARTS = {"t": "0.5 - d", "z": "1 - d", "u": "1 + d", "v": "2 - d"}
 # A coordinate c beyond an axis of n elements; s is its period.
 _BEYOND = {
     "grid-constant": "c = clip(c, -r, n + r)",
@@ -97,17 +74,17 @@ async def _filtered(x: AccelRef, order: int, mode: str, axes: Sequence[int]) -> 
 
 
 async def _sampled(
-    name: str, x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
+    x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
     output: Output, order: int, mode: str, cval: complex, prefilter: bool,
 ) -> AccelRef:  # fmt: skip
     """Interpolate an image at coordinates, whose texts are by its axes; along others it stays."""
-    axes, mode = list(coordinates), _checked(name, order, mode)
-    dtype = w.dtype_of(name, x, output, shape)
+    axes, mode = list(coordinates), _checked(order, mode)
+    dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
     ahead = _AHEAD * (is_even and prefilter and order > 1)
     if (order + 1) ** len(axes) > _MOST:
         told = f"{(order + 1) ** len(axes)} elements for each one by order {order} along {len(axes)} axes"
-        raise NotSupportedError(f"{name}: {told}; {_MOST} are possible")
+        raise NotSupportedError(f"{told}; {_MOST} are possible")
     if prefilter:
         edges = w.spread(x, axes, [(ahead, ahead)] * len(axes), (0, 0))
         x = await _filtered(await w.padded(x, edges, [_FILLED[mode]] * x.ndim, cval), order, mode, axes)
@@ -122,10 +99,10 @@ async def _sampled(
     return await w.delivered(made, output)
 
 
-def _checked(name: str, order: object, mode: object, least: int = 0) -> str:
+def _checked(order: object, mode: object, least: int = 0) -> str:
     """Check an order and a mode."""
-    w.mode_of(name, mode)
-    w.need(name, least <= whole(name, "order", order) <= 5, f"order must be from {least} to 5, got {order}")
+    w.modes_of((mode,), 1)
+    w.need(least <= w.integer("order", order) <= 5, f"order must be from {least} to 5, got {order}")
     return "reflect" if mode == "grid-mirror" else str(mode)
 
 
@@ -135,26 +112,17 @@ def _interpolated(
     wide: str, dtype: DType,
 ) -> Any:  # fmt: skip
     lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
+    middle = "" if order % 2 else " + 0.5"
     for axis, text in coordinates:
-        n = f"n{axis}"
-        beyond = re.sub(r"\bn\b", n, re.sub(r"\br\b", str(order + 1), _BEYOND.get(mode, "")))
-        lines += [f"c = {text} + {ahead}"]
+        lines.append(f"n = n{axis}; r = {order + 1}; c = {text} + {ahead}")
         if mode == "constant":
-            lines += [f"o{axis} = c < 0 or c > {n} - 1"]
+            lines.append(f"o{axis} = c < 0 or c > n - 1")
         else:
-            lines += [f"g = c; {beyond}; c = where(g >= 0 and g <= {n} - 1, g, c)"]
-        lines += [f"f = floor(c{'' if order % 2 else ' + 0.5'}); d = c - f"]
-        weights = _WEIGHTS[order]
-        lines += [
-            f"{part} = {one}" for part, one in _PARTS.items() if re.search(rf"\b{part}\b", str(weights))
-        ]
-        lines += [f"w{axis}_{k} = {one}" for k, one in enumerate(weights)]
-        lines += [f"w{axis}_{order} = 1.0 - {' - '.join(f'w{axis}_{k}' for k in range(order))}"] * (order > 0)
-        lines += [
-            f"b = int64(f) + {margin - order // 2}",
-            *[f"p{axis}_{k} = b + {k}" for k in range(order + 1)],
-        ]
+            lines.append(f"g = c; {_BEYOND[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
+        lines.append(f"f = floor(c{middle}); d = c{middle} - f; b = int64(f) + {margin - order // 2}")
+        lines += _weights(f"w{axis}_", order)
         places[axis] = [f"p{axis}_{k}" for k in range(order + 1)]
+        lines += [f"{place} = b + {k}" for k, place in enumerate(places[axis])]
 
     def total(*here: str) -> str:
         if len(here) == ndim:
@@ -168,6 +136,20 @@ def _interpolated(
     return w.several("interpolate", "; ".join(lines), None, ("y",), dtype)
 
 
+def _weights(w: str, order: int) -> list[str]:
+    """Weigh the elements around a place d behind a knot: B-splines, by C. de Boor's recursion, 1972."""
+    lines = [f"{w}0 = 1 - d; {w}1 = d"] * (order > 0)
+    for degree in range(2, order + 1):
+        # Each is divided once, at the end.
+        divided = f" / {math.factorial(order)}" * (degree == order)
+        lines.append(f"{w}{degree} = d * {w}{degree - 1}{divided}")
+        for k in range(degree - 1, 0, -1):
+            one, other = f"(d + {degree - k}) * {w}{k - 1}", f"({k + 1} - d) * {w}{k}"
+            lines.append(f"{w}{k} = ({one} + {other}){divided}")
+        lines.append(f"{w}0 = (1 - d) * {w}0{divided}")
+    return lines
+
+
 def _rounded(dtype: DType) -> list[str]:
     """Round a result to the nearest whole number that the dtype has."""
     if dtype.kind not in ("int", "uint"):
@@ -179,12 +161,10 @@ def _rounded(dtype: DType) -> list[str]:
     return [f"y = clip(where(y > 0, y + 0.5, {below}), {float(least)}, {highest})"]
 
 
-async def _splines(
-    name: str, x: Any, order: int, axes: object, output: Output, mode: Mode, least: int
-) -> AccelRef:
-    along, filled = w.axes_of(name, x, axes), _checked(name, order, mode, least)
+async def _splines(x: Any, order: int, axes: object, output: Output, mode: Mode, least: int) -> AccelRef:
+    along, filled = w.axes_of(x, axes), _checked(order, mode, least)
     is_complex = x.dtype.kind == "complex" and not isinstance(output, AccelRef)
-    dtype = w.dtype_of(name, x, "complex128" if is_complex else output, x.shape)
+    dtype = w.dtype_of(x, "complex128" if is_complex else output, x.shape)
     return await w.delivered(await w.converted(await _filtered(x, order, filled, along), dtype), output)
 
 
@@ -209,7 +189,7 @@ async def spline_filter1d(
         ValueError: An order, axis or mode that there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
-    return await _splines("ndimage.spline_filter1d", input, order, (axis,), output, mode, 0)
+    return await _splines(input, order, (axis,), output, mode, 0)
 
 
 @composed
@@ -220,7 +200,7 @@ async def spline_filter(
 
     The order is from 2 to 5. All else is as of `spline_filter1d`.
     """
-    return await _splines("ndimage.spline_filter", input, order, None, output, mode, 2)
+    return await _splines(input, order, None, output, mode, 2)
 
 
 @composed
@@ -248,16 +228,14 @@ async def map_coordinates(
             another shape.
         NotSupportedError: float8, or more than 220 elements for each result: cubic splines along four axes.
     """
-    name = "ndimage.map_coordinates"
-    ndim = len(w.axes_of(name, input, None))
-    is_on_device = isinstance(coordinates, AccelRef)
-    where: Any = coordinates if is_on_device else w.numbers(name, "coordinates", coordinates)
-    if where.ndim < 2 or where.shape[0] != ndim:
-        raise ValueError(f"{name}: coordinates must have shape ({ndim}, ...), got {where.shape}")
-    where = where if is_on_device else await device_of(name, input).put(where)
+    ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
+    where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
+    told = f"coordinates must have shape ({ndim}, ...), got {where.shape}"
+    w.need(where.ndim > 1 and where.shape[0] == ndim, told)
+    where = where if is_on_device else await device_of("ndimage.function", input).put(where)
     texts = {axis: f"float64(at{axis})" for axis in range(ndim)}
     given = {f"at{axis}": where[axis] for axis in texts}
-    return await _sampled(name, input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
+    return await _sampled(input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
 
 
 @composed
@@ -286,45 +264,37 @@ async def affine_transform(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a matrix of another shape.
     """
-    name = "ndimage.affine_transform"
-    ndim = len(w.axes_of(name, input, None))
+    ndim, rest = len(w.axes_of(input, None)), (output, order, mode, cval, prefilter)
     other = output if isinstance(output, AccelRef) else input
     shape = [
-        whole(name, "output_shape", one) for one in (other.shape if output_shape is None else output_shape)
+        w.integer("output_shape", one) for one in (other.shape if output_shape is None else output_shape)
     ]
-    rows, starts = w.numbers(name, "matrix", matrix), np.array(w.each(name, "offset", offset, ndim), float)
+    rows, starts = w.numbers("matrix", matrix), np.array(w.each("offset", offset, ndim), float)
     if rows.shape in ((ndim, ndim + 1), (ndim + 1, ndim + 1)):
-        if rows[ndim:].tolist() not in ([], [[0] * ndim + [1]]):
-            raise ValueError(
-                f"{name}: the last row of homogeneous coordinates must be 0 and 1, got {rows[ndim]}"
-            )
+        is_right = rows[ndim:].tolist() in ([], [[0] * ndim + [1]])
+        w.need(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
         starts, rows = rows[:ndim, ndim], rows[:ndim, :ndim]
-    if rows.shape not in ((ndim,) * (len(shape) == ndim), (ndim, len(shape))) or not ndim:
-        told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
-        raise ValueError(f"{name}: matrix must have shape {told}, got {rows.shape}")
-    rest = output, order, mode, cval, prefilter
+    told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
+    is_right = ndim and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
+    w.need(is_right, f"matrix must have shape {told}, got {rows.shape}")
     if rows.ndim == 1 and rows.all():
-        return await _scaled(name, input, starts / rows, rows, 0.0, shape, *rest)
-    return await _turned(
-        name, input, rows if rows.ndim > 1 else np.diag(rows), starts, range(ndim), shape, *rest
-    )
+        return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)
+    rows = rows if rows.ndim > 1 else np.diag(rows)
+    return await _turned(input, rows, starts, range(ndim), shape, *rest)
 
 
 async def _scaled(
-    name: str, x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
+    x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate at ``(place + offset) * factor - less`` along each axis."""
     texts = {axis: f"(i({axis}) + a{axis}) * k{axis} - half" for axis in range(x.ndim)}
-    given = {
-        f"{key}{axis}": float(one)
-        for key, row in (("a", offsets), ("k", factors))
-        for axis, one in enumerate(row)
-    }
-    return await _sampled(name, x, texts, {**given, "half": less}, shape, *rest)
+    given = {f"a{axis}": float(one) for axis, one in enumerate(offsets)}
+    given |= {f"k{axis}": float(one) for axis, one in enumerate(factors)}
+    return await _sampled(x, texts, {**given, "half": less}, shape, *rest)
 
 
 async def _turned(
-    name: str, x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
+    x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate along some axes by a matrix, whose columns are for axes of the result."""
     texts, given = dict[int, str](), dict[str, Any]()
@@ -332,7 +302,7 @@ async def _turned(
     for axis, row, start in zip(axes, rows.tolist(), starts.tolist(), strict=True):
         texts[axis] = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
         given |= {f"a{axis}": start, **{f"k{axis}_{place}": k for place, k in zip(places, row, strict=True)}}
-    return await _sampled(name, x, texts, given, shape, *rest)
+    return await _sampled(x, texts, given, shape, *rest)
 
 
 @composed
@@ -357,10 +327,9 @@ async def shift(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`.
     """
-    name, rest = "ndimage.shift", (output, order, mode, cval, prefilter)
-    offsets = w.each(name, "shift", shift, len(w.axes_of(name, input, None)))
-    offsets = [-w.real(name, "shift", one) for one in offsets]
-    return await _scaled(name, input, offsets, [1.0] * len(offsets), 0.0, input.shape, *rest)
+    offsets = [-w.real("shift", one) for one in w.each("shift", shift, len(w.axes_of(input, None)))]
+    ones, rest = [1.0] * len(offsets), (output, order, mode, cval, prefilter)
+    return await _scaled(input, offsets, ones, 0.0, input.shape, *rest)
 
 
 @composed
@@ -387,17 +356,16 @@ async def zoom(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a negative or infinite `zoom`.
     """
-    name, rest = "ndimage.zoom", (output, order, mode, cval, prefilter)
-    factors = w.each(name, "zoom", zoom, len(w.axes_of(name, input, None)))
-    factors = [w.real(name, "zoom", one) for one in factors]
-    w.need(name, all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
-    shape = [round(w.real(name, "zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
+    rest = (output, order, mode, cval, prefilter)
+    factors = [w.real("zoom", one) for one in w.each("zoom", zoom, len(w.axes_of(input, None)))]
+    w.need(all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
+    shape = [round(w.real("zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
     if prefilter and all(one == 1 for one in factors):
-        return await w.delivered(await w.converted(input, w.dtype_of(name, input, output, shape)), output)
+        return await w.delivered(await w.converted(input, w.dtype_of(input, output, shape)), output)
     less, half = int(not grid_mode), 0.5 * grid_mode
     pairs = [(n - less, m - less) for n, m in zip(input.shape, shape, strict=True)]
     ratios = [n / m if m else 1.0 for n, m in pairs]
-    return await _scaled(name, input, [half] * input.ndim, ratios, half, shape, *rest)
+    return await _scaled(input, [half] * input.ndim, ratios, half, shape, *rest)
 
 
 @composed
@@ -426,12 +394,11 @@ async def rotate(
     """
     from scipy import special
 
-    name, rest = "ndimage.rotate", (output, order, mode, cval, prefilter)
-    plane = sorted(w.axes_of(name, input, axes))
-    if len(plane) != 2:
-        raise ValueError(f"{name}: axes must be two, got {axes!r}")
+    rest = (output, order, mode, cval, prefilter)
+    plane = sorted(w.axes_of(input, axes))
+    w.need(len(plane) == 2, f"axes must be two, got {axes!r}")
     # They are exact at multiples of 90 degrees.
-    degrees = w.real(name, "angle", angle)
+    degrees = w.real("angle", angle)
     cosine, sine = special.cosdg(degrees), special.sindg(degrees)
     matrix = np.array([[cosine, sine], [-sine, cosine]])
     rows, columns = (input.shape[axis] for axis in plane)
@@ -440,4 +407,4 @@ async def rotate(
     starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
     shape = list(input.shape)
     shape[plane[0]], shape[plane[1]] = made.tolist()
-    return await _turned(name, input, matrix, starts, plane, shape, *rest)
+    return await _turned(input, matrix, starts, plane, shape, *rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from .. import arrays
 from ..actors import arguments_of
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from ..expressions import Scatter, check_ref
 from . import windows as w
@@ -40,10 +40,10 @@ _ENDS = w.several(
 )  # fmt: skip
 
 
-def _structure(name: str, structure: object, ndim: int) -> npt.NDArray[np.bool_]:
+def _structure(structure: object, ndim: int) -> npt.NDArray[np.bool_]:
     """Take a structure of the host; by default an element and its neighbours along the axes."""
     if structure is not None:
-        return w.numbers(name, "structure", structure, "bool")
+        return w.numbers("structure", structure, "bool")
     cross: npt.NDArray[np.bool_] = abs(np.indices((3,) * ndim) - 1).sum(0) <= 1
     return cross
 
@@ -54,28 +54,28 @@ async def _differ(x: AccelRef, y: AccelRef) -> bool:
 
 
 async def _eroded(
-    name: str, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
+    is_dilated: bool, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
     border_value: object, origin: Any, brute_force: object, axes: object,
 ) -> AccelRef:  # fmt: skip
     """Erode, or dilate: then an element is looked for on the structure's opposite side."""
-    x, is_dilated, name = input, "dilation" in name, f"ndimage.{name}"
+    x: Any = input
     # A truth value is a number here, as in SciPy.
-    along, border = w.axes_of(name, x, axes), whole(name, "border_value", border_value + 0) != 0
+    along, border = w.axes_of(x, axes), w.integer("border_value", border_value + 0) != 0
     # Nothing changes any more then.
-    count, done = min(whole(name, "iterations", iterations), x.size + 1), 0
-    window = _structure(name, structure, len(along))
+    count, done = min(w.integer("iterations", iterations), x.size + 1), 0
+    window = _structure(structure, len(along))
     told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
-    w.need(name, window.ndim == len(along) and window.any(), f"structure must have {told}")
+    w.need(window.ndim == len(along) and window.any(), f"structure must have {told}")
     if mask is not None:
-        check_ref(name, "mask", mask)
-        w.need(name, mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
-    origins = w.origins_of(name, origin, window.shape, is_turned=is_dilated)
+        check_ref("ndimage.function", "mask", mask)
+        w.need(mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
+    origins = w.origins_of(origin, window.shape, is_turned=is_dilated)
     along, origins = w.in_order(along, origins)
-    dtype = w.dtype_of(name, x, DType.bool if output is None else output, x.shape)
+    dtype = w.dtype_of(x, DType.bool if output is None else output, x.shape)
     window, operator = (np.flip(window), " or ") if is_dilated else (window, " and ")
     made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
     while done < count or count < 1:
-        views = await w.windows(name, made, along, window, origins, ["constant"] * len(along), border)
+        views = await w.windows(made, along, window, origins, ["constant"] * len(along), border)
         new = list[AccelRef]()
         for start in range(0, len(views), w.MOST):
             new += views[start : start + w.MOST]
@@ -120,10 +120,10 @@ async def binary_erosion(
         NotSupportedError: float8.
     """
     given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
-    return await _eroded("binary_erosion", *given)
+    return await _eroded(False, *given)
 
 
-@arguments_of(binary_erosion, _eroded, "binary_dilation")
+@arguments_of(binary_erosion, _eroded, True)
 def binary_dilation() -> None:
     """Dilate a binary image, as `scipy.ndimage.binary_dilation` does; see `binary_erosion`."""
 
@@ -163,43 +163,21 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
             another shape, or too small a dtype.
         NotSupportedError: float8.
     """
-    name: str = "ndimage.label"
     x: Any = input
-    ndim = len(w.axes_of(name, x, None))
-    near = _structure(name, structure, ndim)
-    dtype = w.dtype_of(name, x, DType.int32 if output is None else output, x.shape)
+    ndim = len(w.axes_of(x, None))
+    near = _structure(structure, ndim)
+    dtype = w.dtype_of(x, DType.int32 if output is None else output, x.shape)
     is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
     told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
-    w.need(name, is_right, told)
+    w.need(is_right, told)
     if not x.size:
         return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
     here = await w.compute("label", "x != 0", ("x",))(x)
-    # Of two opposite neighbours, the one that is first in C order.
-    offsets = [place for place in (np.argwhere(near) - 1).tolist() if place < [0] * ndim]
-    wider = await w.padded(here, [(2, 2)] * ndim, ["constant"] * ndim)
-    ahead = [*[0] * (ndim - 1), -1]
-    has_runs = ahead in offsets
-
-    def beside(*steps: list[int]) -> AccelRef:
-        return w.view(wider, x.shape, [2 + sum(each) for each in zip(*steps, strict=True)])
-
-    begun = await w.compute("label", "x and not y", ("x", "y"))(here, beside(ahead)) if has_runs else here
-    short = "int32" if x.size < 1 << 31 else "int64"
-    runs, flat = await arrays.cumulative_sum(begun.reshape(x.size), dtype=short), here.reshape(x.size)
-    edges = list[Any]()
-    for offset in offsets:
-        if offset != ahead:
-            # Where what is ahead of both elements touches, too, the edge is known.
-            views, text = [here, beside(offset)], "x and y"
-            if has_runs:
-                views += [beside(ahead), beside(ahead, offset)]
-                text += " and not (z and t)"
-            touch = w.compute("label", text, tuple("xyzt"[: len(views)]))(*views)
-            [places] = await arrays.nonzero((await touch).reshape(x.size))
-            step = sum(one * math.prod(x.shape[axis + 1 :]) for axis, one in enumerate(offset))
-            edges.append(await _TOUCHING(runs, places, step))
+    runs, edges = await _runs(here, (np.argwhere(near) - 1).tolist())
     labels = await x.device.put(np.arange(int(await runs[-1].item()) + 1))
-    one, other = [await arrays.concat(ends) for ends in zip(*edges, strict=True)] if edges else (labels, labels)
+    one, other = (
+        [await arrays.concat(ends) for ends in zip(*edges, strict=True)] if edges else (labels, labels)
+    )
     while edges:
         least, largest = await _ENDS(labels, one, other)
         if not await _differ(least, largest):
@@ -210,10 +188,38 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     ranks = await arrays.cumulative_sum(await w.compute("label", "x == i(0) and x > 0", ("x",))(labels))
     count = int(await ranks[-1].item())
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
-    w.need(name, is_right, f"output of {dtype} has no room for {count} labels")
+    w.need(is_right, f"output of {dtype} has no room for {count} labels")
     table = await w.converted(await _FOUND(ranks, labels), dtype)
-    made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(flat, table, runs)
+    made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(here.reshape(x.size), table, runs)
     return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
+
+
+async def _runs(x: AccelRef, near: Sequence[list[int]]) -> tuple[AccelRef, list[Any]]:
+    """Number the runs of truth values, and find which two runs touch: for the offsets of neighbours."""
+    ahead = [*[0] * (x.ndim - 1), -1]
+    # A short number is looked up in less time.
+    dtype = "int32" if x.size < 1 << 31 else "int64"
+    wider = await w.padded(x, [(2, 2)] * x.ndim, ["constant"] * x.ndim)
+
+    def beside(*steps: list[int]) -> AccelRef:
+        return w.view(wider, x.shape, [2 + sum(each) for each in zip(*steps, strict=True)])
+
+    begun, has_runs = x, ahead in near
+    if has_runs:
+        begun = await w.compute("label", "x and not y", ("x", "y"))(x, beside(ahead))
+    runs, edges = await arrays.cumulative_sum(begun.reshape(x.size), dtype=dtype), list[Any]()
+    # Of two opposite neighbours, the one that is first in C order.
+    for offset in [one for one in near if one < [0] * x.ndim and one != ahead]:
+        views, text = [x, beside(offset)], "x and y"
+        if has_runs:
+            # Where what is ahead of both elements touches, too, the edge is known.
+            views += [beside(ahead), beside(ahead, offset)]
+            text += " and not (z and t)"
+        touch = await w.compute("label", text, tuple("xyzt"[: len(views)]))(*views)
+        [places] = await arrays.nonzero(touch.reshape(x.size))
+        step = sum(one * math.prod(x.shape[axis + 1 :]) for axis, one in enumerate(offset))
+        edges.append(await _TOUCHING(runs, places, step))
+    return runs, edges
 
 
 @composed
@@ -245,13 +251,12 @@ async def distance_transform_edt(
         ValueError: Nothing is wanted, or a `sampling` for another number of axes.
         NotSupportedError: float8.
     """
-    name = "ndimage.distance_transform_edt"
     x: Any = input
-    x = x if w.axes_of(name, x, None) else x.reshape((1,))
-    sizes = w.each(name, "sampling", 1.0 if sampling is None else sampling, x.ndim)
-    sizes = [w.real(name, "sampling", one) for one in sizes]
-    w.need(name, all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
-    w.need(name, return_distances or return_indices, "return_distances or return_indices must be True")
+    x = x if w.axes_of(x, None) else x.reshape((1,))
+    sizes = w.each("sampling", 1.0 if sampling is None else sampling, x.ndim)
+    sizes = [w.real("sampling", one) for one in sizes]
+    w.need(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
+    w.need(return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
     before = await arrays.cumulative_max(marks[0], axis=0)
     behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)

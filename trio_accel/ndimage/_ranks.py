@@ -19,7 +19,6 @@ from ..actors import arguments_of
 from ..arrays import concat, sort, stack
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
 from . import windows as w
 from .windows import Mode, Modes, Numbers, Output
@@ -66,8 +65,8 @@ async def _windowed(
     return await _combined(kind, parts, dtype, *divisor)
 
 
-async def _filter1d(name: str, axis: int, **given: Any) -> AccelRef:
-    return await _ranked(name, rank=None, footprint=None, axes=(axis,), **given)
+async def _filter1d(kind: str, axis: int, **given: Any) -> AccelRef:
+    return await _ranked(kind, rank=None, footprint=None, axes=(axis,), **given)
 
 
 @composed
@@ -92,10 +91,10 @@ async def uniform_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
     """
-    return await _ranked("uniform_filter1d", input, None, size, None, output, mode, cval, origin, (axis,))
+    return await _ranked("uniform", input, None, size, None, output, mode, cval, origin, (axis,))
 
 
-@arguments_of(uniform_filter1d, _filter1d, "maximum_filter1d")
+@arguments_of(uniform_filter1d, _filter1d, "maximum")
 def maximum_filter1d() -> None:
     """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
 
@@ -104,7 +103,7 @@ def maximum_filter1d() -> None:
     """
 
 
-@arguments_of(uniform_filter1d, _filter1d, "minimum_filter1d")
+@arguments_of(uniform_filter1d, _filter1d, "minimum")
 def minimum_filter1d() -> None:
     """Find the least element of windows along an axis; see `maximum_filter1d`."""
 
@@ -131,66 +130,65 @@ async def uniform_filter(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `uniform_filter1d`.
     """
-    return await _ranked("uniform_filter", input, None, size, None, output, mode, cval, origin, axes)
+    return await _ranked("uniform", input, None, size, None, output, mode, cval, origin, axes)
 
 
-def _nth(name: str, rank: Any, count: int) -> int:
+def _nth(kind: str, rank: Any, count: int) -> int:
     """Find which element of a sorted window is wanted."""
-    if "percentile" in name:
-        w.need(name, -100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
+    if kind == "percentile":
+        w.need(-100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
         return min(int(float(count) * (rank + 100 * (rank < 0)) / 100), count - 1)
     named = {"uniform": 0, "minimum": 0, "median": count // 2, "maximum": count - 1}
-    found = whole(name, "rank", named.get(name.removeprefix("ndimage.").partition("_")[0], rank))
-    w.need(name, -count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
+    found = w.integer("rank", named.get(kind, rank))
+    w.need(-count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
     return found % count
 
 
 async def _ranked(
-    name: str, input: Any, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
+    kind: str, input: Any, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
     origin: Any, axes: object,
 ) -> AccelRef:  # fmt: skip
     """Find an element of each window by its order, or the mean."""
-    x, name = input, f"ndimage.{name}"
-    along = w.axes_of(name, x, axes)
-    sizes = [
-        max(0, whole(name, "size", one))
-        for one in w.each(name, "size", 0 if size is None else size, len(along))
-    ]
-    w.need(name, math.prod(sizes) <= _PIECE, f"a window has at most {_PIECE} elements, got {sizes}")
-    window = (
-        np.broadcast_to(True, sizes) if footprint is None else w.numbers(name, "footprint", footprint, "bool")
-    )
-    is_right, told = (
-        window.ndim == len(along) and window.any(),
-        f"must say which elements of {len(along)} axes",
-    )
-    w.need(name, is_right, f"size or footprint {told} a window has, got shape {window.shape}")
-    modes = [w.mode_of(name, one) for one in w.each(name, "mode", mode, len(along))]
-    origins, dtype = w.each(name, "origin", origin, len(along)), w.dtype_of(name, x, output, x.shape)
-    nth, count, made = _nth(name, rank, int(window.sum())), int(window.sum()), x
-    kind = "uniform" if "uniform" in name else {0: "minimum", count - 1: "maximum"}.get(nth, "")
-    is_separable = kind and window.all()
-    if footprint is not None and not is_separable:
+    made, along = input, w.axes_of(input, axes)
+    sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
+    told = f"size must be at least 0, and a window has at most {_PIECE} elements, got {sizes}"
+    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _PIECE, told)
+    every = np.broadcast_to(True, sizes)
+    window = every if footprint is None else w.numbers("footprint", footprint, "bool")
+    told = f"size or footprint must say which elements of {len(along)} axes a window has"
+    w.need(window.ndim == len(along) and window.any(), f"{told}, got shape {window.shape}")
+    modes, origins = w.modes_of(mode, len(along)), w.origins_of(origin, window.shape)
+    dtype, count = w.dtype_of(made, output, made.shape), int(window.sum())
+    nth = _nth(kind, rank, count)
+    combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
+    if combined and window.all():
+        return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
+    if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
-    widths = [w.reach(name, one, start) for one, start in zip(window.shape, origins, strict=True)]
-    if is_separable:
-        for axis, n, filled, pair in zip(along, window.shape, modes, widths, strict=True):
-            if n > 1:
-                wider = await w.padded(made, w.spread(x, (axis,), (pair,), (0, 0)), [filled] * x.ndim, cval)
-                divisor = [float(n)] * (kind == "uniform")
-                made = await _windowed(kind, wider, axis, n, x.shape, dtype, *divisor)
-        return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
-    wider = await w.padded(x, w.spread(x, along, widths, (0, 0)), w.spread(x, along, modes, "nearest"), cval)
-    views = [w.view(wider, x.shape, w.spread(x, along, place, 0)) for place in np.argwhere(window).tolist()]
-    while kind and len(views) > w.MOST:
-        views = [await _combined(kind, views[: w.MOST], wider.dtype), *views[w.MOST :]]
-    if kind:
-        made = await _combined(kind, views, dtype)
+    views = await w.windows(made, along, window, origins, modes, cval)
+    given = views[0].dtype
+    while combined and len(views) > w.MOST:
+        views = [await _combined(combined, views[: w.MOST], given), *views[w.MOST :]]
+    if combined:
+        made = await _combined(combined, views, dtype)
     elif count <= _SORTED:
-        [made] = await _network(count, nth, wider.dtype, dtype)(*views)
+        [made] = await _network(count, nth, given, dtype)(*views)
     else:
         made = await w.converted(await _sorted(views, nth), dtype)
     return await w.delivered(made, output)
+
+
+async def _separated(
+    kind: str, x: AccelRef, output: Output, cval: Any, dtype: DType, *rows: Sequence[Any]
+) -> AccelRef:
+    """Combine windows along one axis after the other: what there is of each is in the rows."""
+    made = x
+    for axis, n, filled, start in zip(*rows, strict=True):
+        widths = w.spread(x, (axis,), (w.reach(n, start),), (0, 0))
+        if n > 1:
+            wider = await w.padded(made, widths, [filled] * x.ndim, cval)
+            made = await _windowed(kind, wider, axis, n, x.shape, dtype, *[float(n)] * (kind == "uniform"))
+    return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
 
 
 def _comparisons(count: int) -> Iterator[tuple[int, int]]:
@@ -255,19 +253,19 @@ async def median_filter(
             `output` of another shape.
         NotSupportedError: float8.
     """
-    return await _ranked("median_filter", input, None, size, footprint, output, mode, cval, origin, axes)
+    return await _ranked("median", input, None, size, footprint, output, mode, cval, origin, axes)
 
 
-async def _extreme(name: str, **given: Any) -> AccelRef:
-    return await _ranked(name, rank=None, **given)
+async def _extreme(kind: str, **given: Any) -> AccelRef:
+    return await _ranked(kind, rank=None, **given)
 
 
-@arguments_of(median_filter, _extreme, "maximum_filter")
+@arguments_of(median_filter, _extreme, "maximum")
 def maximum_filter() -> None:
     """Find the largest element of windows, as `scipy.ndimage.maximum_filter` does; see `median_filter`."""
 
 
-@arguments_of(median_filter, _extreme, "minimum_filter")
+@arguments_of(median_filter, _extreme, "minimum")
 def minimum_filter() -> None:
     """Find the least element of windows, as `scipy.ndimage.minimum_filter` does; see `median_filter`."""
 
@@ -282,7 +280,7 @@ async def rank_filter(
 
     A negative `rank` counts from the end. All else is as of `median_filter`.
     """
-    return await _ranked("rank_filter", input, rank, size, footprint, output, mode, cval, origin, axes)
+    return await _ranked("rank", input, rank, size, footprint, output, mode, cval, origin, axes)
 
 
 @composed
@@ -295,6 +293,4 @@ async def percentile_filter(
 
     A negative `percentile` is 100 more. All else is as of `median_filter`.
     """
-    return await _ranked(
-        "percentile_filter", input, percentile, size, footprint, output, mode, cval, origin, axes
-    )
+    return await _ranked("percentile", input, percentile, size, footprint, output, mode, cval, origin, axes)

@@ -47,79 +47,86 @@ _INSIDE = {
 _SAME = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
-def need(name: str, is_right: object, told: str) -> None:
-    """Raise a `ValueError` with the name of the function, unless all is right."""
+def need(is_right: object, told: str) -> None:
+    """Raise a `ValueError`, unless all is right. The name of the function comes ahead of it by `named`."""
     if not is_right:
-        raise ValueError(f"{name}: {told}")
+        raise ValueError(told)
 
 
-def real(name: str, argument: str, value: Any) -> float:
+def integer(argument: str, value: Any) -> int:
+    """Take a whole number. Raises `TypeError`."""
+    # `named` writes the function's name in place of this one.
+    return whole("ndimage.function", argument, value)
+
+
+def real(argument: str, value: Any) -> float:
     """Take a number that is finite. Raises `TypeError`, `ValueError`."""
     try:
         found = float(value)
     except OverflowError:
         found = np.inf
-    need(name, np.isfinite(found), f"{argument} must be finite, got {found}")
+    need(np.isfinite(found), f"{argument} must be finite, got {found}")
     return found
 
 
-def mode_of(name: str, mode: object) -> str:
-    """Take a mode; the ``grid-`` ones have other names. Raises `ValueError` for one that there is not."""
-    found = _SAME.get(str(mode), str(mode))
-    need(name, found in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {mode!r}")
-    return found
-
-
-def each(name: str, argument: str, value: Any, count: int) -> list[Any]:
+def each(argument: str, value: Any, count: int) -> list[Any]:
     """Take a value for each axis: one for all, or as many. Raises `ValueError` for another number of them."""
     found = [value] * count if isinstance(value, str) or not np.iterable(value) else list(value)
-    need(name, len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
+    need(len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
     return found
 
 
-def axes_of(name: str, x: Any, axes: object) -> list[int]:
+def modes_of(mode: object, count: int) -> list[str]:
+    """Take a mode for each axis; the ``grid-`` ones have other names. Raises `ValueError` for others."""
+    given = each("mode", mode, count)
+    found = [_SAME.get(str(one), str(one)) for one in given]
+    for one, name in zip(given, found, strict=True):
+        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {one!r}")
+    return found
+
+
+def axes_of(x: Any, axes: object) -> list[int]:
     """Take the array of a device, and axes of it in their order. Raises `TypeError`, `ValueError`."""
-    check_ref(name, "input", x)
+    check_ref("ndimage.function", "input", x)
     given: Any = range(x.ndim) if axes is None else axes if np.iterable(axes) else (axes,)
-    found = [whole(name, "axes", axis) for axis in given]
-    is_right = all(-x.ndim <= axis < x.ndim for axis in found) and len({n % x.ndim for n in found}) == len(
-        found
-    )
-    need(name, is_right, f"axes must be different ones of {x.ndim}, got {axes!r}")
+    found = [integer("axes", axis) for axis in given]
+    is_right = all(-x.ndim <= axis < x.ndim for axis in found)
+    is_right = is_right and len({axis % x.ndim for axis in found}) == len(found)
+    need(is_right, f"axes must be different ones of {x.ndim}, got {axes!r}")
     return [axis % x.ndim for axis in found]
 
 
-def numbers(name: str, argument: str, value: object, dtype: str = "") -> npt.NDArray[Any]:
+def numbers(argument: str, value: object, dtype: str = "") -> npt.NDArray[Any]:
     """Take numbers of the host, on which it depends what is launched. Raises `TypeError` for others."""
     found = np.empty(0, object) if isinstance(value, AccelRef) else np.asarray(value)
     if found.dtype.kind not in "biufc":
-        raise TypeError(f"{name}: {argument} must be numbers on the host, got {value!r}")
+        raise TypeError(f"{argument} must be numbers on the host, got {value!r}")
     return found.astype(dtype or ("complex128" if found.dtype.kind == "c" else "float64"))
 
 
-def dtype_of(name: str, x: Any, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
+def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
     """Find the dtype of a result. Raises `TypeError` for a real one of complex sums; `ValueError`."""
     is_complex = is_complex or x.dtype.kind == "complex"
     natural = np.result_type(x.dtype.dtype, np.complex64) if is_complex else x.dtype.dtype
     dtype = output.dtype if isinstance(output, AccelRef) else DType.of(natural if output is None else output)
     if isinstance(output, AccelRef):
-        need(name, output.shape == tuple(shape), f"output must have shape {tuple(shape)}, got {output.shape}")
+        need(output.shape == tuple(shape), f"output must have shape {tuple(shape)}, got {output.shape}")
     if is_complex and dtype.kind != "complex":
-        raise TypeError(f"{name}: output must be of a complex dtype, got {dtype}")
+        raise TypeError(f"output must be of a complex dtype, got {dtype}")
     return dtype
 
 
-def reach(name: str, size: int, origin: object) -> tuple[int, int]:
+def reach(size: int, origin: int) -> tuple[int, int]:
     """Count the elements of a window ahead of its place, and behind it. Raises `ValueError`."""
-    before, least = size // 2 + whole(name, "origin", origin), -(size // 2)
+    before, least = size // 2 + origin, -(size // 2)
     told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
-    need(name, 0 <= before < size, told)
+    need(0 <= before < size, told)
     return before, size - 1 - before
 
 
-def origins_of(name: str, origin: object, shape: Sequence[int], *, is_turned: bool) -> list[int]:
+def origins_of(origin: object, shape: Sequence[int], *, is_turned: bool = False) -> list[int]:
     """Take where windows lie: on the other side, if they are turned. Raises `TypeError`, `ValueError`."""
-    found = [whole(name, "origin", one) for one in each(name, "origin", origin, len(shape))]
+    found = [integer("origin", one) for one in each("origin", origin, len(shape))]
     return [-one - (n % 2 == 0) for one, n in zip(found, shape, strict=True)] if is_turned else found
 
 
@@ -178,6 +185,7 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         modes: What they are, for each axis; see `mode_of`.
         cval: The number of ``"constant"``. Where the dtype does not hold it, the result has a wider one.
     """
+    need(x.dtype.kind == "complex" or np.isreal(cval), f"cval must be real as the image is, got {cval!r}")
     if not any(map(any, widths)):
         return x
     rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
@@ -215,10 +223,10 @@ def view(x: AccelRef, shape: Sequence[int], offset: Sequence[int]) -> AccelRef:
 
 
 async def windows(
-    name: str, x: AccelRef, axes: Sequence[int], window: npt.NDArray[Any], origins: Sequence[object],
+    x: AccelRef, axes: Sequence[int], window: npt.NDArray[Any], origins: Sequence[int],
     modes: Sequence[str], cval: complex,
 ) -> list[AccelRef]:  # fmt: skip
     """Pad an image, and view it once for each element of a window that is true, in C order."""
-    widths = [reach(name, n, one) for n, one in zip(window.shape, origins, strict=True)]
+    widths = [reach(n, one) for n, one in zip(window.shape, origins, strict=True)]
     wider = await padded(x, spread(x, axes, widths, (0, 0)), spread(x, axes, modes, "nearest"), cval)
     return [view(wider, x.shape, spread(x, axes, place, 0)) for place in np.argwhere(window).tolist()]
