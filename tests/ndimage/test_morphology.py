@@ -156,6 +156,36 @@ async def test_structures(device: ta.Device, name: str, case: str) -> None:
     assert np.array_equal(got, wanted)
 
 
+async def test_an_image_that_goes_round_in_circles_ends(device: ta.Device) -> None:
+    # Each erosion swaps the two, so there is nothing that stays. SciPy's looks for it without an end.
+    ref = await device.put(np.array([0, 1, 0, 1]))
+    found = await ndimage.binary_erosion(ref, [1, 0, 1], 0, border_value=1).to_host()
+    assert found.tolist() in ([False, True, False, True], [True, False, True, False])
+
+
+async def test_a_truth_value_beyond_the_edges(device: ta.Device) -> None:
+    for value in (True, False):
+        await compare(device, "binary_erosion", blobs(), border_value=value)
+
+
+@no_stand_in
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("structure", ["last axis", "no last axis", "diagonals", "alone", "one diagonal"])
+async def test_labels_by_structures(device: ta.Device, structure: str, seed: int) -> None:
+    near = np.zeros((3, 3, 3), int)
+    near[1, 1, 1] = 1
+    if structure == "last axis":
+        near[1, 1] = 1
+    elif structure == "no last axis":
+        near[:, 1, 1] = near[1, :, 1] = 1
+    elif structure == "diagonals":
+        near[::2, ::2, ::2] = 1
+    elif structure == "one diagonal":
+        near[0, 0, 2] = near[2, 2, 0] = near[1, 1, 0] = near[1, 1, 2] = 1
+    for share in (0.3, 0.6, 0.9):
+        await compare(device, "label", blobs((7, 8, 9), share, seed), near)
+
+
 async def test_a_cancelled_label_leaves_nothing_behind(device: ta.Device) -> None:
     ref = await device.put(spiral(301))
     for deadline in (0, 0.001, 0.003, 0.01):

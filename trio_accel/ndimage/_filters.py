@@ -128,7 +128,7 @@ def convolve() -> None:
 
 
 async def _convolve1d(axis: int, **given: Any) -> AccelRef:
-    return await _correlate(True, **given, axes=(axis,))
+    return await _correlate(True, **given, axes=w.integer("axis", axis))
 
 
 @composed
@@ -140,7 +140,7 @@ async def correlate1d(
 
     Arguments, result and errors are those of `correlate`, with one `axis`.
     """
-    return await _correlate(False, input, weights, output, mode, cval, origin, (axis,))
+    return await _correlate(False, input, weights, output, mode, cval, origin, w.integer("axis", axis))
 
 
 @arguments_of(correlate1d, _convolve1d)
@@ -155,7 +155,8 @@ def _gaussian(sigma: float, order: int, truncate: float, radius: int | None) -> 
     """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
     import scipy.ndimage
 
-    reached = w.real("sigma, or truncate times sigma,", truncate * w.real("sigma", sigma))
+    w.need(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
+    reached = w.real("truncate times sigma", truncate * sigma)
     count = int(min(reached, 1e9) + 0.5) if radius is None else w.integer("radius", radius)
     is_right = 0 <= count <= 1 << 16 and 0 <= w.integer("order", order) <= 64
     w.need(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
@@ -206,7 +207,8 @@ async def gaussian_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or a negative order or radius.
     """
-    return await gaussian_filter(input, sigma, order, output, mode, cval, truncate, radius=radius, axes=axis)
+    given = input, w.real("sigma", sigma), order, output, mode, cval, truncate
+    return await gaussian_filter(*given, radius=radius, axes=w.integer("axis", axis))
 
 
 @composed
@@ -242,7 +244,10 @@ async def gaussian_filter(
 async def _differences(
     middle: float, input: Any, axis: int, output: Output, mode: Any, cval: complex
 ) -> AccelRef:
-    [place], others = w.axes_of(input, axis), [np.array([1.0, middle, 1.0])] * (input.ndim - 1)
+    [place], others = (
+        w.axes_of(input, w.integer("axis", axis)),
+        [np.array([1.0, middle, 1.0])] * (input.ndim - 1),
+    )
     axes = [place, *[one for one in range(input.ndim) if one != place]]
     modes = w.each("mode", mode, input.ndim)
     kernels = [np.array([-1.0, 0.0, 1.0]), *others]

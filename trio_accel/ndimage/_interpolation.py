@@ -189,7 +189,7 @@ async def spline_filter1d(
         ValueError: An order, axis or mode that there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
-    return await _splines(input, order, (axis,), output, mode, 0)
+    return await _splines(input, order, w.integer("axis", axis), output, mode, 0)
 
 
 @composed
@@ -269,7 +269,9 @@ async def affine_transform(
     shape = [
         w.integer("output_shape", one) for one in (other.shape if output_shape is None else output_shape)
     ]
-    rows, starts = w.numbers("matrix", matrix), np.array(w.each("offset", offset, ndim), float)
+    w.need(min(shape, default=0) >= 0, f"output_shape must be at least 0, got {output_shape}")
+    rows = w.numbers("matrix", matrix)
+    starts = np.array([w.real("offset", one) for one in w.each("offset", offset, ndim)])
     if rows.shape in ((ndim, ndim + 1), (ndim + 1, ndim + 1)):
         is_right = rows[ndim:].tolist() in ([], [[0] * ndim + [1]])
         w.need(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")

@@ -61,8 +61,9 @@ async def _eroded(
     x: Any = input
     # A truth value is a number here, as in SciPy.
     along, border = w.axes_of(x, axes), w.integer("border_value", border_value + 0) != 0
-    # Nothing changes any more then.
-    count, done = min(w.integer("iterations", iterations), x.size + 1), 0
+    # After as many times nothing changes, unless the image goes round in circles.
+    given = w.integer("iterations", iterations)
+    count = min(given, x.size + 1) if given > 0 else x.size + 1
     window = _structure(structure, len(along))
     told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
     w.need(window.ndim == len(along) and window.any(), f"structure must have {told}")
@@ -74,7 +75,7 @@ async def _eroded(
     dtype = w.dtype_of(x, DType.bool if output is None else output, x.shape)
     window, operator = (np.flip(window), " or ") if is_dilated else (window, " and ")
     made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
-    while done < count or count < 1:
+    for _ in range(count):
         views = await w.windows(made, along, window, origins, ["constant"] * len(along), border)
         new = list[AccelRef]()
         for start in range(0, len(views), w.MOST):
@@ -84,9 +85,9 @@ async def _eroded(
         if mask is not None:
             text, names = "y = where(mask != 0, x, old)", ("mask", "x", "old")
             new = [await w.compute("binary_erosion", text, names)(mask, *new, made)]
-        if count < 1 and not await _differ(made, *new):
+        if given < 1 and not await _differ(made, *new):
             break
-        made, done = new[0], done + 1
+        made = new[0]
     return await w.delivered(await w.converted(made, dtype), output)
 
 
@@ -102,7 +103,8 @@ async def binary_erosion(
         input: The image. What is not 0 is true.
         structure: Which elements of a window must be true, on the host; by default an element and its
             neighbours along the axes.
-        iterations: How often; below 1 until nothing changes, which the host looks at.
+        iterations: How often; below 1 until nothing changes, which the host looks at, but once more than the
+            image has elements at most.
         mask: Where elements may change.
         output: Dtype of the result, or an array to write to; by default bool.
         border_value: Whether what is beyond the edges is true.

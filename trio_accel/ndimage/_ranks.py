@@ -30,8 +30,8 @@ __all__ = [
 
 # Elements of a window that one launch combines, and that a network sorts: a text has a most length.
 _SHORT, _SORTED = 12, 27
-# Elements of windows that are sorted at a time.
-_PIECE = 1 << 24
+# Elements of a window that are sorted, and of all windows that are sorted at a time.
+_MOST, _PIECE = 1 << 16, 1 << 24
 
 
 async def _combined(kind: str, views: Sequence[AccelRef], dtype: DType, *divisor: float) -> AccelRef:
@@ -66,7 +66,8 @@ async def _windowed(
 
 
 async def _filter1d(kind: str, axis: int, **given: Any) -> AccelRef:
-    return await _ranked(kind, rank=None, footprint=None, axes=(axis,), **given)
+    w.integer("size", given["size"])
+    return await _ranked(kind, rank=None, footprint=None, axes=w.integer("axis", axis), **given)
 
 
 @composed
@@ -91,7 +92,8 @@ async def uniform_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
     """
-    return await _ranked("uniform", input, None, size, None, output, mode, cval, origin, (axis,))
+    given = input, None, w.integer("size", size), None, output, mode, cval, origin
+    return await _ranked("uniform", *given, w.integer("axis", axis))
 
 
 @arguments_of(uniform_filter1d, _filter1d, "maximum")
@@ -163,6 +165,7 @@ async def _ranked(
     combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
     if combined and window.all():
         return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
+    w.need(count <= _MOST, f"size or footprint must have at most {_MOST} elements, got {count}")
     if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
     views = await w.windows(made, along, window, origins, modes, cval)

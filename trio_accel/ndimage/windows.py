@@ -88,11 +88,12 @@ def modes_of(mode: object, count: int) -> list[str]:
 def axes_of(x: Any, axes: object) -> list[int]:
     """Take the array of a device, and axes of it in their order. Raises `TypeError`, `ValueError`."""
     check_ref("ndimage.function", "input", x)
-    given: Any = range(x.ndim) if axes is None else axes if np.iterable(axes) else (axes,)
-    found = [integer("axes", axis) for axis in given]
+    several: Any = range(x.ndim) if axes is None else axes
+    given, argument = (several, "axes") if np.iterable(several) else ((several,), "axis")
+    found = [integer(argument, axis) for axis in given]
     is_right = all(-x.ndim <= axis < x.ndim for axis in found)
     is_right = is_right and len({axis % x.ndim for axis in found}) == len(found)
-    need(is_right, f"axes must be different ones of {x.ndim}, got {axes!r}")
+    need(is_right, f"{argument} must be different ones of {x.ndim}, got {axes!r}")
     return [axis % x.ndim for axis in found]
 
 
