@@ -106,6 +106,13 @@ async def test_coordinates_that_are_no_numbers(device: ta.Device) -> None:
             np.testing.assert_allclose(got[1:], [x[-1, 1], x[0, 1], x[-1, 1]])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "uint8"])
+async def test_an_image_of_no_elements_is_what_is_beyond_it(device: ta.Device, dtype: str) -> None:
+    for mode in ("constant", "grid-constant"):
+        x, at = np.zeros((0, 3), dtype), np.array([[-4.0, 0.5], [0.0, 0.5]])
+        await compare(device, "map_coordinates", x, at, order=1, mode=mode, cval=3)
+
+
 async def test_a_zoom_of_one_is_the_image(device: ta.Device) -> None:
     x = image("uint8", SHAPE)
     got = await ndimage.zoom(await device.put(x), 1)

@@ -191,12 +191,12 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         return x
     rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
     shape = [sum((n, *pair)) for _, (n, pair, _) in rows]
-    if not x.size:
-        return await x.device.zeros(shape, x.dtype)
     with np.errstate(all="ignore"):
         value = np.asarray(cval).astype(x.dtype.dtype)[()]
     if value != cval and not np.isnan(cval):
         value = np.asarray(cval, np.result_type(np.asarray(cval), np.float64))[()]
+    if not x.size:
+        return await x.device.full(shape, value if "constant" in modes else 0, DType.of(value.dtype))
     given = [x, *[one for _, (n, pair, _) in rows if any(pair) for one in (pair[0], n)]]
     made = _padding(x.ndim, tuple([(axis, mode) for axis, (_, pair, mode) in rows if any(pair)]))
     given += [value] * ("value" in made.inputs)
