@@ -24,6 +24,7 @@ __all__ = ["main"]
 
 _Ours: TypeAlias = Callable[[Any], Awaitable[object]]
 _Theirs: TypeAlias = Callable[[Any], object]
+_Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 _scipy: Any = import_module("scipy")
 _numpy: Any = np
 _SECONDS = 0.6
@@ -104,17 +105,19 @@ def _rows(device: Any, random: Any, generator: Any) -> Sequence[_Row]:
 def _images() -> Sequence[_Row]:
     """Filters and interpolation of an image of 1080 x 1920, beside `scipy.ndimage`."""
     matrix = [[0.9, 0.1], [-0.1, 0.9]]
-    calls: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]] = (
+    calls: Sequence[_Call] = (
         ("gaussian_filter", (2.0,), {}), ("uniform_filter", (5,), {}), ("uniform_filter", (31,), {}),
         ("median_filter", (3,), {}), ("median_filter", (5,), {}), ("maximum_filter", (5,), {}),
         ("sobel", (), {}),
         ("affine_transform", (matrix, 3.0), {"order": 1}), ("affine_transform", (matrix, 3.0), {"order": 3}),
         ("zoom", (0.5,), {"order": 1}), ("zoom", (0.5,), {"order": 3}),
     )  # fmt: skip
-    marks = ("binary_erosion", (), {}), ("label", (), {}), ("distance_transform_edt", (), {})
     given = [("float_image", call) for call in calls] + [("byte_image", call) for call in calls]
+    marks: Sequence[_Call] = [
+        (name, (), {}) for name in ("binary_erosion", "label", "distance_transform_edt")
+    ]
 
-    def row(host: str, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> _Row:
+    def row(host: str, call: _Call) -> _Row:
         name, values, how = call
         told = ", ".join([name, *[str(one) for one in values[:1] if one is not matrix]])
         told += "".join(f", {key} {one}" for key, one in how.items()) + f" of {host.replace('_', ' ')}"

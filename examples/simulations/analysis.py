@@ -54,9 +54,9 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
     async def step(t: ta.AccelRef, *_: ta.AccelRef) -> State:
         t = await (t + TIME)
         image = await draw(t, size, noise)
-        labels, _ = await ta.ndimage.label(ta.arrays.greater(image, await threshold(image)))
-        found = await ta.arrays.unique_counts(labels)
-        return t, image, labels, found.values, found.counts
+        parts = await ta.ndimage.label(ta.arrays.greater(image, await threshold(image)))
+        found = await ta.arrays.unique_counts(parts.labels)
+        return t, image, parts.labels, found.values, found.counts
 
     return (await device.put(np.asarray(0.0)),), step
 

@@ -77,7 +77,7 @@ async def bilateral_filter(
     places, sums = list(np.ndindex(size, size)), list[AccelRef]()
     for start in range(0, size * size, w.MOST):
         here = places[start : start + w.MOST]
-        weights = [math.exp(-0.5 * math.dist(one, (half, half)) ** 2 / spatial**2) for one in here]
+        weights = [math.exp(-0.5 * (math.dist(one, (half, half)) / spatial) ** 2) for one in here]
         given = [*sums, *[w.view(wider, x.shape, one) for one in here], *weights]
         expression = _weights(len(here), ("total0", "weight0")[: len(sums)])
         sums = await expression(shifted, high, low, deviation, float(bins), *given)

@@ -277,7 +277,7 @@ async def affine_transform(
         w.need(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
         starts, rows = rows[:ndim, ndim], rows[:ndim, :ndim]
     told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
-    is_right = ndim and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
+    is_right = ndim > 0 and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
     w.need(is_right, f"matrix must have shape {told}, got {rows.shape}")
     if rows.ndim == 1 and rows.all():
         return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)

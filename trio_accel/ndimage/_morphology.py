@@ -55,7 +55,7 @@ async def _differ(x: AccelRef, y: AccelRef) -> bool:
 
 async def _eroded(
     is_dilated: bool, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
-    border_value: object, origin: Any, brute_force: object, axes: object,
+    border_value: Any, origin: Any, brute_force: object, axes: object,
 ) -> AccelRef:  # fmt: skip
     """Erode, or dilate: then an element is looked for on the structure's opposite side."""
     x: Any = input

@@ -192,7 +192,7 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
     rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))
     shape = [sum((n, *pair)) for _, (n, pair, _) in rows]
     with np.errstate(all="ignore"):
-        value = np.asarray(cval).astype(x.dtype.dtype)[()]
+        value: Any = np.asarray(cval).astype(x.dtype.dtype)[()]
     if value != cval and not np.isnan(cval):
         value = np.asarray(cval, np.result_type(np.asarray(cval), np.float64))[()]
     if not x.size:
