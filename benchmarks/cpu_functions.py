@@ -24,6 +24,7 @@ __all__ = ["main"]
 
 _Ours: TypeAlias = Callable[[Any], Awaitable[object]]
 _Theirs: TypeAlias = Callable[[Any], object]
+_Call: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 _scipy: Any = import_module("scipy")
 _numpy: Any = np
 _SECONDS = 0.6
@@ -84,6 +85,7 @@ def _rows(device: Any, random: Any, generator: Any) -> Sequence[_Row]:
         _Row("eigsh of 400, k 6", lambda v: ta.sparse.eigsh(v.o.matrix, 6),
              lambda v: _scipy.sparse.linalg.eigsh(v.h.matrix, 6), 3.0),
     ]  # fmt: skip
+    rows += _images()
     torch = _torch()
     if torch is not None:
         f = torch.nn.functional
@@ -98,6 +100,36 @@ def _rows(device: Any, random: Any, generator: Any) -> Sequence[_Row]:
                  lambda v: f.avg_pool2d(v.t.images, 2), 3.0),
         ]  # fmt: skip
     return rows
+
+
+def _images() -> Sequence[_Row]:
+    """Filters and interpolation of an image of 1080 x 1920, beside `scipy.ndimage`."""
+    matrix = [[0.9, 0.1], [-0.1, 0.9]]
+    calls: Sequence[_Call] = (
+        ("gaussian_filter", (2.0,), {}), ("uniform_filter", (5,), {}), ("uniform_filter", (31,), {}),
+        ("median_filter", (3,), {}), ("median_filter", (5,), {}), ("maximum_filter", (5,), {}),
+        ("sobel", (), {}),
+        ("affine_transform", (matrix, 3.0), {"order": 1}), ("affine_transform", (matrix, 3.0), {"order": 3}),
+        ("zoom", (0.5,), {"order": 1}), ("zoom", (0.5,), {"order": 3}),
+    )  # fmt: skip
+    given = [("float_image", call) for call in calls] + [("byte_image", call) for call in calls]
+    marks: Sequence[_Call] = [
+        (name, (), {}) for name in ("binary_erosion", "label", "distance_transform_edt")
+    ]
+
+    def row(host: str, call: _Call) -> _Row:
+        name, values, how = call
+        told = ", ".join([name, *[str(one) for one in values[:1] if one is not matrix]])
+        told += "".join(f", {key} {one}" for key, one in how.items()) + f" of {host.replace('_', ' ')}"
+        ours, theirs = getattr(ta.ndimage, name), getattr(_scipy.ndimage, name)
+        return _Row(
+            told,
+            lambda v: ours(getattr(v.o, host), *values, **how),
+            lambda v: theirs(getattr(v.h, host), *values, **how),
+            3.0,
+        )
+
+    return [row(host, call) for host, call in [*given, *[("drops", mark) for mark in marks]]]
 
 
 def _ordering(a: Any, dtype: str) -> Sequence[tuple[str, _Ours, _Theirs]]:
@@ -150,6 +182,9 @@ def _hosts() -> dict[str, Any]:
         "photo": draw.standard_normal((1, 3, 224, 224)).astype(np.float32),
         "wide": draw.standard_normal((64, 3, 7, 7)).astype(np.float32),
         "matrix": _laplacian(20),
+        "float_image": draw.random((1080, 1920), np.float32),
+        "byte_image": draw.integers(0, 256, (1080, 1920)).astype(np.uint8),
+        "drops": _scipy.ndimage.gaussian_filter(draw.random((1080, 1920)), 4) > 0.5,
     }
 
 

@@ -139,6 +139,28 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("scipy.signal.resample(v, 9)", "none", "await ta.signal.resample(v, 9)"),
     ],
+    "Images": [
+        (
+            "scipy.ndimage.gaussian_filter(x, 1.0)",
+            "torchvision: gaussian_blur(x, 9, 1.0)",
+            "await ta.ndimage.gaussian_filter(x, 1.0)",
+        ),
+        (
+            "scipy.ndimage.maximum_filter(x, 3)",
+            "F.max_pool2d(x[None], 3, 1, 1)",
+            "await ta.ndimage.maximum_filter(x, 3)",
+        ),
+        (
+            "scipy.ndimage.zoom(x, 2, order=1)",
+            "F.interpolate(x[None, None], scale_factor=2, mode='bilinear', align_corners=True)",
+            "await ta.ndimage.zoom(x, 2, order=1)",
+        ),
+        (
+            "scipy.ndimage.label(x > 0)[0]",
+            "none",
+            "(await ta.ndimage.label(ta.arrays.greater(x, 0))).labels",
+        ),
+    ],
 }
 """By the titles of the tables: NumPy's call, PyTorch's, and ours."""
 

@@ -57,7 +57,7 @@ LIBRARIES = {
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
     # These are made of functions of other libraries alone.
-    **dict.fromkeys(("signal", "spatial", "tables"), r"(?!)"),
+    **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
     "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }

@@ -671,7 +671,7 @@ _REASONS: dict[str, str] = {
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "
-        "RoutingStatistics.none sparse.Preconditioner sparse.SolveResult "
+        "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "

@@ -17,7 +17,7 @@ import scipy.sparse
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import NotSupportedError, arrays, fft, linalg, nn, sparse, tensor
+from trio_accel import NotSupportedError, arrays, fft, linalg, ndimage, nn, sparse, tensor
 
 # The first fits into no signed word, and the next is 0 in one of 64 bits.
 TOO_LARGE = (2**63, 2**64, 2**70, 10**30, -(2**63) - 1)
@@ -105,6 +105,21 @@ OWN: dict[str, dict[str, Any]] = {
     "Generator.permutation": {"x": 5},
     "Generator.triangular": {"left": 0.0, "mode": 0.5, "right": 1.0},
 }
+# Images have two axes.
+_IMAGE: dict[str, Any] = {
+    "input": "PLANE", "image": "PLANE", "weights": [[1.0, 2.0]], "sigma": 1.0, "order": 1, "radius": 2,
+    "size": 3, "origin": 0, "axes": (0, 1), "rank": 1, "percentile": 50.0, "iterations": 1, "border_value": 0,
+    "angle": 30.0, "zoom": 2.0, "matrix": [1.0, 2.0], "output_shape": (4, 4), "coordinates": [[0.5], [0.5]],
+    "sampling": 1.0, "win_size": 5, "channel_axis": None,
+}  # fmt: skip
+for _name in ndimage.__all__:
+    _taken = inspect.signature(getattr(ndimage, _name)).parameters if _name.islower() else ()
+    OWN[f"ndimage.{_name}"] = {key: _IMAGE[key] for key in _taken if key in _IMAGE}
+for _name in ("correlate1d", "convolve1d"):
+    OWN[f"ndimage.{_name}"]["weights"] = [1.0, 2.0]
+for _name in ("gaussian_filter", "gaussian_laplace", "laplace", "uniform_filter", "median_filter"):
+    OWN[f"ndimage.{_name}"]["axes"] = (0, 1)
+OWN["ndimage.spline_filter"]["order"] = 3
 # Those of windows: by the number of their axes.
 for _axes in (1, 2, 3):
     _pooled = {"input": f"IMAGES{_axes}", "weight": f"IMAGES{_axes}"}
@@ -124,7 +139,7 @@ def _numbers_of(function: Any, kind: re.Pattern[str]) -> list[str]:
 def _functions(kind: re.Pattern[str]) -> dict[str, Any]:
     """Return the functions of all capabilities, and the methods, that take such numbers."""
     found: dict[str, Any] = {}
-    for capability in (arrays, fft, linalg, nn, sparse, tensor):
+    for capability in (arrays, fft, linalg, ndimage, nn, sparse, tensor):
         package = capability.__name__.rpartition(".")[2]
         found |= {f"{package}.{name}": getattr(capability, name) for name in capability.__all__}
     for cls in (ta.Device, ta.AccelRef, ta.random.Generator, ta.random.Sobol):

@@ -30,6 +30,7 @@ CAPABILITIES = (
     "graphs",
     "jit",
     "linalg",
+    "ndimage",
     "nn",
     "programs",
     "random",
@@ -53,6 +54,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
+    # Windows that are too large for a network are sorted, and labels are numbered by a scan.
+    "ndimage": ("actors", "arrays", "backends.base", "devices", "expressions"),
     # No libraries of their own: they are made of sorts, selections and kernels (D191).
     **dict.fromkeys(
         ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")

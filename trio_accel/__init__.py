@@ -123,6 +123,7 @@ if _typing.TYPE_CHECKING:
         interop as interop,
         jit as jit,
         linalg as linalg,
+        ndimage as ndimage,
         nn as nn,
         patterns as patterns,
         programs as programs,
@@ -147,7 +148,7 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "collectives", "fft", "graphs", "interop", "jit", "linalg", "nn", "patterns", "programs",
+        "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
         "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
     )
 )  # fmt: skip

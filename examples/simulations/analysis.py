@@ -18,22 +18,6 @@ from simulation import Simulation, State, Step, program
 import trio_accel as ta
 
 DROPS, BINS, TIME = 16, 256, 0.05
-# The number of a pixel is its first label. It takes the greatest label around, then that of the pixel of that
-# number: so labels go twice as far each time.
-NUMBER = ta.jit.elementwise(
-    "where(image > least, i(0)*w + i(1) + 1, 0)", inputs=("image", "least", "w"), name="number"
-)
-SPREAD = ta.jit.elementwise(
-    "here = old[i(0), i(1)]; "
-    "m = maximum(old[maximum(i(0) - 1, 0), i(1)], old[minimum(i(0) + 1, h - 1), i(1)]); "
-    "m = maximum(m, maximum(old[i(0), maximum(i(1) - 1, 0)], old[i(0), minimum(i(1) + 1, w - 1)])); "
-    "new = where(here > 0, maximum(m, here), 0)",
-    inputs=("old", "h", "w"),
-    name="spread",
-)
-JUMP = ta.jit.elementwise(
-    "where(k > 0, old[(k - 1) // w, (k - 1) % w], 0)", inputs=("k", "old", "w"), name="jump"
-)
 BETWEEN = ta.jit.elementwise(  # variance between both sides of a threshold
     "p = n / count; d = total*p - m/count; v = where((0 < p) & (p < 1), d*d / (p*(1 - p)), 0)",
     inputs=("n", "m", "total", "count"),
@@ -53,18 +37,6 @@ async def threshold(image: ta.AccelRef) -> ta.AccelRef:
     return await ta.arrays.take(edges[1:], ta.arrays.argmax(variance, keepdims=True), axis=0)
 
 
-async def label(image: ta.AccelRef, least: ta.AccelRef) -> ta.AccelRef:
-    """Labels of what is connected and above a value: 0 outside, else the last pixel's number."""
-    height, width = image.shape
-    old, has_changed = await NUMBER(image, least, width), True
-    while has_changed:
-        new = await SPREAD(old, height, width, shape=image.shape)
-        new = await JUMP(new, new, width)
-        has_changed = not await ta.arrays.array_equal(new, old)
-        old = new
-    return old
-
-
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
     """Drops that oscillate about places of their own; nothing is found yet."""
     rng = np.random.default_rng(seed)
@@ -82,9 +54,9 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
     async def step(t: ta.AccelRef, *_: ta.AccelRef) -> State:
         t = await (t + TIME)
         image = await draw(t, size, noise)
-        labels = await label(image, await threshold(image))
-        found = await ta.arrays.unique_counts(labels)
-        return t, image, labels, found.values, found.counts
+        parts = await ta.ndimage.label(ta.arrays.greater(image, await threshold(image)))
+        found = await ta.arrays.unique_counts(parts.labels)
+        return t, image, parts.labels, found.values, found.counts
 
     return (await device.put(np.asarray(0.0)),), step
 
@@ -96,7 +68,7 @@ def picture(_: np.ndarray, image: np.ndarray, labels: np.ndarray, *__: np.ndarra
     return np.where(labels[..., None] > 0, (0.3 + 0.7 * grey) * colours, 255 * grey).astype(np.uint8)
 
 
-SIMULATION = Simulation(start=start, picture=picture, operation="jit.spread")
+SIMULATION = Simulation(start=start, picture=picture, operation="ndimage.label")
 main = partial(program, __doc__, SIMULATION, size=64, steps=40)
 
 if __name__ == "__main__":

@@ -79,28 +79,12 @@ async def test_an_image_is_analysed_as_by_scipy(device: ta.Device) -> None:
     least = thresholds[np.argmax([unlike(image, each) for each in thresholds])]
     wanted, count = ndimage.label(image > least)
     assert count > 3
-    # Each part has one label, and no two have the same.
-    pairs = np.unique(np.stack([labels.ravel(), wanted.ravel()]), axis=1)
-    assert len(pairs.T) == count + 1 == len(values)
-    np.testing.assert_array_equal(values, pairs[0])
-    np.testing.assert_array_equal(counts, np.bincount(wanted.ravel())[pairs[1]])
+    np.testing.assert_array_equal(labels, wanted)
+    np.testing.assert_array_equal(values, np.arange(count + 1))
+    np.testing.assert_array_equal(counts, np.bincount(wanted.ravel()))
 
 
 def unlike(image: np.ndarray, threshold: float) -> float:
     """How unlike the two sides of a threshold are: the weighted square of what their means differ by."""
     dark, light = image[image <= threshold], image[image > threshold]
     return float(dark.size * light.size * (dark.mean() - light.mean()) ** 2)
-
-
-@pytest.mark.parametrize(
-    "rows", [["#"], ["."], ["#.#", ".#.", "#.#"], ["#####", "....#", "###.#", "#...#", "#####"]]
-)
-async def test_what_is_connected_has_one_label(device: ta.Device, rows: list[str]) -> None:
-    mask = np.array([[each == "#" for each in row] for row in rows])
-    image, least = await put(device, mask.astype(float), np.full((1, 1), 0.5))
-    found = await (await analysis.label(image, least)).to_host()
-    wanted, _ = ndimage.label(mask)
-    np.testing.assert_array_equal(found == 0, ~mask)
-    last = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
-    for part in range(1, wanted.max() + 1):
-        assert set(found[wanted == part].tolist()) == {last[wanted == part].max()}

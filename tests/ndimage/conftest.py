@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "interop")]

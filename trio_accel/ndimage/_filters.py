@@ -1,0 +1,337 @@
+"""Linear filters: weighted sums of windows, by `scipy.ndimage`'s names.
+
+Sums are made in float64 or complex128, and rounded once for each axis, as SciPy rounds them. Weights of a
+filter that has a name are added in SciPy's order, so that its bits come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..actors import arguments_of
+from ..arrays import add
+from ..backends.base import DType
+from ..devices import AccelRef, Operand
+from ..devices.operations._calls import composed
+from . import windows as w
+from .windows import Floats, Mode, Modes, Numbers, Output
+
+__all__ = [
+    "convolve", "convolve1d", "correlate", "correlate1d", "gaussian_filter", "gaussian_filter1d",
+    "gaussian_laplace", "laplace", "prewitt", "sobel",
+]  # fmt: skip
+
+Weights: TypeAlias = "AccelRef | npt.ArrayLike"
+_Term: TypeAlias = "tuple[Any, str, list[AccelRef]]"
+_Kernels: TypeAlias = "Sequence[npt.NDArray[Any] | None]"
+
+
+async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
+    """Sum up views of a padded array, a few at a time.
+
+    Each has a weight, and a sign; with a sign, another view is first added to it, or taken from it.
+    """
+    total, step = list[AccelRef](), w.MOST // 2
+    for start in range(0, len(terms), step):
+        here, wanted = terms[start : start + step], dtype if start + step >= len(terms) else DType(wide)
+        inputs, parts = ["total"] * len(total), ["total"] * len(total)
+        for n, (_, sign, views) in enumerate(here):
+            inputs += [f"{one}{n}" for one in "ab"[: len(views)]]
+            parts.append(f"({wide}(a{n})" + f" {sign} {wide}(b{n})" * bool(sign) + f") * w{n}")
+        text = f"y = {' + '.join(parts)}; y = {w.stored('y', wanted)}"
+        expression = w.compute("correlate", text, (*inputs, *[f"w{n}" for n in range(len(here))]), wanted)
+        given = [*total, *[view for *_, views in here for view in views], *[weight for weight, *_ in here]]
+        total = [await expression(*given)]
+    return total[0]
+
+
+async def line(
+    x: AccelRef, weights: npt.NDArray[Any], axis: int, dtype: DType, mode: str, cval: complex = 0.0
+) -> AccelRef:
+    """Correlate along an axis with weights of the host; what is alike on both sides is added first."""
+    pairs = len(weights) // 2
+    views = await w.windows(x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
+    terms: list[_Term] = [(one.item(), "", [view]) for one, view in zip(weights, views, strict=True)]
+    for sign, factor in (("+", 1), ("-", -1)):
+        if len(weights) % 2 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2**-52):
+            sides = zip(weights.tolist(), views[:pairs], views[::-1], strict=False)
+            terms = [terms[pairs], *[(one, sign, [left, right]) for one, left, right in sides]]
+            break
+    return await _weighed(terms, dtype, w.wide_of(x))
+
+
+async def _correlate(
+    is_convolved: bool, input: Any, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
+    axes: object,
+) -> AccelRef:  # fmt: skip
+    """Correlate, or convolve: then weights are in reverse, and not conjugated."""
+    x, is_on_device = input, isinstance(weights, AccelRef)
+    along, filled = w.axes_of(x, axes), w.modes_of((mode,), 1)
+    window: Any = await weights.cast("float64") if is_on_device else w.numbers("weights", weights)
+    told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
+    w.need(window.ndim == len(along) and window.size, told)
+    origins = w.origins_of(origin, window.shape, is_turned=is_convolved)
+    is_complex = not is_on_device and window.dtype.kind == "c"
+    if is_convolved:
+        window = window[(slice(None, None, -1),) * window.ndim]
+    elif is_complex:
+        window = window.conj()
+    along, origins = w.in_order(along, origins)
+    dtype = w.dtype_of(x, output, x.shape, is_complex)
+    every = np.broadcast_to(True, window.shape)
+    views = await w.windows(x, along, every, origins, filled * len(along), cval)
+    weights = [window[n] for n in np.ndindex(window.shape)] if is_on_device else window.ravel().tolist()
+    terms: list[_Term] = [(one, "", [view]) for one, view in zip(weights, views, strict=True)]
+    return await w.delivered(await _weighed(terms, dtype, w.wide_of(x, is_complex)), output)
+
+
+@composed
+async def correlate(
+    input: Operand, weights: Weights, output: Output = None, mode: Mode = "reflect", cval: complex = 0.0,
+    origin: Numbers = 0, *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Correlate an image with weights, as `scipy.ndimage.correlate` does.
+
+    Args:
+        input: The image, of any number of axes.
+        weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex
+            ones are conjugated.
+        output: See `Output`.
+        mode: See `Mode`.
+        cval: The number beyond the edges, in ``"constant"``.
+        origin: How far the window lies behind its place: for all axes, or for each.
+        axes: Axes to filter along; None for all.
+
+    Returns:
+        The sums, in the dtype of `input`: of whole numbers rounded towards zero. They are complex where the
+        weights are.
+
+    Raises:
+        TypeError: `input` is no array of a device, or a real `output` of complex sums.
+        ValueError: Weights of another number of axes, an origin outside of the window, an axis or mode that
+            there is not, or `output` of another shape.
+        NotSupportedError: float8.
+    """
+    return await _correlate(False, input, weights, output, mode, cval, origin, axes)
+
+
+@arguments_of(correlate, _correlate, True)
+def convolve() -> None:
+    """Convolve an image with weights, as `scipy.ndimage.convolve` does.
+
+    Weights are in reverse, and not conjugated. Arguments, result and errors are those of `correlate`.
+    """
+
+
+async def _convolve1d(axis: int, **given: Any) -> AccelRef:
+    return await _correlate(True, **given, axes=w.integer("axis", axis))
+
+
+@composed
+async def correlate1d(
+    input: Operand, weights: Weights, axis: int = -1, output: Output = None, mode: Mode = "reflect",
+    cval: complex = 0.0, origin: int = 0,
+) -> AccelRef:  # fmt: skip
+    """Correlate lines along an axis with a vector of weights, as `scipy.ndimage.correlate1d` does.
+
+    Arguments, result and errors are those of `correlate`, with one `axis`.
+    """
+    return await _correlate(False, input, weights, output, mode, cval, origin, w.integer("axis", axis))
+
+
+@arguments_of(correlate1d, _convolve1d)
+def convolve1d() -> None:
+    """Convolve lines along an axis with a vector of weights, as `scipy.ndimage.convolve1d` does.
+
+    Arguments, result and errors are those of `correlate`, with one `axis`.
+    """
+
+
+def _gaussian(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
+    """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
+    import scipy.ndimage
+
+    w.need(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
+    reached = w.real("truncate times sigma", truncate * sigma)
+    count = int(min(reached, 1e9) + 0.5) if radius is None else w.integer("radius", radius)
+    is_right = 0 <= count <= 1 << 16 and 0 <= w.integer("order", order) <= 64
+    w.need(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
+    if sigma <= 1e-15:
+        return None
+    impulse = np.eye(1, 2 * count + 1, count)[0]
+    made: Any = scipy.ndimage.gaussian_filter1d(impulse, sigma, order=order, mode="constant", radius=count)
+    return made[::-1]
+
+
+async def _separable(
+    x: Any, output: Output, mode: Any, cval: complex, axes: object, sums: Sequence[_Kernels]
+) -> AccelRef:
+    """Correlate along one axis after the other, and add up what several kernels for these give."""
+    along, total = w.axes_of(x, axes), list[AccelRef]()
+    modes, dtype = w.modes_of(mode, len(along)), w.dtype_of(x, output, x.shape)
+    for n, kernels in enumerate(sums):
+        made = x
+        for axis, weights, filled in zip(along, kernels, modes, strict=True):
+            if weights is not None:
+                made = await line(made, weights, axis, dtype, filled if len(sums) == 1 else modes[n], cval)
+        made = await w.converted(x, dtype) if made is x else made
+        total = [await add(total[0], made) if total else made]
+    return await w.delivered(total[0] if total else await w.converted(x, dtype), output)
+
+
+@composed
+async def gaussian_filter1d(
+    input: Operand, sigma: float, axis: int = -1, order: int = 0, output: Output = None,
+    mode: Mode = "reflect", cval: complex = 0.0, truncate: float = 4.0, *, radius: int | None = None,
+) -> AccelRef:  # fmt: skip
+    """Smooth lines along an axis, or compute derivatives, as `scipy.ndimage.gaussian_filter1d` does.
+
+    Args:
+        input: The image.
+        sigma: Standard deviation, in elements.
+        axis: The axis.
+        order: 0 smooths; 1 and more are derivatives.
+        output: See `Output`.
+        mode: See `Mode`.
+        cval: The number beyond the edges, in ``"constant"``.
+        truncate: How many standard deviations the window reaches.
+        radius: How many elements it reaches; by default `truncate` says it.
+
+    Returns:
+        See `correlate`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `correlate`; or a negative order or radius.
+    """
+    given = input, w.real("sigma", sigma), order, output, mode, cval, truncate
+    return await gaussian_filter(*given, radius=radius, axes=w.integer("axis", axis))
+
+
+@composed
+async def gaussian_filter(
+    input: Operand, sigma: Floats, order: Numbers = 0, output: Output = None, mode: Modes = "reflect",
+    cval: complex = 0.0, truncate: float = 4.0, *, radius: Numbers | None = None, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Smooth an image by a Gaussian, or compute its derivatives, as `scipy.ndimage.gaussian_filter` does.
+
+    Args:
+        input: The image.
+        sigma: See `gaussian_filter1d`: for all axes, or for each. Along one of 0 nothing happens.
+        order: See `gaussian_filter1d`: for all axes, or for each.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each.
+        cval: The number beyond the edges, in ``"constant"``.
+        truncate: See `gaussian_filter1d`.
+        radius: See `gaussian_filter1d`: for all axes, or for each.
+        axes: Axes to filter along; None for all.
+
+    Returns:
+        See `correlate`; it is rounded to its dtype after each axis.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `gaussian_filter1d`.
+    """
+    given, count = {"sigma": sigma, "order": order, "radius": radius}, len(w.axes_of(input, axes))
+    rows = zip(*[w.each(key, value, count) for key, value in given.items()], strict=True)
+    kernels = [_gaussian(one, nth, truncate, reached) for one, nth, reached in rows]
+    return await _separable(input, output, mode, cval, axes, [kernels])
+
+
+async def _differences(
+    middle: float, input: Any, axis: int, output: Output, mode: Any, cval: complex
+) -> AccelRef:
+    [place], others = (
+        w.axes_of(input, w.integer("axis", axis)),
+        [np.array([1.0, middle, 1.0])] * (input.ndim - 1),
+    )
+    axes = [place, *[one for one in range(input.ndim) if one != place]]
+    modes = w.each("mode", mode, input.ndim)
+    kernels = [np.array([-1.0, 0.0, 1.0]), *others]
+    return await _separable(input, output, [modes[one] for one in axes], cval, axes, [kernels])
+
+
+@composed
+async def sobel(
+    input: Operand, axis: int = -1, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0
+) -> AccelRef:
+    """Compute differences along an axis, smoothed by 1, 2, 1 along the others, as `scipy.ndimage.sobel` does.
+
+    Args:
+        input: The image.
+        axis: The axis.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each.
+        cval: The number beyond the edges, in ``"constant"``.
+
+    Returns:
+        See `gaussian_filter`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `correlate`.
+    """
+    return await _differences(2.0, input, axis, output, mode, cval)
+
+
+@arguments_of(sobel, _differences, 1.0)
+def prewitt() -> None:
+    """Compute differences along an axis, added up over three lines: `scipy.ndimage.prewitt`; see `sobel`."""
+
+
+@composed
+async def laplace(
+    input: Operand, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    *, axes: Numbers | None = None,
+) -> AccelRef:  # fmt: skip
+    """Add up second differences along axes, as `scipy.ndimage.laplace` does.
+
+    Args:
+        input: The image.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each.
+        cval: The number beyond the edges, in ``"constant"``.
+        axes: Axes to filter along; None for all.
+
+    Returns:
+        See `correlate`; it is rounded to its dtype for each axis.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `correlate`.
+    """
+    second, places = np.array([1.0, -2.0, 1.0]), range(len(w.axes_of(input, axes)))
+    sums = [[second if n == place else None for n in places] for place in places]
+    return await _separable(input, output, mode, cval, axes, sums)
+
+
+@composed
+async def gaussian_laplace(
+    input: Operand, sigma: Floats, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
+    *, axes: Numbers | None = None, truncate: float = 4.0, radius: int | None = None,
+) -> AccelRef:  # fmt: skip
+    """Add up second derivatives of a smoothed image, as `scipy.ndimage.gaussian_laplace` does.
+
+    Args:
+        input: The image.
+        sigma: See `gaussian_filter`.
+        output: See `Output`.
+        mode: See `Mode`: for all axes, or for each derivative.
+        cval: The number beyond the edges, in ``"constant"``.
+        axes: Axes to filter along; None for all.
+        truncate: See `gaussian_filter1d`.
+        radius: See `gaussian_filter1d`.
+
+    Returns:
+        See `laplace`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `gaussian_filter`.
+    """
+    sigmas = w.each("sigma", sigma, len(w.axes_of(input, axes)))
+    sums = [
+        [_gaussian(one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
+        for place in range(len(sigmas))
+    ]
+    return await _separable(input, output, mode, cval, axes, sums)

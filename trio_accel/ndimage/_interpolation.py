@@ -1,0 +1,412 @@
+"""Interpolation by splines of order 0 to 5, by `scipy.ndimage`'s names and rules, in float64 as SciPy has it.
+
+Coefficients are convolutions with ``z ** abs(k)`` for each pole ``z`` of the inverse filter (M. Unser, A.
+Aldroubi and M. Eden, 1993), which end where the numbers do: 61 for cubic splines. So each element is made by
+itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, NotSupportedError
+from ..devices import AccelRef, Operand, device_of
+from ..devices.operations._calls import composed
+from . import windows as w
+from ._filters import line
+from .windows import Floats, Mode, Output
+
+__all__ = [
+    "affine_transform", "map_coordinates", "rotate", "shift", "spline_filter", "spline_filter1d", "zoom",
+]  # fmt: skip
+
+_POLES: dict[int, tuple[float, ...]] = {
+    2: (math.sqrt(8) - 3,),
+    3: (math.sqrt(3) - 2,),
+    4: (-0.361341225900220177092212841325675255, -0.013725429297339121360331226939128204),
+    5: (-0.430575347099973791851434783493520110, -0.043096288203264653822712376822550182),
+}
+# A coordinate c beyond an axis of n elements; s is its period.
+_BEYOND = {
+    "grid-constant": "c = clip(c, -r, n + r)",
+    "nearest": "c = clip(c, -r, n + r)",
+    "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s);"
+    # Halves go where SciPy has them.
+    " c = where(m >= where(c < 0, n - 1, n), s - m, m)",
+    "reflect": "s = 2 * n; m = abs(c + 0.5); m = m - s * floor(m / s); c = minimum(m, s - m) - 0.5",
+    "wrap": "s = maximum(n - 1, 1); c = where(c < 0, c + s * (trunc(-c / s) + 1), c - s * trunc(c / s))",
+    "grid-wrap": "c = c - n * floor(c / n)",
+}
+# Coefficients go on so beyond their axes; SciPy has no other way for modes without a rule of their own.
+_FILLED = {
+    "constant": "mirror", "wrap": "mirror", "grid-constant": "constant", "grid-wrap": "wrap",
+    "mirror": "mirror", "reflect": "reflect", "nearest": "nearest",
+}  # fmt: skip
+_FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
+# Elements that SciPy puts around an image whose mode has no exact coefficients.
+_AHEAD = 12
+# Elements of which one is made; the text of an expression has a most length.
+_MOST = 220
+
+
+@functools.cache
+def _kernel(order: int) -> npt.NDArray[Any]:
+    found = np.ones(1)
+    for pole in _POLES[order]:
+        count = math.ceil(math.log(1e-18) / math.log(-pole))
+        found = np.convolve(found, (1 - pole) / (1 + pole) * pole ** abs(np.arange(-count, count + 1)))
+    return found
+
+
+async def _filtered(x: AccelRef, order: int, mode: str, axes: Sequence[int]) -> AccelRef:
+    """Compute the coefficients of splines, in the wide dtype."""
+    dtype, made = DType(w.wide_of(x)), x
+    for axis in axes if order > 1 else ():
+        if x.shape[axis] > 1:
+            made = await line(made, _kernel(order), axis, dtype, _FILTERED.get(mode, "mirror"))
+    return made
+
+
+async def _sampled(
+    x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
+    output: Output, order: int, mode: str, cval: complex, prefilter: bool,
+) -> AccelRef:  # fmt: skip
+    """Interpolate an image at coordinates, whose texts are by its axes; along others it stays."""
+    axes, mode = list(coordinates), _checked(order, mode)
+    dtype = w.dtype_of(x, output, shape)
+    is_even = mode in ("nearest", "grid-constant")
+    ahead = _AHEAD * (is_even and prefilter and order > 1)
+    if (order + 1) ** len(axes) > _MOST:
+        told = f"{(order + 1) ** len(axes)} elements for each one by order {order} along {len(axes)} axes"
+        raise NotSupportedError(f"{told}; {_MOST} are possible")
+    if prefilter:
+        edges = w.spread(x, axes, [(ahead, ahead)] * len(axes), (0, 0))
+        x = await _filtered(await w.padded(x, edges, [_FILLED[mode]] * x.ndim, cval), order, mode, axes)
+    margin = order // 2 + 2 + (order + 1) * is_even
+    widths = w.spread(x, axes, [(margin, margin)] * len(axes), (0, 0))
+    wider = await w.padded(x, widths, [_FILLED[mode]] * x.ndim, cval)
+    key = tuple(coordinates.items()), x.ndim, order, mode, ahead, margin, w.wide_of(x), dtype
+    sizes = {f"n{axis}": x.shape[axis] for axis in axes}
+    values = {**given, **sizes, "x": wider, "cval": cval}
+    expression = _interpolated(*key)
+    [made] = await expression(*[values[one] for one in expression.inputs], shape=shape)
+    return await w.delivered(made, output)
+
+
+def _checked(order: object, mode: object, least: int = 0) -> str:
+    """Check an order and a mode."""
+    w.modes_of((mode,), 1)
+    w.need(least <= w.integer("order", order) <= 5, f"order must be from {least} to 5, got {order}")
+    return "reflect" if mode == "grid-mirror" else str(mode)
+
+
+@functools.cache
+def _interpolated(
+    coordinates: tuple[tuple[int, str], ...], ndim: int, order: int, mode: str, ahead: int, margin: int,
+    wide: str, dtype: DType,
+) -> Any:  # fmt: skip
+    lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
+    middle = "" if order % 2 else " + 0.5"
+    for axis, text in coordinates:
+        lines.append(f"n = n{axis}; r = {order + 1}; c = {text} + {ahead}")
+        if mode == "constant":
+            lines.append(f"o{axis} = c < 0 or c > n - 1")
+        else:
+            lines.append(f"g = c; {_BEYOND[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
+        lines.append(f"f = floor(c{middle}); d = c{middle} - f; b = int64(f) + {margin - order // 2}")
+        lines += _weights(f"w{axis}_", order)
+        places[axis] = [f"p{axis}_{k}" for k in range(order + 1)]
+        lines += [f"{place} = b + {k}" for k, place in enumerate(places[axis])]
+
+    def total(*here: str) -> str:
+        if len(here) == ndim:
+            return f"{wide}(x[{', '.join(here)}])"
+        parts = [total(*here, place) for place in places[len(here)]]
+        weighed = [f"w{len(here)}_{k} * {part}" for k, part in enumerate(parts)]
+        return f"({' + '.join(weighed)})" if len(parts) > 1 else parts[0]
+
+    outside = " or ".join(f"o{axis}" for axis, _ in coordinates if mode == "constant")
+    lines += [f"y = where({outside}, cval, {total()})" if outside else f"y = {total()}", *_rounded(dtype)]
+    return w.several("interpolate", "; ".join(lines), None, ("y",), dtype)
+
+
+def _weights(w: str, order: int) -> list[str]:
+    """Weigh the elements around a place d behind a knot: B-splines, by C. de Boor's recursion, 1972."""
+    lines = [f"{w}0 = 1 - d; {w}1 = d"] * (order > 0)
+    for degree in range(2, order + 1):
+        # Each is divided once, at the end.
+        divided = f" / {math.factorial(order)}" * (degree == order)
+        lines.append(f"{w}{degree} = d * {w}{degree - 1}{divided}")
+        for k in range(degree - 1, 0, -1):
+            one, other = f"(d + {degree - k}) * {w}{k - 1}", f"({k + 1} - d) * {w}{k}"
+            lines.append(f"{w}{k} = ({one} + {other}){divided}")
+        lines.append(f"{w}0 = (1 - d) * {w}0{divided}")
+    return lines
+
+
+def _rounded(dtype: DType) -> list[str]:
+    """Round a result to the nearest whole number that the dtype has."""
+    if dtype.kind not in ("int", "uint"):
+        return ["y = int64(y)"] * (dtype is DType.bool)
+    least, most = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
+    # The float next to the largest number of 64 bits is above it.
+    highest = float(most) if int(float(most)) == most else float(np.nextafter(float(most), 0))
+    below = "y - 0.5" if least else "0.0"
+    return [f"y = clip(where(y > 0, y + 0.5, {below}), {float(least)}, {highest})"]
+
+
+async def _splines(x: Any, order: int, axes: object, output: Output, mode: Mode, least: int) -> AccelRef:
+    along, filled = w.axes_of(x, axes), _checked(order, mode, least)
+    is_complex = x.dtype.kind == "complex" and not isinstance(output, AccelRef)
+    dtype = w.dtype_of(x, "complex128" if is_complex else output, x.shape)
+    return await w.delivered(await w.converted(await _filtered(x, order, filled, along), dtype), output)
+
+
+@composed
+async def spline_filter1d(
+    input: Operand, order: int = 3, axis: int = -1, output: Output = "float64", mode: Mode = "mirror"
+) -> AccelRef:
+    """Compute coefficients of splines along an axis, as `scipy.ndimage.spline_filter1d` does.
+
+    Args:
+        input: The image.
+        order: Order of the splines, from 0 to 5; nothing happens for 0 and 1.
+        axis: The axis.
+        output: See `Output`; of a complex image complex128.
+        mode: See `Mode`.
+
+    Returns:
+        The coefficients.
+
+    Raises:
+        TypeError: `input` is no array of a device.
+        ValueError: An order, axis or mode that there is not, or `output` of another shape.
+        NotSupportedError: float8.
+    """
+    return await _splines(input, order, w.integer("axis", axis), output, mode, 0)
+
+
+@composed
+async def spline_filter(
+    input: Operand, order: int = 3, output: Output = "float64", mode: Mode = "mirror"
+) -> AccelRef:
+    """Compute coefficients of splines along all axes, as `scipy.ndimage.spline_filter` does.
+
+    The order is from 2 to 5. All else is as of `spline_filter1d`.
+    """
+    return await _splines(input, order, None, output, mode, 2)
+
+
+@composed
+async def map_coordinates(
+    input: Operand, coordinates: Operand, output: Output = None, order: int = 3, mode: Mode = "constant",
+    cval: complex = 0.0, prefilter: bool = True,
+) -> AccelRef:  # fmt: skip
+    """Interpolate an image at coordinates by splines, as `scipy.ndimage.map_coordinates` does.
+
+    Args:
+        input: The image.
+        coordinates: Real numbers of shape ``(axes of the image, ...)``.
+        output: See `Output`.
+        order: Order of the splines, from 0 to 5.
+        mode: See `Mode`. In ``"constant"``, what is beyond an edge by any fraction is `cval`.
+        cval: The number beyond the edges.
+        prefilter: Whether coefficients are to be computed; False where `input` has those of `spline_filter`.
+
+    Returns:
+        An array of the shape of one coordinate, in the dtype of `input`: whole numbers are the nearest ones.
+
+    Raises:
+        TypeError: `input` is no array of a device, or coordinates are complex.
+        ValueError: Coordinates for another number of axes, an order or mode that there is not, or `output` of
+            another shape.
+        NotSupportedError: float8, or more than 220 elements for each result: cubic splines along four axes.
+    """
+    ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
+    where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
+    told = f"coordinates must have shape ({ndim}, ...), got {where.shape}"
+    w.need(where.ndim > 1 and where.shape[0] == ndim, told)
+    where = where if is_on_device else await device_of("ndimage.function", input).put(where)
+    texts = {axis: f"float64(at{axis})" for axis in range(ndim)}
+    given = {f"at{axis}": where[axis] for axis in texts}
+    return await _sampled(input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
+
+
+@composed
+async def affine_transform(
+    input: Operand, matrix: npt.ArrayLike, offset: Floats = 0.0, output_shape: Sequence[int] | None = None,
+    output: Output = None, order: int = 3, mode: Mode = "constant", cval: complex = 0.0,
+    prefilter: bool = True,
+) -> AccelRef:  # fmt: skip
+    """Interpolate an image at ``matrix @ place + offset``, as `scipy.ndimage.affine_transform` does.
+
+    Args:
+        input: The image.
+        matrix: A matrix with a row for each axis of the image; a vector for a diagonal one; or one of
+            homogeneous coordinates, which has the offset in its last column. It is on the host.
+        offset: For all axes, or for each.
+        output_shape: Shape of the result; by default that of an `output` that is an array, or of `input`.
+        output: See `Output`.
+        order: See `map_coordinates`.
+        mode: See `map_coordinates`.
+        cval: See `map_coordinates`.
+        prefilter: See `map_coordinates`.
+
+    Returns:
+        See `map_coordinates`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a matrix of another shape.
+    """
+    ndim, rest = len(w.axes_of(input, None)), (output, order, mode, cval, prefilter)
+    other = output if isinstance(output, AccelRef) else input
+    shape = [
+        w.integer("output_shape", one) for one in (other.shape if output_shape is None else output_shape)
+    ]
+    w.need(min(shape, default=0) >= 0, f"output_shape must be at least 0, got {output_shape}")
+    rows = w.numbers("matrix", matrix)
+    starts = np.array([w.real("offset", one) for one in w.each("offset", offset, ndim)])
+    if rows.shape in ((ndim, ndim + 1), (ndim + 1, ndim + 1)):
+        is_right = rows[ndim:].tolist() in ([], [[0] * ndim + [1]])
+        w.need(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
+        starts, rows = rows[:ndim, ndim], rows[:ndim, :ndim]
+    told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
+    is_right = ndim > 0 and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
+    w.need(is_right, f"matrix must have shape {told}, got {rows.shape}")
+    if rows.ndim == 1 and rows.all():
+        return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)
+    rows = rows if rows.ndim > 1 else np.diag(rows)
+    return await _turned(input, rows, starts, range(ndim), shape, *rest)
+
+
+async def _scaled(
+    x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
+) -> AccelRef:
+    """Interpolate at ``(place + offset) * factor - less`` along each axis."""
+    texts = {axis: f"(i({axis}) + a{axis}) * k{axis} - half" for axis in range(x.ndim)}
+    given = {f"a{axis}": float(one) for axis, one in enumerate(offsets)}
+    given |= {f"k{axis}": float(one) for axis, one in enumerate(factors)}
+    return await _sampled(x, texts, {**given, "half": less}, shape, *rest)
+
+
+async def _turned(
+    x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
+) -> AccelRef:
+    """Interpolate along some axes by a matrix, whose columns are for axes of the result."""
+    texts, given = dict[int, str](), dict[str, Any]()
+    places = axes if len(axes) < x.ndim else range(len(shape))
+    for axis, row, start in zip(axes, rows.tolist(), starts.tolist(), strict=True):
+        texts[axis] = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
+        given |= {f"a{axis}": start, **{f"k{axis}_{place}": k for place, k in zip(places, row, strict=True)}}
+    return await _sampled(x, texts, given, shape, *rest)
+
+
+@composed
+async def shift(
+    input: Operand, shift: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
+    cval: complex = 0.0, prefilter: bool = True,
+) -> AccelRef:  # fmt: skip
+    """Move an image, as `scipy.ndimage.shift` does.
+
+    Args:
+        input: The image.
+        shift: How far, in elements: along all axes, or along each.
+        output: See `Output`.
+        order: See `map_coordinates`.
+        mode: See `map_coordinates`.
+        cval: See `map_coordinates`.
+        prefilter: See `map_coordinates`.
+
+    Returns:
+        See `map_coordinates`; its shape is that of `input`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `map_coordinates`.
+    """
+    offsets = [-w.real("shift", one) for one in w.each("shift", shift, len(w.axes_of(input, None)))]
+    ones, rest = [1.0] * len(offsets), (output, order, mode, cval, prefilter)
+    return await _scaled(input, offsets, ones, 0.0, input.shape, *rest)
+
+
+@composed
+async def zoom(
+    input: Operand, zoom: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
+    cval: complex = 0.0, prefilter: bool = True, *, grid_mode: bool = False,
+) -> AccelRef:  # fmt: skip
+    """Make an image larger or smaller, as `scipy.ndimage.zoom` does.
+
+    Args:
+        input: The image.
+        zoom: How many times as long: all axes, or each.
+        output: See `Output`.
+        order: See `map_coordinates`.
+        mode: See `map_coordinates`.
+        cval: See `map_coordinates`.
+        prefilter: See `map_coordinates`.
+        grid_mode: Whether an axis ends half an element beyond its last one, and not in the middle of it. The
+            modes ``"grid-constant"`` and ``"grid-wrap"`` go with it.
+
+    Returns:
+        See `map_coordinates`; its shape is rounded.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a negative or infinite `zoom`.
+    """
+    rest = (output, order, mode, cval, prefilter)
+    factors = [w.real("zoom", one) for one in w.each("zoom", zoom, len(w.axes_of(input, None)))]
+    w.need(all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
+    shape = [round(w.real("zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
+    if prefilter and all(one == 1 for one in factors):
+        return await w.delivered(await w.converted(input, w.dtype_of(input, output, shape)), output)
+    less, half = int(not grid_mode), 0.5 * grid_mode
+    pairs = [(n - less, m - less) for n, m in zip(input.shape, shape, strict=True)]
+    ratios = [n / m if m else 1.0 for n, m in pairs]
+    return await _scaled(input, [half] * input.ndim, ratios, half, shape, *rest)
+
+
+@composed
+async def rotate(
+    input: Operand, angle: float, axes: Sequence[int] = (1, 0), reshape: bool = True, output: Output = None,
+    order: int = 3, mode: Mode = "constant", cval: complex = 0.0, prefilter: bool = True,
+) -> AccelRef:  # fmt: skip
+    """Rotate an image in the plane of two axes, as `scipy.ndimage.rotate` does.
+
+    Args:
+        input: The image.
+        angle: The angle, in degrees.
+        axes: The two axes.
+        reshape: Whether the result has room for all of the image.
+        output: See `Output`.
+        order: See `map_coordinates`.
+        mode: See `map_coordinates`.
+        cval: See `map_coordinates`.
+        prefilter: See `map_coordinates`.
+
+    Returns:
+        See `map_coordinates`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or not two axes.
+    """
+    from scipy import special
+
+    rest = (output, order, mode, cval, prefilter)
+    plane = sorted(w.axes_of(input, axes))
+    w.need(len(plane) == 2, f"axes must be two, got {axes!r}")
+    # They are exact at multiples of 90 degrees.
+    degrees = w.real("angle", angle)
+    cosine, sine = special.cosdg(degrees), special.sindg(degrees)
+    matrix = np.array([[cosine, sine], [-sine, cosine]])
+    rows, columns = (input.shape[axis] for axis in plane)
+    corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]
+    made = (np.ptp(corners, axis=1) + 0.5).astype(int) if reshape else np.array([rows, columns])
+    starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
+    shape = list(input.shape)
+    shape[plane[0]], shape[plane[1]] = made.tolist()
+    return await _turned(input, matrix, starts, plane, shape, *rest)
