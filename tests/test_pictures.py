@@ -48,14 +48,6 @@ def test_the_picture_is_of_a_run_that_lost_nothing() -> None:
     assert "all 6 checks hold" in last
 
 
-def test_the_picture_of_top_is_of_a_program_that_recovers() -> None:
-    last = ET.parse(ROOT / "docs/pictures/top.svg").findtext(f"{SVG}desc", "")
-    device = next(line for line in last.splitlines() if line.startswith("cpu:0"))
-    assert re.match(r"cpu:0  running  gen \d  \d loss(es)?  .* recovered in ", device)
-    assert "blas  running" in last
-    assert "ContextPoisonedError" in last
-
-
 def test_what_is_in_reverse_has_a_ground(make: ModuleType) -> None:
     terminal = make.Terminal("test", 80, 2)
     screen = make.Screen(0.0, ("\x1b[7mab\x1b[0m c", ""))

@@ -184,7 +184,6 @@ LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
     "instance_norm": (0, lambda x, y, g: nn.instance_norm(x, eps=0.0)),
     "group_norm": (0, lambda x, y, g: nn.group_norm(x, 2, eps=0.0)),
     "batch_norm": (0, lambda x, y, g: part_of("y", nn.batch_norm_training(x, eps=0.0))),
-    "fused": (0, lambda x, y, g: NORMED(x)),
     "layer_norm_grad": (-1, lambda x, y, g: part_of("x", nn.layer_norm_grad(g, x, 2.0, eps=0.0))),
     "rms_norm_grad": (-1, lambda x, y, g: part_of("x", nn.rms_norm_grad(g, x, eps=0.0))),
     "group_norm_grad": (-1, lambda x, y, g: part_of("x", nn.group_norm_grad(g, x, 2, eps=0.0))),
