@@ -151,7 +151,7 @@ async def check_right(world: World, programs: list[Program[Meets]]) -> None:
 
 async def test_an_error_of_one_rank_ends_all(system: ta.System) -> None:
     async with opened(system, 3) as (world, programs):
-        with pytest.raises(RankFailedError, match="rank 1, .*a bad batch") as caught:
+        with pytest.raises(RankFailedError, match=r"rank 1, .*a bad batch") as caught:
             await world.call(programs, Meets.odd, ["raises"] * 3)
         assert caught.value.rank == 1
         await check_right(world, programs)
@@ -174,13 +174,10 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
     async with opened(system, 2, BUSY) as (world, programs):
         await world.call(programs, Meets.add, [np.ones(3)] * 2)
         for rank in (1, 0):
-            with pytest.raises(RankFailedError) as caught:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(kill_soon, world.devices[rank])
-                    try:
-                        await world.call(programs, Meets.forever, [np.ones(3)] * 2)
-                    finally:
-                        nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kill_soon, world.devices[rank])
+                with pytest.raises(RankFailedError) as caught:
+                    await world.call(programs, Meets.forever, [np.ones(3)] * 2)
             assert caught.value.rank == rank
             assert isinstance(caught.value.__cause__, ta.ContextLostError)
             await check_right(world, programs)
@@ -201,5 +198,5 @@ async def test_arguments_that_do_not_fit_are_refused(system: ta.System) -> None:
             await world.call(programs[::-1], Meets.add, [np.ones(3)] * 2)
         with pytest.raises(RuntimeError, match="current_rank: the method has no rank"):
             current_rank()
-        with pytest.raises(RuntimeError, match="the method has no rank"):
+        with pytest.raises(ta.ActorFailedError, match="the method has no rank"):
             await programs[0].ask(Meets.odd, "other")

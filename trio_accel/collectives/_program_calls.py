@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from ..backends.base import CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, room_bytes
+from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, room_bytes
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -51,6 +51,7 @@ class Rooms:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            forget_rooms()
         for communicator in self._communicators.values():
             await communicator.close()
 

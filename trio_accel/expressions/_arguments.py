@@ -172,7 +172,7 @@ def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
                     f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
-                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...){more}"
+                    f"standard does not promote to one dtype. Convert one: await {other}.cast(...){more}"
                 )
 
 

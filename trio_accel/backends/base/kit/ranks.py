@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -31,6 +31,7 @@ Pair: TypeAlias = "tuple[Any, int]"
 """An array, and the rank that gets it or gives it."""
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Way: TypeAlias = "Generator[None, None, None]"
 
 _LOCK, _END = threading.Lock(), object()
 _RANK: ContextVar[ProgramRank | None] = ContextVar("trio_accel.rank", default=None)
@@ -174,7 +175,9 @@ def on_host(array: Any) -> npt.NDArray[Any]:
     """Return the memory of an array of the host as one of NumPy, with one axis."""
     address, dtype, shape = described(array)
     nbytes = math.prod(shape) * dtype.itemsize
-    memory: Any = (ctypes.c_byte * nbytes).from_address(address) if nbytes else b""
+    if not nbytes:
+        return np.empty(0, dtype.dtype)
+    memory: Any = (ctypes.c_byte * nbytes).from_address(address)
     return np.frombuffer(memory, dtype.dtype)
 
 
@@ -186,6 +189,11 @@ def _mapped(path: str, file_number: int, first: int, size: int) -> mmap.mmap:
         return mmap.mmap(file, room_bytes(size), offset=first)
     finally:
         os.close(file)
+
+
+def forget_rooms() -> None:
+    """Let the memory of rooms go that nobody is in."""
+    _mapped.cache_clear()
 
 
 def room_bytes(size: int) -> int:
@@ -340,11 +348,10 @@ class RoomRank(ProgramRank):
         """See `ProgramRank`."""
         for _, rank in (*sends, *receives):
             self._check_rank("exchange", rank)
-        ways = [self._sent(on_host(array), to) for array, to in sends]
-        ways += [self._received(on_host(out), source) for out, source in receives]
-        others = [rank for _, rank in (*sends, *receives)]
-        told = [f"{len(sends)} sent", f"{len(receives)} received"]
-        self._run(ways, f"exchange: {', '.join(told)}, with ranks {others}", others)
+        ways = [(self._sent(on_host(array), to), [to]) for array, to in sends]
+        ways += [(self._received(on_host(out), source), [source]) for out, source in receives]
+        told = f"{len(sends)} sent, {len(receives)} received"
+        self._run(ways, f"exchange: {told}, with ranks {[rank for _, [rank] in ways]}")
 
     def _meet(self, what: str, given: Sequence[Any], take: Callable[[int, Sequence[Any]], None]) -> None:
         """Give what `given` has for this rank, piece by piece, and take the pieces of all."""
@@ -356,11 +363,9 @@ class RoomRank(ProgramRank):
         for first in range(0, max(most, 1), each):
             parts = [one[first : first + each] for one in given]
             way = self._met(f"number {self._counts[-1, -1] + 1}, {what}", parts, partial(take, first))
-            self._run([way], what, range(self.size))
+            self._run([(way, range(self.size))], what)
 
-    def _met(
-        self, text: str, parts: Sequence[Any], take: Callable[[Sequence[Any]], None]
-    ) -> Generator[None, None, None]:
+    def _met(self, text: str, parts: Sequence[Any], take: Callable[[Sequence[Any]], None]) -> Way:
         self._counts[-1, -1] += 1
         number, places, own = self._counts[-1, -1], self._places, self._places[self.number]
         while not all(self._has(place, _READ, number - 2) for place in places):
@@ -377,7 +382,7 @@ class RoomRank(ProgramRank):
         take([place.read(number, part.nbytes).view(part.dtype) for place, part in pairs])
         own.words[_READ] = self._word(number)
 
-    def _sent(self, host: Any, to: int) -> Generator[None, None, None]:
+    def _sent(self, host: Any, to: int) -> Way:
         place, data = self._pairs[self.number, to], host.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             self._counts[self.number, to] += 1
@@ -387,7 +392,7 @@ class RoomRank(ProgramRank):
             place.write(number, f"{host.size} {host.dtype}", data[first : first + _PAIR_HALF])
             place.words[_READY] = self._word(number)
 
-    def _received(self, out: Any, source: int) -> Generator[None, None, None]:
+    def _received(self, out: Any, source: int) -> Way:
         place, data, text = self._pairs[source, self.number], out.view(np.uint8), f"{out.size} {out.dtype}"
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             self._counts[source, self.number] += 1
@@ -410,25 +415,23 @@ class RoomRank(ProgramRank):
         with _LOCK:
             return number <= 0 or int(place.words[word]) >= self._word(number)
 
-    def _run(self, ways: Sequence[Generator[None, None, None]], what: str, ranks: Iterable[int]) -> None:
-        """Go all ways to their ends, whichever can go on."""
+    def _run(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
+        """Go all ways to their ends, whichever can go on; each has the ranks that it waits for."""
         pause, left = 0.0, list(ways)
         for look in itertools.count():
-            left = [way for way in left if next(way, _END) is not _END]
+            left = [each for each in left if next(each[0], _END) is not _END]
             if not left:
                 return
             if look < _EAGER:
                 continue
             if self._is_left():
                 raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
-            for rank in ranks:
-                if self._places[rank].words[_ENDED] == self._call:
-                    # What it gave before its end is there: this is the last look for it.
-                    left = [way for way in left if next(way, _END) is not _END]
-                    if left:
-                        told = f"rank {rank} has ended its call, and rank {self.number} waits in {what}"
-                        raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)
-                    return
+            for way, ranks in left:
+                ended = [rank for rank in ranks if self._places[rank].words[_ENDED] == self._call]
+                # What a rank gave before its end is there: this is the last look for it.
+                if ended and next(way, _END) is not _END:
+                    told = f"rank {ended[0]} has ended its call, and rank {self.number} waits in {what}"
+                    raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)
             time.sleep(pause)
             pause = min(pause + _LONGER, _LONGEST)
 
