@@ -110,6 +110,19 @@ async def test_a_number_that_becomes_whole_and_comes_back(
     await executors.compare(jit.elementwise(text, inputs=("x", "y"), outputs=outputs), x, y)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> None:
+    """NumPy's `fmax` finds either in vectors, and behind them the other one."""
+    texts = [f"{name}({given})" for name in ("fmax", "fmin", "maximum", "minimum")
+             for given in ("x, y", "y, x", "x, x[0]", "y[0], x")]  # fmt: skip
+    outputs = [f"o{number}" for number in range(len(texts))]
+    text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
+    ask = jit.elementwise(text, inputs=("x", "y"), outputs=outputs)
+    zeros = np.array([0.0, -0.0, 1.0, 0.0, np.nan] * 9).astype(ta.DType(dtype).dtype)
+    for count in (1, 3, 8, 13, 33):
+        await executors.compare(ask, zeros[:count], -zeros[:count])
+
+
 async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
     x = np.tile(np.array([-0.5, 0.25, -0.75, 0.5]), 50)
     rows = Rowwise(

@@ -155,6 +155,14 @@ def _floor_divide(x1: Any, x2: Any) -> Any:
     return made
 
 
+def _chosen(ufunc: Any, x1: Any, x2: Any) -> Any:
+    """Compute `fmax` or `fmin` by NumPy, but of two zeros the second one, where NumPy finds either."""
+    made = np.asarray(ufunc(x1, x2))
+    if made.dtype.char in "fd":
+        np.copyto(made, x2, where=x1 == x2)
+    return made
+
+
 def _nextafter(x1: Any, x2: Any) -> Any:
     """Compute it by NumPy, but from one zero to the other, where NumPy's of float16 stays."""
     made = np.asarray(np.nextafter(x1, x2))
@@ -190,6 +198,7 @@ def _special(name: str, x: Any) -> Any:
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
     "floor_divide": _floor_divide, "nextafter": _nextafter, "tanh": _tanh, "tan": _tan,
+    "fmax": partial(_chosen, np.fmax), "fmin": partial(_chosen, np.fmin),
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip
 
