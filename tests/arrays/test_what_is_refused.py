@@ -47,8 +47,8 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("arange", ("device", None), {}, TypeError, "start must be a real number, got None"),
     ("arange", ("device", 1), {"stop": "x"}, TypeError, "stop must be a real number, got <AccelRef"),
     ("arange", ("device", 1j), {}, TypeError, "start must be a real number, got 1j"),
-    ("arange", ("device", 3), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
-    ("asarray", ("device", None), {}, TypeError, "obj: dtype: .*is no element type"),
+    ("arange", ("device", 3), {"dtype": 7}, TypeError, "dtype: an object of int is no element type"),
+    ("asarray", ("device", None), {}, TypeError, "dtype: object is no element type"),
     ("asarray", ("device", 1), {"copy": "yes"}, TypeError, "copy must be True or False, got 'yes'"),
     ("broadcast_arrays", ("x", 3), {}, TypeError, r"arrays\[1\] must be an AccelRef, got int"),
     ("concat", (None,), {}, TypeError, "arrays must be a sequence of AccelRefs or NumPy arrays, got None"),
@@ -88,7 +88,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("split", ("x", 1.5), {}, TypeError, "indices_or_sections must be a whole number, got 1.5"),
     ("squeeze", ("x", None), {}, TypeError, "axis must be a whole number, got None"),
     ("stack", (["x"],), {"axis": None}, TypeError, "axis must be a whole number, got None"),
-    ("sum", ("x",), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+    ("sum", ("x",), {"dtype": 7}, TypeError, "dtype: an object of int is no element type"),
     ("sum", ("x",), {"keepdims": "x"}, TypeError, "keepdims must be True or False, got <AccelRef"),
     ("sum", ("x",), {"out": 7}, TypeError, "out must be an AccelRef, got int"),
     ("take", ("x", "n"), {"axis": "x"}, TypeError, "axis must be a whole number, got <AccelRef"),
@@ -96,7 +96,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("tril", ("x",), {"k": 1.5}, TypeError, "k must be a whole number, got 1.5"),
     ("unstack", ("x",), {"axis": [1]}, TypeError, r"axis must be a whole number, got \[1\]"),
     ("var", ("x",), {"keepdims": 7}, TypeError, "keepdims must be True or False, got 7"),
-    ("zeros", ("device", 3), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+    ("zeros", ("device", 3), {"dtype": 7}, TypeError, "dtype: an object of int is no element type"),
     ("allclose", ("x", "x"), {"rtol": None}, TypeError, "rtol must be a real number, got None"),
     ("nan_to_num", ("x",), {"nan": "abc"}, TypeError, "nan must be a real number, got 'abc'"),
     ("nan_to_num", ("x",), {"posinf": 1j}, TypeError, "posinf must be a real number, got 1j"),
@@ -106,7 +106,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("interp", ("x", "n", np.array([None, 1])), {}, TypeError, "fp: dtype: .* is no element type"),
     ("interp", ("x", "n", np.ma.array([1, 2])), {}, TypeError, "fp is a masked array"),
     ("roll", ("x", np.array([None])), {}, TypeError, "shift must be a whole number, got None"),
-    ("diag", ("x",), {"k": np.array([None])}, TypeError, r"k must be a whole number, got array\("),
+    ("diag", ("x",), {"k": np.array([None])}, TypeError, "k must be a whole number, got an array of object"),
 ]
 
 

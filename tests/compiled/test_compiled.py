@@ -17,6 +17,7 @@ from benchmarks import cpu_expressions as programs
 from trio_accel import jit
 from trio_accel.backends.base.expressions import FUNCTIONS, parse, typed
 from trio_accel.backends.cpu.compiled import _compiler, _plans, _text
+from trio_accel.expressions import Rowwise
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
@@ -88,6 +89,63 @@ async def test_functions_that_are_exact(executors: Executors, one: str, other: s
     text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
     assert len(texts) >= 8
     await executors.compare(jit.elementwise(text, inputs=("x", "y"), outputs=outputs), x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("whole", ["int8", "int32", "int64", "uint64"])
+async def test_a_number_that_becomes_whole_and_comes_back(
+    executors: Executors, dtype: str, whole: str
+) -> None:
+    """A compiler took `trunc` for both, so there were -0.0, NaN and what no whole number is."""
+    with np.errstate(over="ignore"):
+        x = np.array([-0.5, 0.5, -0.0, np.nan, np.inf, -np.inf, 1e300, -1e30, 3e9, -2.5, 7.9] * 7).astype(
+            dtype
+        )
+    wide = ["float32", "float64"]
+    texts = [f"{name}({whole}(x))" for name in wide] + [f"{whole}({name}(x)) * y" for name in wide]
+    texts += [f"where(y > 0, {whole}(x), 0) * {name}(1)" for name in wide]
+    outputs = [f"o{number}" for number in range(len(texts))]
+    text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
+    y = np.where(np.arange(len(x)) % 2, 1.0, -1.0)
+    await executors.compare(jit.elementwise(text, inputs=("x", "y"), outputs=outputs), x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> None:
+    """NumPy's `fmax` finds either in vectors, and behind them the other one."""
+    texts = [f"{name}({given})" for name in ("fmax", "fmin", "maximum", "minimum")
+             for given in ("x, y", "y, x", "x, x[0]", "y[0], x")]  # fmt: skip
+    outputs = [f"o{number}" for number in range(len(texts))]
+    text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
+    ask = jit.elementwise(text, inputs=("x", "y"), outputs=outputs)
+    zeros = np.array([0.0, -0.0, 1.0, 0.0, np.nan] * 9).astype(ta.DType(dtype).dtype)
+    for count in (1, 3, 8, 13, 33):
+        await executors.compare(ask, zeros[:count], -zeros[:count])
+
+
+async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
+    x = np.tile(np.array([-0.5, 0.25, -0.75, 0.5]), 50)
+    rows = Rowwise(
+        "w = 1 / float64(int32(x)); out = w + sum(w)", ["x"], precision=None, operation="test.rows"
+    )
+
+    async def of_rows(given: ta.AccelRef) -> ta.AccelRef:
+        return await executors.device.ask(rows.compute(given, axis=1))
+
+    (made,) = await executors.compare(of_rows, x.reshape(2, 100))
+    assert (made == np.inf).all()
+    for reduce in ("mean", "sum"):
+        await executors.compare(
+            partial(jit.reduction("float64(int32(x))", reduce), axis=0), x.reshape(100, 2)
+        )
+
+
+async def test_a_kernel_in_which_a_number_becomes_whole(executors: Executors) -> None:
+    source = 'extern "C" __global__ void cut(double* x) { x[threadIdx.x] = (double)(int)x[threadIdx.x]; }'
+    cut = jit.Kernel("cut", source, parameters={"x": jit.updates("float64")}, grid=1, block=8)
+    x = await executors.device.put(np.array([-0.5, 0.5, -0.0, -1.5, 2.5, -0.9, 3.0, -3.0]))
+    (made,) = await cut(x)
+    assert same_bits(await made.to_host(), np.array([0.0, 0.0, 0.0, -1.0, 2.0, 0.0, 3.0, -3.0]))
 
 
 async def test_a_step_of_life(executors: Executors) -> None:

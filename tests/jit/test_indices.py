@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
+from trio_accel.expressions import Elementwise
 
 pytestmark = pytest.mark.conformance
 
@@ -236,6 +237,31 @@ def test_reductions_have_no_indices() -> None:
     for text in ("x * i(0)", "x[0]"):
         with pytest.raises(ValueError, match=r"map: has i\(axis\) or x\[\.\.\.\]"):
             ta.jit.reduction(text)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+async def test_an_index_of_the_result_is_the_nearest_one_inside(
+    device: ta.Device, *, is_checked: bool
+) -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    function = Elementwise[ta.AccelRef](
+        "x[i(0), (i(1) + 1) % 3] + x[i(0), i(1)]", inputs=("x",), operation="test.near", is_checked=is_checked
+    )
+    given = await device.put(x)
+    for shape in ((1, 2), (2, 5), (5, 3), (4, 4)):
+        rows, columns = np.minimum(np.arange(shape[0]), 1)[:, None], np.arange(shape[1])
+        want = x[rows, (columns + 1) % 3] + x[rows, np.minimum(columns, 2)]
+        found = await device.ask(function.compute(given, shape=shape))
+        np.testing.assert_array_equal(await found.to_host(), want)
+
+
+async def test_what_no_result_needs_is_not_loaded(device: ta.Device) -> None:
+    x = await device.put(np.arange(3.0))
+    function = Elementwise[tuple[ta.AccelRef, ...]](
+        "y = x[9]; z = x[i(0)]", inputs=("x",), outputs=("z",), operation="test.checked", is_checked=True
+    )
+    (found,) = await device.ask(function.compute(x, shape=3))
+    np.testing.assert_array_equal(await found.to_host(), [0, 1, 2])
 
 
 async def test_a_name_may_still_be_i(device: ta.Device) -> None:

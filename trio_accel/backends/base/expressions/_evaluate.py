@@ -57,8 +57,8 @@ def check_words(expression: TypedExpression, shapes: Sequence[tuple[int, ...]], 
 
 def check_places(
     expression: TypedExpression, load: int, indices: Sequence[Any], shape: tuple[int, ...]
-) -> None:
-    """Require that indices are within an array.
+) -> list[Any]:
+    """Require that indices are within an array; those that are ``i(axis)`` are the nearest ones inside.
 
     Args:
         expression: The expression.
@@ -66,17 +66,24 @@ def check_places(
         indices: An array of indices for each axis.
         shape: The shape of the array that is loaded from.
 
+    Returns:
+        Indices that are inside.
+
     Raises:
         OutOfRangeError: One is not; it tells of the first one.
     """
+    found: list[Any] = []
     for axis, (step, index, extent) in enumerate(
         zip(expression.steps[load].steps, indices, shape, strict=True)
     ):
-        if expression.steps[step].function == "index" or not index.size:
+        if expression.steps[step].function == "index":
+            found.append(np.clip(index, -extent, extent - 1))
             continue
-        if index.min() < -extent or index.max() >= extent:
+        found.append(index)
+        if index.size and (index.min() < -extent or index.max() >= extent):
             first = index[(index < -extent) | (index >= extent)][0]
             raise _outside(expression, load, axis, int(first), shape)
+    return found
 
 
 def places_of(expression: TypedExpression) -> TypedExpression:
@@ -148,6 +155,14 @@ def _floor_divide(x1: Any, x2: Any) -> Any:
     return made
 
 
+def _chosen(ufunc: Any, x1: Any, x2: Any) -> Any:
+    """Compute `fmax` or `fmin` by NumPy, but of two zeros the second one, where NumPy finds either."""
+    made = np.asarray(ufunc(x1, x2))
+    if made.dtype.char in "fd":
+        np.copyto(made, x2, where=x1 == x2)
+    return made
+
+
 def _nextafter(x1: Any, x2: Any) -> Any:
     """Compute it by NumPy, but from one zero to the other, where NumPy's of float16 stays."""
     made = np.asarray(np.nextafter(x1, x2))
@@ -183,6 +198,7 @@ def _special(name: str, x: Any) -> Any:
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
     "floor_divide": _floor_divide, "nextafter": _nextafter, "tanh": _tanh, "tan": _tan,
+    "fmax": partial(_chosen, np.fmax), "fmin": partial(_chosen, np.fmin),
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip
 
@@ -391,7 +407,7 @@ class _Evaluation:
         """Load elements: an index outside of the array is refused, or is the nearest one inside."""
         array, at = self.loaded[int(step.value.real)], [values[index] for index in step.steps]
         if self.expression.checked:
-            check_places(self.expression, number, at, array.shape)
+            at = check_places(self.expression, number, at, array.shape)
         else:
             at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
         if self.flat:

@@ -262,8 +262,7 @@ class _Typist:
         for name, dtype in zip(self._expression.outputs, dtypes, strict=True):
             number = self._strong(self._names[name])
             outputs.append(number if dtype is None else self._convert(number, dtype, self._places[name]))
-        if self._ends:
-            outputs = self._flatten(outputs)
+        outputs = self._flatten(outputs)
         inputs, loads = self._expression.inputs, self._expression.loads
         axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
         return TypedExpression(

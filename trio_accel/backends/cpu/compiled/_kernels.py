@@ -16,7 +16,8 @@ from ...base.kit.kernels import HostCall
 from ..runtime._memory import HostArray
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
-_OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never")
+# Without the last one, a number that becomes a whole one and comes back may be -0.0.
+_OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never", "-ftrapping-math")
 # The header says this of shared memory, barriers and warps.
 _REFUSED = "a processor runs threads one by one"
 _FAILURES = {710: "an assertion failed", 719: "it called __trap"}

@@ -31,7 +31,7 @@ from ...base.expressions import _rows_source as rows_source
 from ...base.expressions import _source as source
 from ._compiler import compiler, counts, mode
 from ._plans import LINE, Call, Plan, are_exact, are_vectors, find_plan, is_aligned
-from ._text import called_by, head
+from ._text import called_by, head_of
 
 __all__ = ["reduce", "rows"]
 
@@ -256,7 +256,7 @@ def reduction_text(reduction: str, layout: Layout) -> str:
         loop = _COLUMNS.replace("STORE", store.format("Stage0::result(a, made[i])"))
     structures = names.structures([], layout)
     return "\n".join(
-        (head(called_by(typed.map)), structures, rows_source.stage_text(0, typed, names), _halves(), loop)
+        (head_of(typed.map), structures, rows_source.stage_text(0, typed, names), _halves(), loop)
     )
 
 
@@ -301,8 +301,8 @@ for (i64 i = 0; i < {"n" if decoded.is_whole else "1"}; i++) {{
     out = f"a.strides[{len(layout.strides) - 1}][0]" if decoded.is_whole else f"{decoded.result.itemsize}"
     begin = f"Row row;\nconst i64 n = a.count;\nchar *const out = a.out + number * {out};"
     loop = _ROWS.replace("ROW", "\n".join((begin, *passes)))
-    called = frozenset[str]().union(*(called_by(part) for part, _ in typed.parts))
-    return "\n".join((head(called), names.structures(typed.stages, layout), *stages, _halves(), loop))
+    begin = head_of(*(part for part, _ in typed.parts))
+    return "\n".join((begin, names.structures(typed.stages, layout), *stages, _halves(), loop))
 
 
 def _kept(decoded: SpecializedRows, stage: TypedReduction, last: TypedExpression) -> int | None:

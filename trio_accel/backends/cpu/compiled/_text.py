@@ -35,6 +35,8 @@ _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
 _FAR = ("sin", "cos")
 VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
+# Without it, g++ takes `trunc` for a cast to whole numbers and back: -0.0, NaN and what is too large stay.
+_ROUND_TRIP = '#pragma GCC optimize("trapping-math")\n'
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
 _STEPS = re.compile(r"\bt(\d+)")
@@ -58,9 +60,20 @@ class RowLayout:
     dense: tuple[tuple[bool, ...], ...] = ()
 
 
+def head_of(*parts: TypedExpression) -> str:
+    """Return what the text of expressions begins with."""
+    steps = [(step, typed.steps) for typed in parts for step in typed.steps if step.function == "cast"]
+    is_cut = any(
+        step.dtype.kind in ("int", "uint") and others[step.steps[0]].dtype.is_inexact
+        for step, others in steps
+    )
+    called = head(frozenset[str]().union(*map(called_by, parts)))
+    return f"{_ROUND_TRIP if is_cut else ''}{called}"
+
+
 @functools.cache
 def head(called: frozenset[str] = frozenset()) -> str:
-    """Return what each text begins with: the language of GPUs for a processor, and functions of our own.
+    """Return the language of GPUs for a processor, and functions of our own.
 
     Args:
         called: The functions that the text calls.
@@ -302,7 +315,7 @@ class Rows:
     def structure(self) -> str:
         """C++ of what a text begins with, and of the structure of arguments."""
         arrays, axes = max(len(self._dtypes), 1), self._layout.axes
-        return f"""{head(called_by(self._typed))}
+        return f"""{head_of(self._typed)}
 enum {{ AXES = {axes}, ARRAYS = {len(self._dtypes)} }};
 struct Arguments {{
     char *p[{arrays}];

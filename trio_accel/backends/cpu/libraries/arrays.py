@@ -68,7 +68,7 @@ def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
     steps = [places.steps[number] for number in places.outputs[:-1]]
     for _, given, here in _pieces(spec, call, []):
         *indices, values = evaluate(places, given, here)
-        check_places(expression, expression.outputs[0], indices, out.shape)
+        indices = check_places(expression, expression.outputs[0], indices, out.shape)
         found = Places.of(out, indices, steps)
         if combine is None:
             found.array[found.index] = found.aligned(values)
