@@ -117,6 +117,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.gpu.device": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.base.kit.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.kit.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
+    "trio_accel.backends.base.kit.ranks": "a lock: where stores have no order, it is a barrier",
     "trio_accel.backends.base.kit.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cpu.compiled._compiler": "a lock: streams share the compiler",
     "trio_accel.backends.cpu.compiled._plans": "the compiler beside a stream, and shares of a long loop",

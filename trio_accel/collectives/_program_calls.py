@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import trio
 
-from ..backends.base import CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
+from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
 from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, room_bytes
 from ..devices import Device
 from ._call import PartCall, Turns
@@ -179,7 +179,8 @@ class ProgramCalls(PartCall):
         try:
             told = await rooms.open(groups)
         except RanksFailedError as failed:
-            raise self._turns.failed(self.name, failed.rank, failed.error) from failed.error
+            error = cast("AccelError", failed.error)
+            raise self._turns.failed(self.name, failed.rank, error) from error
         try:
             with trio.move_on_after(math.inf if within is None else within) as late:
                 async with trio.open_nursery() as nursery:
@@ -211,7 +212,7 @@ class ProgramCalls(PartCall):
             scope.cancel(reason="a rank has failed, or all have ended")
 
     async def _time_out(self, rooms: Rooms, within: float) -> None:
-        # What waits for others must end before the asks of programs can.
+        # Waits for others must end before the asks of programs can.
         await trio.sleep(within)
         rooms.end(is_done=False)
 
@@ -244,7 +245,8 @@ class ProgramCalls(PartCall):
             error = ContextLostError(_LOST, device=self._devices[rank].name)
         if isinstance(error, Refused) and error.code == MISMATCH:
             raise CollectiveMismatchError(str(error), operation=self.name) from error
-        raise self._turns.failed(self.name, rank, error) from error
+        failed = self._turns.failed(self.name, rank, cast("AccelError", error))
+        raise failed from error
 
 
 def _order(error: Exception) -> int:

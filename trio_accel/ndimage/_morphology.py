@@ -210,7 +210,7 @@ async def _runs(x: AccelRef, near: Sequence[list[int]]) -> tuple[AccelRef, list[
     if has_runs:
         begun = await w.compute("label", "x and not y", ("x", "y"))(x, beside(ahead))
     runs, edges = await arrays.cumulative_sum(begun.reshape(x.size), dtype=dtype), list[Any]()
-    # Of two opposite neighbours, the one that is first in C order.
+    # Two neighbours are opposite: this is the one that is first in C order.
     for offset in [one for one in near if one < [0] * x.ndim and one != ahead]:
         views, text = [x, beside(offset)], "x and y"
         if has_runs:

@@ -440,7 +440,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         self._queue = FairQueue[_Entry[ItemT, PartT]](self._weights, max_queued=_MOST, max_tenants=_MOST)
         # Its turn has come, and the batch has no room for its cost yet.
         self._next: _Entry[ItemT, PartT] | None = None
-        # Those with a place, in the order in which they came to it.
+        # Sequences with a place, in the order in which they came to it.
         self._running: dict[_Entry[ItemT, PartT], None] = {}
         self._batch: list[_Entry[ItemT, PartT]] = []
         self._scope = trio.CancelScope()

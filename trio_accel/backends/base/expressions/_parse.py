@@ -36,7 +36,7 @@ _REFUSED: dict[type[ast.stmt], str] = {
     ast.Continue: "continue is not allowed: write the rest under if not condition",
     ast.Expr: "a result that no name is given to",
 }
-# What Python's grammar has names for that are no words of the text.
+# Python's grammar has names for these, and the text has not.
 _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("List", "ListComp"), "a list"),
     **dict.fromkeys(("Set", "SetComp"), "a set"),

@@ -22,7 +22,7 @@ from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
 
-# That of a tensor map is the largest.
+# The argument of a tensor map is the largest one.
 _PARAMETER_ALIGNMENT = 64
 _POINTER = 8
 _MOST_MAPS = 256

@@ -428,7 +428,7 @@ class RoomRank(ProgramRank):
                 raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
             for way, ranks in left:
                 ended = [rank for rank in ranks if self._places[rank].words[_ENDED] == self._call]
-                # What a rank gave before its end is there: this is the last look for it.
+                # A rank may have given something before its end: this is the last look for it.
                 if ended and next(way, _END) is not _END:
                     told = f"rank {ended[0]} has ended its call, and rank {self.number} waits in {what}"
                     raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)

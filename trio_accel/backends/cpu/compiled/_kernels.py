@@ -16,7 +16,7 @@ from ...base.kit.kernels import HostCall
 from ..runtime._memory import HostArray
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
-# Without the last one, a number that becomes a whole one and comes back may be -0.0.
+# The last option keeps a number that becomes a whole one and comes back from being -0.0.
 _OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never", "-ftrapping-math")
 # The header says this of shared memory, barriers and warps.
 _REFUSED = "a processor runs threads one by one"
