@@ -503,7 +503,7 @@ class _Parser:
 
     def _number(self, value: object, node: ast.expr) -> complex:
         if not isinstance(value, (bool, int, float, complex)):
-            words = {str: "a string", bytes: "a byte string", type(None): "'None'"}
+            words: dict[type, str] = {str: "a string", bytes: "a byte string", type(None): "'None'"}
             what = words.get(type(value), "'...'")
             self._refuse(f"{what} is not allowed in an expression; numbers are", node)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MOST_INTEGER:

@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -66,7 +66,7 @@ def current_rank() -> ProgramRank:
 
 
 @contextmanager
-def as_rank(rank: ProgramRank | None) -> Iterator[None]:
+def as_rank(rank: ProgramRank | None) -> Generator[None, None, None]:
     """Let the code inside be a rank."""
     token = _RANK.set(rank)
     try:
