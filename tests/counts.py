@@ -48,7 +48,7 @@ PACKAGE = ROOT / "trio_accel"
 LIBRARIES = {
     "arrays": r"/expressions/|cpu/compiled/|gpu/(kernels|primitives)\.|ops/arrays\."
     r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_order|_radix_sort)\.",
-    "collectives": r"ops/collectives\.|/communicators\.|libraries/nccl\.",
+    "collectives": r"ops/collectives\.|/communicators\.|libraries/(_nccl_ranks|nccl)\.",
     "fft": r"/fft_steps\.|libraries/fft\.",
     "linalg": r"base/kit/(blas|product_layouts)\.|/subscripts\.|ops/fused\.|kernels/solver\."
     r"|libraries/(blas|blaslt|solver|_cublas|_cusolver|_fortran)\.",

@@ -698,6 +698,8 @@ _REASONS: dict[str, str] = {
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
     "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
+    "it is called where ranks meet": "ProgramRank.broadcast ProgramRank.recv ProgramRank.send",
+    "it takes a program of each rank": "World.call",
 }
 MADE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """What is not tried, with the reason."""

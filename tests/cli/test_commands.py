@@ -26,7 +26,7 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
     done = cli(*arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: trio-accel COMMAND")
-    for name in ("demo", "info", "top", "--help", "--version"):
+    for name in ("demo", "info", "trace", "--help", "--version"):
         assert re.search(rf"^│ {name} ", done.out, re.MULTILINE)
 
 
@@ -41,7 +41,6 @@ def test_help_of_the_demo_names_its_command(cli: Cli) -> None:
     ("command", "options"),
     [
         ("info", ["--json"]),
-        ("top", ["--interval", "--sort", "--filter", "--once", "--json"]),
         ("demo", ["--rounds", "--backend", "--isolation", "--json"]),
         ("demo recover", ["--rounds", "--backend", "--isolation", "--json"]),
     ],
@@ -63,7 +62,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace.'),
         ("demo bogus", "too many arguments: bogus"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),

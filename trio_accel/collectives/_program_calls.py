@@ -150,6 +150,7 @@ class ProgramCalls(PartCall):
         method: The method.
         each: Arguments, each with one for each rank.
         by_name: Those by name.
+        within: Seconds that it may take; None for any time.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class ProgramCalls(PartCall):
         method: Any,
         each: Sequence[Sequence[Any]],
         by_name: Mapping[str, Sequence[Any]],
+        within: float | None,
     ) -> None:
         super().__init__(turns, "call")
         if [getattr(program, "device", None) for program in programs] != list(self._devices):
@@ -166,15 +168,17 @@ class ProgramCalls(PartCall):
         for name, values in [*enumerate(each), *by_name.items()]:
             if isinstance(values, str) or len(values) != self._size:
                 raise ValueError(f"{self.name}: argument {name} must have one for each of {self._size} ranks")
-        self._programs, self._method = programs, method
+        if within is not None and not within > 0:
+            raise ValueError(f"{self.name}: within must be a number of seconds above 0, got {within!r}")
+        self._programs, self._method, self._within = programs, method, within
         self._each, self._by_name = each, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
         self._end: Callable[[int, Exception | None], None]
 
-    async def run(self, rooms: Rooms, groups: Groups, within: float | None) -> list[Any]:
+    async def run(self, rooms: Rooms, groups: Groups) -> list[Any]:
         """Ask all ranks; see `World.call`."""
-        number = next(_calls)
+        number, within = next(_calls), self._within
         before = [device.generation + (not device.is_ready) for device in self._devices]
         try:
             told = await rooms.open(groups)

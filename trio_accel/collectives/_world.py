@@ -221,10 +221,10 @@ class World:
                 NCCL does not serve.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = ProgramCalls(self._turns, programs, method, each, each_by_name)
+        call = ProgramCalls(self._turns, programs, method, each, each_by_name, within)
         check_groups(groups or {}, self.size)
         async with call.begun(), alone_on(self.devices):
-            return await call.run(self._rooms, groups or {}, within)
+            return await call.run(self._rooms, groups or {})
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.

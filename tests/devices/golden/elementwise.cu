@@ -20,19 +20,17 @@ FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
     const float t0 = loaded.x0;
     const double t1 = Element<double>::load(at_scalar(arguments.scalars[0]));
     const float t2 = loaded.x1;
-    const i64 t3 = (i64)0x0ull;
-    const float t4 = constant_f32(0x0u);
-    const bool t5 = f_greater(t0, t4);
-    const float t6 = Cast<float>::of(t1);
-    const float t7 = f_multiply(t0, t6);
-    const float t8 = f_exp(t0);
-    const i64 t9 = (i64)0x1ull;
-    const float t10 = constant_f32(0x3f800000u);
-    const float t11 = f_subtract(t8, t10);
-    const float t12 = f_where(t5, t7, t11);
-    const float t13 = Cast<float>::of(t2);
-    const float t14 = f_floor_divide(t12, t13);
-    return {t12, t14};
+    const float t3 = constant_f32(0x0u);
+    const bool t4 = f_greater(t0, t3);
+    const float t5 = Cast<float>::of(t1);
+    const float t6 = f_multiply(t0, t5);
+    const float t7 = f_exp(t0);
+    const float t8 = constant_f32(0x3f800000u);
+    const float t9 = f_subtract(t7, t8);
+    const float t10 = f_where(t4, t6, t9);
+    const float t11 = Cast<float>::of(t2);
+    const float t12 = f_floor_divide(t10, t11);
+    return {t10, t12};
 }
 FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {
