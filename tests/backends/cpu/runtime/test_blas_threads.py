@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 
-from trio_accel.backends.cpu.runtime.blas_threads import BOUND, BlasThreads, find_number
+from trio_accel.backends.cpu.runtime.blas_threads import BOUND, BlasThreads, find_number, matrix_product
 
 pytestmark = [pytest.mark.no_device, pytest.mark.machine]
 
@@ -142,7 +143,7 @@ for turn in range(400):
             break
     dtype = (np.float32, np.float64)[turn % 2]
     a = rng.standard_normal((m, k)).astype(dtype)
-    b = a.T if turn % 8 == 0 else np.asarray(rng.standard_normal((k, n)), dtype, order="CF"[turn // 2 % 2])
+    b = np.asarray(rng.standard_normal((k, n)), dtype, order="CF"[turn // 2 % 2])
     bits = []
     for number.value in (1, 2):
         bits.append((a @ b).tobytes())
@@ -155,6 +156,24 @@ def test_a_product_that_is_not_counted_has_the_same_bits_with_any_number_of_thre
     run_two_threads: Run,
 ) -> None:
     assert run_two_threads(PRODUCTS) == [400, True]
+
+
+def test_a_product_by_its_own_transpose_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy computes it by another routine, whose bits may depend on the number of threads."""
+    a = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
+    counted: list[int] = []
+
+    class Counting:
+        enter = staticmethod(counted.append)
+        leave = staticmethod(lambda: None)
+
+    monkeypatch.setattr("trio_accel.backends.cpu.runtime.blas_threads.NUMPY", Counting)
+    matrix_product(a, a.T.copy())
+    assert not counted
+    np.testing.assert_allclose(
+        matrix_product(a, a.T), a.astype(float) @ a.T.astype(float), rtol=1e-4, atol=1e-5
+    )
+    assert len(counted) == 1
 
 
 @pytest.fixture

@@ -123,7 +123,9 @@ def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> 
     rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
     most = max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))
     kind = a.dtype.kind
-    if kind in "iu" or (kind == "f" and most <= ALONE and rows > 1 < columns):
+    # NumPy has another routine for an array by its own transpose, with bounds of its own.
+    is_plain = rows > 1 < columns and a.ctypes.data != b.ctypes.data
+    if kind in "iu" or (kind == "f" and most <= ALONE and is_plain):
         return np.matmul(a, b, out=out)
     NUMPY.enter(most)
     try:
