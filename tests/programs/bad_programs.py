@@ -331,9 +331,11 @@ def cut_memory(x: Array, application: int) -> int:
     """Cut what the application shares with its workers; returns how often the system has refused it."""
     refused = 0
     for link in Path(f"/proc/{application}/fd").iterdir():
-        if "memfd:trio_accel" in os.readlink(link):
-            try:
+        try:
+            if "memfd:trio_accel" in os.readlink(link):
                 os.truncate(link, 0)
-            except PermissionError:
-                refused += 1
+        except PermissionError:
+            refused += 1
+        except FileNotFoundError:
+            continue  # the application has closed it meanwhile
     return refused
