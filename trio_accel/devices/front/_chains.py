@@ -358,11 +358,16 @@ class Chains:
             RECORDING.reset(token)
             recorder.end()
 
-    def _ahead_of(self, step: SpentCall[Any]) -> ArraySpec:
+    def _ahead_of(self, step: SpentCall[Any]) -> Any:
+        """Find the layout of what a step makes; a tuple of layouts for several results."""
         recorder = LookingAhead(self._device, self._state, None)
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
-        given: dict[int, Any] = {
-            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype) for each in operands
+        # The layout of each was found before.
+        is_part = step.function is METHODS["part"]
+        layouts = {id(each): each.ahead if is_part else each.spec for each in operands}
+        given = {
+            key: _with_each(layout, ArraySpec, lambda spec: recorder.stand_in_for(spec.shape, spec.dtype))
+            for key, layout in layouts.items()
         }
         args, named = replaced(step, given)
         asked = evaluate(step.function, args, named)
@@ -513,7 +518,16 @@ def _name_of(chain: Chain) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
+def _with_each(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    """Return one, or a tuple of some, with each of them changed; names of the tuple stay."""
+    if isinstance(value, kind):
+        return change(value)
+    return getattr(value, "_make", tuple)(map(change, value))
+
+
+def _layout_of(step: SpentCall[Any], value: Any) -> Any:
+    if isinstance(value, (tuple, list)) and all(isinstance(each, AccelRef) for each in value):
+        return _with_each(value, AccelRef, lambda ref: ref.spec)
     if isinstance(value, AccelRef):
         return value.spec
     if isinstance(value, np.ndarray):

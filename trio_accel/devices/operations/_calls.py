@@ -302,7 +302,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         self.function = function
         self.args = args
         self.named = named
-        self.ahead: ArraySpec | None = None
+        self.ahead: Any = None
         self.is_told: bool
 
     def __repr__(self) -> str:
@@ -395,7 +395,16 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
                 # The error is enough: what is wrong in itself needs no warning besides.
                 _tell_no_more(self)
                 raise
+        if not isinstance(self.ahead, ArraySpec):
+            raise NotSupportedError(
+                f"{self.function.name} makes {type(self.ahead).__name__}, which is no operand: take a part of it",
+                operation=self.function.name,
+            )
         return self.ahead
+
+    def part(self: SpentCall[tuple[RefT, ...]], which: int | str) -> Call[RefT]:
+        """Take one of several results, by its place or its name: ``top_k(x, 3).part("indices")``."""
+        return Call(METHODS["part"], (self, which))
 
     def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]:
         """View a part; see `AccelRef.__getitem__`."""
@@ -429,10 +438,10 @@ class Call(SpentCall[T_co]):
     See `Device.ask` for cancellation, and the errors that any operation can end with.
 
     Attributes:
-        function: The function.
-        args: Its arguments, by their places.
-        named: Its arguments by name; None for none.
-        ahead: Layout of its result, if that was found.
+        function: The function; ``function.name`` is its name, such as ``"linalg.matmul"``.
+        args: Its arguments, by their places. Those that are calls are what it is computed from.
+        named: Its arguments by name; None for none. Once it was awaited, it has no arguments.
+        ahead: Layout of its result, or a tuple of those of several, if that was found.
         is_told: Set where a warning was given of a call that it is an operand of.
     """
 

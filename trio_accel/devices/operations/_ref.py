@@ -524,6 +524,10 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
+def _part_of(results: Any, which: int | str) -> Any:
+    return getattr(results, which) if isinstance(which, str) else results[which]
+
+
 def _item(array: AccelRef | npt.NDArray[Any]) -> Any:
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
@@ -537,5 +541,6 @@ async def _item_of(ref: AccelRef) -> Any:
 DEVICE_OF.append(device_of)
 METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
 METHODS.update({name: Function(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
+METHODS["part"] = Function("Call.part", _part_of, "value")
 METHODS["item"] = Function("AccelRef.item", _item, "value")
 METHODS["item of ref"] = Function("AccelRef.item", _item_of, "awaitable", is_direct=True)
