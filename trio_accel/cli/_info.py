@@ -17,7 +17,7 @@ from rich.text import Text
 import trio_accel as ta
 from trio_accel.backends import describe
 from trio_accel.backends.base import BackendReport, DeviceReport
-from trio_accel.cli._board import as_json, facts, make_console, print_line
+from trio_accel.cli._console import as_json, facts, make_console, print_line
 from trio_accel.cli._run import in_thread, printable, run_async
 from trio_accel.devices import describe_workers
 

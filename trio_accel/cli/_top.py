@@ -1,31 +1,37 @@
-"""``trio-accel top``: a running program's actors, live in a terminal, and the keys that are typed there."""
+"""``trio-accel top``: a running program's devices, actors and last failures, once or live in a terminal."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
-import re
-import signal
 import sys
 import termios
+import time
 import tty
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
 from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import cast
 
-import attrs
 import trio
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, SegmentLines
+from rich.table import Table
+from rich.text import Text
 
-from trio_accel.cli._board import make_console
+from trio_accel.cli._console import can_move, count_of, make_console
 from trio_accel.cli._run import InputError, at_a_second_signal, printable, run_async, run_for_json
-from trio_accel.cli._top_draw import Status, draw_all, draw_screen
-from trio_accel.cli._top_view import View
 from trio_accel.telemetry import (
+    ActorRow,
+    DeviceRow,
+    FailureRow,
+    LibraryRow,
+    Observation,
     ObservedProgram,
     ObserverSocketError,
     SystemSnapshot,
@@ -33,58 +39,48 @@ from trio_accel.telemetry import (
     open_observation,
 )
 
-# Seconds for which a program may hold its loop before it is called silent; and given up, for a single
+# Seconds for which a program may hold its loop before it is called silent; and given up, before its first
 # snapshot.
 _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
 # Seconds from one snapshot to the next, until it is seen: those of a large tree come less often than was
 # asked for.
-_FIRST_PACE = 3.0
-_CONNECT_SECONDS, _REDRAW_SECONDS, _AGAIN_SECONDS = 0.5, 1.0, 0.1
+_FIRST_PACE, _REDRAW_SECONDS = 3.0, 0.5
 _SOON_SECONDS, _MOST_LOOKS = 0.1, 10
-# Columns of a table in a pipe: all of them.
+# Columns of a pipe: room for the whole table.
 _PIPE_WIDTH = 180
-# Bytes that follow the escape sign sooner than this belong to it; a person's next key comes later.
-_ESCAPE_SECONDS = 0.05
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[@-~]|O[@-~]|[^\[O])")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*|O)?\Z")
-_KEYS = {
-    "up": ("\x1b[A", "\x1bOA"),
-    "down": ("\x1b[B", "\x1bOB"),
-    "right": ("\x1b[C", "\x1bOC"),
-    "left": ("\x1b[D", "\x1bOD"),
-    "home": ("\x1b[H", "\x1bOH", "\x1b[1~"),
-    "end": ("\x1b[F", "\x1bOF", "\x1b[4~"),
-    "page up": ("\x1b[5~",),
-    "page down": ("\x1b[6~",),
-    "escape": ("\x1b",),
-    "enter": ("\r", "\n"),
-    "backspace": ("\x7f", "\x08"),
-    "erase": ("\x15",),  # Ctrl-U
-    "redraw": ("\x0c",),  # Ctrl-L
+_MOST_FAILURES = 3
+# Characters of one text that are shown.
+_LONGEST = 300
+_SHORTEST_NAME, _LEAST_NAME, _LONGEST_UPTIME = 5, 14, 10**12
+# Seconds from which on the parts of a restart are told.
+_LONG_RESTART = 1.0
+_STATES = {"running": "green", "starting": "cyan", "restarting": "yellow", "stopping": "cyan"}
+_KINDS = {
+    "message": "failed",
+    "restart": "was restarted",
+    "end": "ended for good",
+    "supervisor": "gave up, as what is below it failed too often",
 }
-_NAMES = {sequence: name for name, sequences in _KEYS.items() for sequence in sequences}
 _HOW_TO_OPEN = "a program opens one by: async with ta.telemetry.open_socket(system)"
 
 
-def show_top(
-    wanted: str | None, *, interval: float, sort: str, text: str, is_once: bool, is_json: bool
-) -> int:
+def show_top(wanted: str | None, *, interval: float, is_once: bool, is_json: bool) -> int:
     """Show a program until the user leaves, or once.
 
     Returns:
-        The exit code: 0, or 1 where the program ended.
+        The exit code, 0.
 
     Raises:
         InputError: There is no such program, or more than one.
+        ObserverSocketError: It does not answer, or has ended.
     """
     path = find_program(wanted, list_programs())
     if is_json:
         return _print_json(path)
-    view = View(sort=sort, filter=text)
     console = make_console()
-    if is_once or not console.is_terminal or console.is_dumb_terminal:
-        return run_async(partial(_print_once, console, path, view))
-    return run_async(_Top(console=console, path=path, view=view, interval=interval).run)
+    if is_once or not can_move(console):
+        return run_async(partial(_print_once, console, path))
+    return run_async(partial(_show_live, console, path, interval))
 
 
 def find_program(wanted: str | None, programs: Sequence[ObservedProgram]) -> Path:
@@ -111,31 +107,40 @@ def _listed(programs: Sequence[ObservedProgram]) -> str:
     return ", ".join(one.name if one.pid is None else f"{one.name} (process {one.pid})" for one in programs)
 
 
-async def _look_once(path: Path) -> tuple[Status, SystemSnapshot]:
-    try:
-        with trio.fail_after(_ANSWER_SECONDS):
-            async with open_observation(path, interval=_SOON_SECONDS) as observation:
-                program = observation.program
-                snapshot = await anext(observation)
-                for _ in range(_MOST_LOOKS):
-                    # A device's own counts come a moment later, if it answers.
+@asynccontextmanager
+async def _observed(
+    path: Path, interval: float, most_looks: int = 1
+) -> AsyncGenerator[tuple[Observation, SystemSnapshot]]:
+    """Connect, and wait for a snapshot; a device's own counts come a moment later, if it answers."""
+    async with AsyncExitStack() as stack:
+        try:
+            with trio.fail_after(_ANSWER_SECONDS):
+                observation = await stack.enter_async_context(open_observation(path, interval=interval))
+                for _ in range(most_looks):
+                    snapshot = await _next(observation)
                     if all(device.age is not None for device in snapshot.devices):
                         break
-                    snapshot = await anext(observation)
-                return Status(name=program.name, pid=program.pid), snapshot
-    except trio.TooSlowError:
-        raise ObserverSocketError(
-            f"the program at {path} does not answer: its loop is held for more than {_ANSWER_SECONDS:g} s"
-        ) from None
+        except trio.TooSlowError:
+            raise ObserverSocketError(
+                f"the program at {path} does not answer: its loop is held for more than {_ANSWER_SECONDS:g} s"
+            ) from None
+        yield observation, snapshot
+
+
+async def _next(observation: Observation) -> SystemSnapshot:
+    try:
+        return await anext(observation)
     except StopAsyncIteration:
-        raise ObserverSocketError(f"the program at {path} closed the connection: has it ended?") from None
+        name = observation.program.name
+        raise ObserverSocketError(f"{name} closed the connection: has it ended?") from None
 
 
-async def _print_once(console: Console, path: Path, view: View) -> int:
-    status, snapshot = await _look_once(path)
-    width = console.width if console.is_terminal else _PIPE_WIDTH
-    for line in draw_all(snapshot, view, status, width=width):
-        console.print(line.plain.rstrip() if not console.is_terminal else line, markup=False, soft_wrap=True)
+async def _print_once(console: Console, path: Path) -> int:
+    async with _observed(path, _SOON_SECONDS, _MOST_LOOKS) as (observation, snapshot):
+        if not console.is_terminal:
+            console.width = _PIPE_WIDTH
+        actors = _actors(snapshot.actors, console.width)
+        console.print(Group(*_head(observation.program, snapshot), actors, *_foot(snapshot)))
     return 0
 
 
@@ -143,8 +148,8 @@ def _print_json(path: Path) -> int:
     document: dict[str, object] = {"command": "top", "path": str(path), "exit_code": 0, "error": None}
 
     async def look() -> int:
-        status, snapshot = await _look_once(path)
-        document.update(name=status.name, snapshot=json.loads(snapshot.to_json()))
+        async with _observed(path, _SOON_SECONDS, _MOST_LOOKS) as (observation, snapshot):
+            document.update(name=observation.program.name, snapshot=json.loads(snapshot.to_json()))
         return 0
 
     def render(code: int, error: str | None) -> str:
@@ -153,187 +158,291 @@ def _print_json(path: Path) -> int:
     return run_for_json(look, render)
 
 
-@attrs.define(kw_only=True, eq=False)
-class _Top:
-    """The program as it is shown in a terminal."""
-
-    console: Console
-    path: Path
-    view: View
-    interval: float
-    _status: Status = attrs.field(init=False)
-    _newest: SystemSnapshot | None = attrs.field(default=None, init=False)
-    _shown: SystemSnapshot | None = attrs.field(default=None, init=False)
-    _came: float = attrs.field(default=0.0, init=False)
-    _pace: float = attrs.field(init=False)
-    _end: str | None = attrs.field(default=None, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _ends: ExitStack = attrs.field(factory=ExitStack, init=False)
-    _live: Live = attrs.field(init=False)
-
-    async def run(self) -> int:
-        """Show it until the user leaves, or the program ends."""
-        self._status = Status(name=printable(self.path.stem), pid=None, interval=self.interval)
-        self._came, self._pace = trio.current_time(), self.interval
-        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP) as signals, self._ends:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch)
-                # Errors of the socket are printed before the screen is taken.
-                with trio.move_on_after(_CONNECT_SECONDS):
-                    await self._changed.wait()
-                self._enter()
-                nursery.start_soon(self._heed, signals)
-                if sys.stdin.isatty():
-                    nursery.start_soon(read_keys, sys.stdin.fileno(), self._press)
-                await self._draw_always()
-                nursery.cancel_scope.cancel()
-        if self._end is None:
-            return 0
-        print(f"trio-accel: {printable(self._end)}", file=sys.stderr)
-        return 1
-
-    def _enter(self) -> None:
-        """Take the screen and the keyboard; what gives them back is called at the end, whatever ends it."""
-        put_back = self._ends.enter_context(keys_at_once(sys.stdin.fileno())) if sys.stdin.isatty() else None
-        self._live = Live(console=self.console, auto_refresh=False, screen=True)
-        self._ends.callback(self._live.stop)
-        self._live.start()
-        at_end = [self._live.stop] if put_back is None else [self._live.stop, put_back]
-        self._ends.enter_context(at_a_second_signal(*at_end))
-
-    async def _watch(self) -> None:
-        """Take snapshots; connect again where the program let go of a terminal that was stopped."""
-        try:
-            while await self._connect():
-                pass
-            error = ObserverSocketError(f"{self.path} closed the connection without a snapshot")
-        except ObserverSocketError as found:
-            error = found
-        if self._newest is None:
-            raise error
-        self._end = str(error) if self.path.exists() else f"{self._status.name} has ended"
-        self._changed.set()
-
-    async def _connect(self) -> bool:
-        """Take snapshots to the end of a connection; whether there were any."""
-        before = self._newest
-        async with open_observation(self.path, interval=self.interval) as observation:
-            program = observation.program
-            self._status = attrs.evolve(self._status, name=program.name, pid=program.pid)
-            self._changed.set()
-            async for snapshot in observation:
-                self._take(snapshot)
-        # There is a pause where connections are closed again and again.
-        await trio.sleep(_AGAIN_SECONDS)
-        return self._newest is not before
-
-    def _take(self, snapshot: SystemSnapshot) -> None:
-        now = trio.current_time()
-        self._pace = max(self.interval, _FIRST_PACE if self._newest is None else now - self._came)
-        self._newest, self._came = snapshot, now
-        self._changed.set()
-
-    async def _heed(self, signals: AsyncIterator[int]) -> None:
-        """Draw when the size has changed; leave the terminal to the shell while stopped."""
-        async for number in signals:
-            if number == signal.SIGTSTP:
-                self._ends.close()
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._enter()
-            self._changed.set()
-
-    def _press(self, key: str) -> None:
-        self.view.press(key)
-        self._changed.set()
-
-    async def _draw_always(self) -> None:
-        while not self.view.is_over and self._end is None:
-            self._changed = trio.Event()
-            if self._shown is None or not self.view.is_paused:
-                self._shown = self._newest
-            since = trio.current_time() - self._came
-            is_silent = since > self._pace + max(self._pace, _SILENT_SECONDS)
-            status = attrs.evolve(self._status, silent=since if is_silent else 0.0)
-            width, height = self.console.size
-            drawn = draw_screen(self._shown, self.view, status, width=width, height=height)
-            self._live.update(drawn, refresh=True)
-            with trio.move_on_after(_REDRAW_SECONDS):
-                await self._changed.wait()
-
-
-@attrs.define(eq=False)
-class KeyParser:
-    """Bytes of a terminal as keys: the character that was typed, or a name such as ``"page up"``."""
-
-    _decoder: codecs.IncrementalDecoder = attrs.field(
-        factory=lambda: codecs.getincrementaldecoder("utf-8")("ignore"), init=False
-    )
-    _rest: str = attrs.field(default="", init=False)
-
-    @property
-    def is_in_sequence(self) -> bool:
-        """Whether more may belong to what has come last."""
-        return bool(self._rest)
-
-    def feed(self, data: bytes) -> list[str]:
-        """Return the keys that ``data`` completes. Sequences without a meaning here are left out."""
-        text = self._rest + self._decoder.decode(data)
-        self._rest = ""
-        keys: list[str] = []
-        while text:
-            if _UNFINISHED.match(text):
-                self._rest = text
-                break
-            found = _SEQUENCE.match(text)
-            key = found[0] if found else text[0]
-            text = text[len(key) :]
-            name = _NAMES.get(key, key if key.isprintable() else "")
-            if name:
-                keys.append(name)
-        return keys
-
-    def flush(self) -> list[str]:
-        """No more bytes come: the last ones are the escape key, or a sequence that was cut off."""
-        is_escape, self._rest = self._rest == "\x1b", ""
-        return ["escape"] if is_escape else []
+async def _show_live(console: Console, path: Path, interval: float) -> int:
+    # Errors of the first connection are printed before the screen is taken.
+    async with _observed(path, interval) as (observation, first), trio.open_nursery() as nursery:
+        descriptor = sys.stdout.fileno()
+        with _taken(console, descriptor) as live:
+            nursery.start_soon(_leave_at_q, descriptor, nursery.cancel_scope)
+            newest, came, pace, silent = first, trio.current_time(), max(interval, _FIRST_PACE), 0.0
+            while True:
+                live.update(draw_screen(console, observation.program, newest, silent), refresh=True)
+                with trio.move_on_after(_REDRAW_SECONDS):
+                    newest = await _next(observation)
+                    pace = max(interval, trio.current_time() - came)
+                    came = trio.current_time()
+                since = trio.current_time() - came
+                silent = since if since > pace + max(pace, _SILENT_SECONDS) else 0.0
+    return 0
 
 
 @contextmanager
-def keys_at_once(descriptor: int) -> Generator[Callable[[], None]]:
-    """Have the terminal hand over each key at once, and show none; as before at the end.
-
-    Yields:
-        A function that puts the terminal back at any moment, as often as it is called.
-    """
+def _taken(console: Console, descriptor: int) -> Generator[Live]:
+    """Take the screen and the keys; whatever ends the command gives them back."""
+    live = Live(console=console, auto_refresh=False, screen=True)
     before = cast("list[int | list[bytes | int]]", termios.tcgetattr(descriptor))
 
-    def put_back() -> None:
-        # The restore does not wait for the output: a terminal that is stopped takes none.
+    def give_back() -> None:
+        live.stop()
+        # It does not wait for the output: a terminal that is stopped takes none.
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
     try:
-        # Ctrl-C, Ctrl-Z and Ctrl-\ stay signals.
+        # Ctrl-C and Ctrl-\ stay signals. Ctrl-Z would leave the shell this screen, so it does nothing.
         tty.setcbreak(descriptor, termios.TCSANOW)
-        yield put_back
+        now = termios.tcgetattr(descriptor)
+        now[6][termios.VSUSP] = bytes([os.fpathconf(descriptor, "PC_VDISABLE")])
+        termios.tcsetattr(descriptor, termios.TCSANOW, now)
+        live.start()
+        with at_a_second_signal(give_back):
+            yield live
     finally:
-        put_back()
+        give_back()
 
 
-async def read_keys(descriptor: int, press: Callable[[str], None]) -> None:
-    """Call ``press`` with each key that is typed, until the terminal is gone."""
-    parser = KeyParser()
-    while True:
-        with trio.move_on_after(_ESCAPE_SECONDS if parser.is_in_sequence else float("inf")) as wait:
-            await trio.lowlevel.wait_readable(descriptor)
-        if wait.cancelled_caught:
-            keys = parser.flush()
-        else:
-            try:
-                data = os.read(descriptor, 1024)
-            except OSError:
-                return
-            if not data:
-                return
-            keys = parser.feed(data)
-        for key in keys:
-            press(key)
+async def _leave_at_q(descriptor: int, scope: trio.CancelScope) -> None:
+    """Wait for the key, until the terminal is gone."""
+    data = b" "
+    while data and b"q" not in data:
+        await trio.lowlevel.wait_readable(descriptor)
+        try:
+            data = os.read(descriptor, 1024)
+        except OSError:
+            return
+    if data:
+        scope.cancel(reason="the user leaves")
+
+
+def draw_screen(
+    console: Console, program: ObservedProgram, snapshot: SystemSnapshot, silent: float = 0.0
+) -> RenderableType:
+    """Return the whole screen; the actors have at least the room that devices and failures leave them.
+
+    Args:
+        console: Where it is to be drawn.
+        program: The program.
+        snapshot: Its newest snapshot.
+        silent: Seconds since that, if they are longer than snapshots take; else 0.
+    """
+    width, height = console.size
+    head = _fitting(console, _head(program, snapshot, silent), max(1, height // 2))
+    foot = _fitting(console, _foot(snapshot), height // 4)
+    room = height - len(head) - len(foot) - 1
+    actors = console.render_lines(_actors(snapshot.actors, width, room - 1), pad=False)
+    lines = [*head, *actors[: max(0, room)], *foot]
+    lines += [[]] * (height - 1 - len(lines))
+    hint = "q leaves; trio-accel top --json has tracebacks" if foot else "q leaves"
+    lines += console.render_lines(Text(hint, "dim", no_wrap=True, overflow="ellipsis"), pad=False)
+    return SegmentLines(lines[:height], new_lines=True)
+
+
+def _fitting(console: Console, parts: Sequence[RenderableType], room: int) -> list[list[Segment]]:
+    """Draw as many parts as find room: whole ones, but for the first."""
+    lines: list[list[Segment]] = []
+    for part in parts:
+        drawn = console.render_lines(part, pad=False)
+        if lines and len(lines) + len(drawn) > room:
+            break
+        lines += drawn
+    return lines[:room]
+
+
+def _head(program: ObservedProgram, snapshot: SystemSnapshot, silent: float = 0.0) -> list[RenderableType]:
+    rows = snapshot.actors
+    not_running = sum(row.state != "running" for row in rows)
+    queued = sum(row.mailbox_depth + row.mailbox_waiting for row in rows)
+    # Actors that have ended count, too: those below a context that was lost are others now.
+    failed = sum(operation.failed for operation in snapshot.operations)
+    restarts = sum(row.restarts for row in rows)
+    title = _told(
+        (program.name, "bold"),
+        (f"no answer for {silent:.0f} s: its loop is held" if silent else "", "bold red"),
+        ("" if program.pid is None else f"process {program.pid}", ""),
+        (f"up {timedelta(seconds=min(int(snapshot.uptime), _LONGEST_UPTIME))}", ""),
+        (_clock(snapshot.time), ""),
+    )
+    totals = _told(
+        (count_of(len(rows), "actor"), ""),
+        (f"{not_running} not running" if not_running else "", "yellow"),
+        (f"{_count(snapshot.rate) or 0} messages/s", ""),
+        (f"{queued} queued" if queued else "", ""),
+        (f"{sum(row.deferred for row in rows)} in flight", ""),
+        (f"{failed} failed" if failed else "", "red"),
+        (count_of(restarts, "restart") if restarts else "", "yellow"),
+        (count_of(snapshot.dead_letters, "dead letter") if snapshot.dead_letters else "", "yellow"),
+        (f"{snapshot.quarantined} cancelled without end" if snapshot.quarantined else "", "red"),
+    )
+    devices = [(_name(device), _device(device)) for device in snapshot.devices]
+    libraries = [(_name(device), _library(one)) for device in snapshot.devices for one in device.libraries]
+    return [title, totals, *_rows([*devices, *libraries])]
+
+
+def _foot(snapshot: SystemSnapshot) -> list[RenderableType]:
+    newest = snapshot.failures[: -_MOST_FAILURES - 1 : -1]
+    return _rows([(_clock(one.time), _failure(one)) for one in newest])
+
+
+def _rows(pairs: Sequence[tuple[str, Text]]) -> list[RenderableType]:
+    """Draw a name and what is told of it in two columns; lines that go on stay in theirs."""
+    widest = max((cell_len(name) for name, _ in pairs), default=0)
+    drawn: list[RenderableType] = []
+    for name, text in pairs:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True, min_width=widest)
+        table.add_column(overflow="fold")
+        table.add_row(Text(name), text)
+        drawn.append(table)
+    return drawn
+
+
+def _told(*parts: tuple[str, str]) -> Text:
+    """Join texts with their styles as in a sentence; empty ones are left out."""
+    return Text(", ").join(Text(_shown(text), style) for text, style in parts if text)
+
+
+def _name(device: DeviceRow) -> str:
+    return _shown(device.path.rpartition("/")[2])
+
+
+def _device(device: DeviceRow) -> Text:
+    memory, recovery, cost = device.memory, device.recovery_time, device.recovery_text or ""
+    # What makes a restart long is told where it is: a person can change that.
+    if (device.recovery_cost or 0.0) < _LONG_RESTART:
+        cost = cost.partition(":")[0]
+    where = "no process now" if device.isolation == "process" else device.isolation
+    return _told(
+        (device.state, _STATES.get(device.state, "red")),
+        (f"generation {device.generation}", ""),
+        (f"{count_of(device.losses, 'context')} lost" if device.losses else "", "yellow"),
+        ("" if memory is None else f"{_bytes(memory.used)} of {_bytes(memory.limit)}", ""),
+        (f"{device.in_flight} in flight", ""),
+        (f"{device.pending} waiting" if device.pending else "", "yellow"),
+        ("" if recovery is None else f"recovered in {_seconds(recovery)}", ""),
+        (where if device.pid is None else f"process {device.pid}", ""),
+        (cost, ""),
+    )
+
+
+def _library(one: LibraryRow) -> Text:
+    share = one.plans.share
+    return _told(
+        (one.library.rpartition(":")[2], "bold"),
+        (f"{one.waiting} waiting", ""),
+        (f"{one.in_flight} in flight", ""),
+        (count_of(one.plans.made, "plan") if one.plans.made else "", ""),
+        # Rounded down: 100 % is all of them.
+        ("" if share is None else f"{int(100 * share)} % found again", ""),
+        (f"{_bytes(one.workspace)} of workspace" if one.workspace else "", ""),
+    )
+
+
+def _failure(one: FailureRow) -> Text:
+    over = f" over {one.message_type}" if one.message_type else ""
+    since = "" if one.first is None else f" since {_clock(one.first)}"
+    times = f", {one.count} times{since}" if one.count > 1 else ""
+    what = f"{_shown(one.path)} {_KINDS.get(one.kind, one.kind)}{over}{times}"
+    return Text(f"{_shown(what)}: ").append(_shown(one.error), "red")
+
+
+def _actors(rows: Sequence[ActorRow], width: int, room: int | None = None) -> RenderableType:
+    """Draw the tree of actors with as many columns as find room, and rows."""
+    count = len(rows) if room is None or len(rows) <= room else max(0, room - 1)
+    lines = [
+        (Text(before, "dim").append(_shown(row.name), "not dim"), row)
+        for before, row in islice(_tree(rows), count)
+    ]
+    widest = max([_SHORTEST_NAME, *(label.cell_len for label, _ in lines)])
+    left = width - min(widest, max(_LEAST_NAME, width // 2))
+    ends = accumulate(size + 1 for _, size, _ in _COLUMNS)
+    columns = [column for column, end in zip(_COLUMNS, ends, strict=True) if end <= left]
+    table = Table(box=None, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
+    names = max(1, width - sum(size + 1 for _, size, _ in columns))
+    table.add_column("actor", no_wrap=True, overflow="ellipsis", max_width=names)
+    for heading, size, _ in columns:
+        side = "left" if heading in _WORDS else "right"
+        table.add_column(heading, justify=side, no_wrap=True, overflow="ellipsis", width=size)
+    for label, row in lines:
+        state = _STATES.get(row.state, "red")
+        cells = [Text(_shown(cell(row)), state if heading == "state" else "") for heading, _, cell in columns]
+        table.add_row(label, *cells)
+    if count == len(rows):
+        return table
+    return Group(table, Text(f"and {len(rows) - count} more, which trio-accel top --once prints", "dim"))
+
+
+def _tree(rows: Sequence[ActorRow]) -> Iterator[tuple[str, ActorRow]]:
+    """Yield the actors with the lines before their names; those whose parents are missing, too."""
+    children: dict[str | None, list[ActorRow]] = {}
+    there = {row.path for row in rows}
+    for row in rows:
+        children.setdefault(row.parent if row.parent in there else None, []).append(row)
+    # A tree may be deeper than Python's stack.
+    left = [("", "", row) for row in reversed(children.get(None, ()))]
+    while left:
+        before, rest, row = left.pop()
+        yield before, row
+        below = children.get(row.path, ())
+        for child in reversed(below):
+            bend, line = ("└─ ", "   ") if child is below[-1] else ("├─ ", "│  ")
+            left.append((rest + bend, rest + line, child))
+
+
+def _shown(text: str) -> str:
+    """Return the part of a text that a terminal may show; the text may be megabytes long."""
+    return printable(" ".join(text[:_LONGEST].split()))
+
+
+def _count(number: float) -> str:
+    """Return a number of at most five characters; nothing for none at all."""
+    if number <= 0:
+        return ""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size * (10 if unit == "k" else 1):
+            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
+    return f"{number:.0f}" if number >= 99.95 or number == int(number) else f"{number:.1f}"
+
+
+def _clock(seconds: float) -> str:
+    """Return the time of day, of seconds since the epoch; nothing for what is beyond all calendars."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def _seconds(seconds: float | None) -> str:
+    """Return a time of at most seven characters."""
+    if seconds is None:
+        return ""
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        value = seconds / size
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
+def _bytes(number: float) -> str:
+    """Return the bytes with a binary unit, at most nine characters."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1023.5:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 99.95 else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+# The order is that of the screen: where there is no room for all, the first ones stay.
+_COLUMNS: Sequence[tuple[str, int, Callable[[ActorRow], str]]] = (
+    ("state", 11, lambda row: row.state),
+    ("msg/s", 6, lambda row: _count(row.rate)),
+    ("queue", 5, lambda row: _count(row.mailbox_depth + row.mailbox_waiting)),
+    ("p99", 8, lambda row: _seconds(row.p99)),
+    ("failed", 6, lambda row: _count(row.failed)),
+    ("restarts", 8, lambda row: _count(row.restarts)),
+    ("flight", 6, lambda row: _count(row.deferred)),
+    ("p50", 8, lambda row: _seconds(row.p50)),
+    ("handled", 7, lambda row: _count(row.handled)),
+    ("arrays", 9, lambda row: _bytes(row.array_bytes) if row.array_bytes else ""),
+    ("process", 7, lambda row: "" if row.pid is None else str(row.pid)),
+    ("class", 19, lambda row: row.actor_class),
+)
+_WORDS = {"state", "class"}
