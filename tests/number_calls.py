@@ -705,7 +705,6 @@ _REASONS: dict[str, str] = {
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
     "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
-    "it sends what `check_interval` has checked, as `open_observation` does": "Observation.set_interval",
 }
 MADE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """What is not tried, with the reason."""

@@ -16,7 +16,7 @@ SHOWN = {
     "telemetry/_loop_watch.py",
     "telemetry/_gpus.py",
     "telemetry/_traces.py",
-    "cli/_top_draw.py",
+    "cli/_top.py",
     # The age of files that killed writers have left.
     "backends/base/kit/code_cache.py",
 }

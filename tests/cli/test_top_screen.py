@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,11 +18,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from top_snapshot import SHOP
 
-from trio_accel.cli._top_draw import Status, draw_all, draw_screen
-from trio_accel.cli._top_view import SORTS, View
-from trio_accel.telemetry import ActorRow, MemoryRow, SystemSnapshot
+from trio_accel.cli import _top
+from trio_accel.cli._top import draw_screen
+from trio_accel.telemetry import ActorRow, FailureRow, ObservedProgram, SystemSnapshot
 
-STATUS = Status(name="shop-4711", pid=4711, interval=1.0)
+PROGRAM = ObservedProgram(name="shop-4711", pid=4711, path=Path("/run/shop-4711.sock"))
 
 
 @pytest.fixture(autouse=True)
@@ -32,183 +34,145 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     time.tzset()
 
 
-def screen(
-    width: int,
-    height: int,
-    view: View | None = None,
-    shown: SystemSnapshot | None = SHOP,
-    status: Status = STATUS,
-    **options: object,
-) -> str:
-    file = io.StringIO()
+def screen(width: int, height: int, shown: SystemSnapshot = SHOP, silent: float = 0.0, **options: Any) -> str:
     console = Console(
-        file=file,
-        width=width,
-        height=height,
-        force_terminal=True,
-        _environ={},
-        **options,  # type: ignore[arg-type]
+        file=io.StringIO(), width=width, height=height, force_terminal=True, _environ={}, **options
     )
-    console.print(draw_screen(shown, view or View(), status, width=width, height=height))
-    return file.getvalue()
+    console.print(draw_screen(console, PROGRAM, shown, silent))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
 
 
-def plain(*arguments: object, **options: object) -> list[str]:
-    text = screen(*arguments, color_system=None, **options)  # type: ignore[arg-type]
-    return [line.rstrip() for line in text.removesuffix("\n").split("\n")]
+def plain(width: int, height: int, shown: SystemSnapshot = SHOP, silent: float = 0.0) -> list[str]:
+    text = screen(width, height, shown, silent, color_system=None).removesuffix("\n").removesuffix("\n")
+    return [line.rstrip() for line in text.split("\n")]
 
 
 def test_80_columns() -> None:
-    assert plain(80, 20) == [
-        "shop-4711  process 4711  up 1 h 02 min  22:13:20  every 1 s",
-        "7 actors  2 not running  1238 msg/s  5 queued  13 in flight  7 failed",
-        "cpu:0  restarting  gen 3  2 losses  48.0 MiB of 64.0 MiB [━━━━━━  ]  4 waiting",
-        "actor          state        msg/s queue flight      p50      p99 failed restarts",
-        "shop           running",
-        "├─ till        running       1234     5      1   350 µs  12.5 ms      7        7",
-        "├─ cpu:0       running",
-        "│  └─ context  restarting                                                      2",
-        "│     ├─ blas  running        3.2           12    1.5 s   75.0 s",
-        "│     └─ fft   quarantined",
-        "└─ clerk       running        0.1                2.0 ms   2.0 ms",
-        *[""] * 6,
-        "22:13:10 shop/till restart (x7): ValueError: no price",
-        "22:13:19 shop/cpu:0/context restart: ContextPoisonedError: lost",
-        "q quit  ? keys  / filter  s sort  enter fold  e failures  o messages  p pause",
+    assert plain(80, 24) == [
+        "shop-4711, process 4711, up 1:02:05, 22:13:20",
+        "7 actors, 2 not running, 1.24k messages/s, 5 queued, 13 in flight, 7 failed, 9",
+        "restarts, 2 dead letters",
+        "cpu:0  restarting, generation 3, 2 contexts lost, 48 MiB of 64 MiB, 12 in",
+        "       flight, 4 waiting, recovered in 26.7 ms, process 4712",
+        "cpu:0  FftActor, 4 waiting, 12 in flight, 1 plan, 99 % found again, 3 MiB of",
+        "       workspace",
+        "cpu:0  Actor, 0 waiting, 1 in flight",
+        "actor         state        msg/s queue      p99 failed restarts flight      p50",
+        "shop          running",
+        "├─ till       running      1.23k     5  12.5 ms      7        7      1   350 µs",
+        "├─ cpu:0      running",
+        "│  └─ context restarting                                      2",
+        "│     ├─ blas running       3.25           75 s                     12    1.5 s",
+        "│     └─ fft  quarantined",
+        "└─ clerk      running        0.1           2 ms                            2 ms",
+        "22:13:19  shop/cpu:0/context was restarted: ContextPoisonedError: lost",
+        "22:13:10  shop/till was restarted over Sell, 7 times: ValueError: no price",
+        *[""] * 5,
+        "q leaves; trio-accel top --json has tracebacks",
     ]
 
 
-def test_40_columns() -> None:
-    assert plain(40, 12) == [
-        "shop-4711  process 4711  up 1 h 02 min",
-        "7 actors  2 not running  1238 msg/s",
-        "cpu:0  restarting  gen 3  2 losses",
-        "actor 6/7      state        msg/s",
-        "shop           running",
-        "├─ till        running       1234",
-        "├─ cpu:0       running",
-        "│  └─ context  restarting",
-        "│     ├─ blas  running        3.2",
-        "│     └─ fft   quarantined",
-        "22:13:19 shop/cpu:0/context restart: Co…",
-        "q quit  ? keys  / filter  s sort",
+def test_50_columns_and_15_lines() -> None:
+    assert plain(50, 15, silent=7.3) == [
+        "shop-4711, no answer for 7 s: its loop is held,",
+        "process 4711, up 1:02:05, 22:13:20",
+        "7 actors, 2 not running, 1.24k messages/s, 5",
+        "queued, 13 in flight, 7 failed, 9 restarts, 2 dead",
+        "letters",
+        "actor         state        msg/s queue      p99",
+        "shop          running",
+        "├─ till       running      1.23k     5  12.5 ms",
+        "├─ cpu:0      running",
+        "│  └─ context restarting",
+        "│     ├─ blas running       3.25           75 s",
+        "and 2 more, which trio-accel top --once prints",
+        "22:13:19  shop/cpu:0/context was restarted:",
+        "          ContextPoisonedError: lost",
+        "q leaves; trio-accel top --json has tracebacks",
     ]
 
 
 def test_160_columns_have_everything() -> None:
-    lines = plain(160, 14)
+    lines = plain(160, 20)
     assert lines[2] == (
-        "cpu:0  restarting  gen 3  2 losses  48.0 MiB of 64.0 MiB [━━━━━━  ]  12 in flight  "
-        "recovered in 26.7 ms  4 waiting  process 4712"
+        "cpu:0  restarting, generation 3, 2 contexts lost, 48 MiB of 64 MiB, 12 in flight, 4 waiting, "
+        "recovered in 26.7 ms, process 4712"
     )
-    assert " ".join(lines[3].split()) == (
-        "actor state msg/s queue flight p50 p99 failed restarts gen bytes handled process class"
+    assert " ".join(lines[5].split()) == (
+        "actor state msg/s queue p99 failed restarts flight p50 handled arrays process class"
     )
-    assert lines[5].split()[1:] == [
-        *("till", "running", "1234", "5", "1", "350", "µs", "12.5", "ms", "7", "7", "12.3k", "Till"),
-        *("ValueError:", "no", "price"),
+    assert lines[7].split()[1:] == [
+        *("till", "running", "1.23k", "5", "12.5", "ms", "7", "7", "1", "350", "µs", "12.3k", "Till")
     ]
-    assert lines[6].split()[1:] == ["cpu:0", "running", "3", "48.0", "MiB", "DeviceActor"]
+    assert lines[12].split()[-3:] == ["4", "KiB", "Clerk"]
 
 
 @given(
     st.integers(1, 200),
     st.integers(1, 60),
-    st.sampled_from([None, "failures", "operations", "help"]),
-    st.sampled_from(list(SORTS)),
-    st.sampled_from(["", "till", "nothing"]),
-    st.booleans(),
-    st.sampled_from([SHOP, attrs.evolve(SHOP, actors=()), None]),
+    st.sampled_from([SHOP, attrs.evolve(SHOP, actors=()), attrs.evolve(SHOP, devices=(), failures=())]),
+    st.sampled_from([0.0, 3.0]),
 )
-def test_it_fits_any_terminal(
-    width: int,
-    height: int,
-    page: object,
-    sort: str,
-    text: str,
-    is_typing: bool,
-    shown: SystemSnapshot | None,
-) -> None:
-    view = View(sort=sort, filter=text, page=page, is_typing=is_typing, is_paused=is_typing)  # type: ignore[arg-type]
-    file = io.StringIO()
-    # A console that is wider: a line that were too long would not be folded.
-    console = Console(file=file, width=1000, color_system=None)
-    console.print(draw_screen(shown, view, attrs.evolve(STATUS, silent=3.0), width=width, height=height))
-    lines = file.getvalue().removesuffix("\n").split("\n")
+def test_it_fits_any_terminal(width: int, height: int, shown: SystemSnapshot, silent: float) -> None:
+    lines = plain(width, height, shown, silent)
     assert all(cell_len(line) <= width for line in lines)
     assert len(lines) == height
 
 
 def test_colours_say_how_actors_are() -> None:
-    colourful = screen(80, 20, color_system="standard")
+    colourful = screen(80, 24, color_system="standard")
     assert "\x1b[32mrunning" in colourful
     assert "\x1b[33mrestarting" in colourful
     assert "\x1b[31mquarantined" in colourful
-    grey = screen(80, 20, color_system="standard", no_color=True)
+    grey = screen(80, 24, color_system="standard", no_color=True)
     assert not any(f"\x1b[{number}m" in grey for number in range(30, 38))
-    # What colours say is in words, too, and the selected line is reversed.
+    # What colours say is in words, too.
     assert "quarantined" in grey
-    assert "\x1b[7m" in grey
-
-
-def test_the_selected_line_is_the_one_in_reverse() -> None:
-    view = View()
-    view.lines(SHOP, 10)
-    view.press("down")
-    [line] = [line for line in screen(80, 20, view, color_system="standard").split("\n") if "[7m" in line]
-    assert line.startswith("\x1b[7m├─ till ")
-    assert line.endswith("7\x1b[0m")
-    # So is the heading of the column by which the lines are ordered.
-    drawn = screen(80, 20, View(sort="rate"), color_system="standard").split("\n")
-    assert "7m msg/s" in drawn[3]
-
-
-def test_the_filter_and_the_order_are_shown() -> None:
-    assert plain(80, 20, View(filter="bl", is_typing=True))[-1] == "filter: bl_  enter keep  escape end"
-    lines = plain(80, 20, View(filter="t", sort="rate"))
-    assert lines[-1].startswith("filter: t  by rate  q quit")
-    flat = ["shop/till", "shop/cpu:0/context/blas", "shop/clerk"]
-    rates = [line.split()[0] for line in plain(120, 20, View(sort="rate"))[4:7]]
-    assert rates == flat
-
-
-def test_pages() -> None:
-    failures = plain(80, 12, View(page="failures"))
-    assert failures[2:8] == [
-        "",
-        "22:13:19 shop/cpu:0/context restart: ContextPoisonedError: lost",
-        "  ContextPoisonedError: lost",
-        "",
-        "22:13:10 shop/till restart (x7): ValueError: no price",
-        "  Traceback (most recent call last):",
-    ]
-    operations = plain(100, 12, View(page="operations"))
-    assert " ".join(operations[2].split()) == "message msg/s done failed cancelled dropped p50 p99"
-    assert " ".join(operations[3].split()) == "Sell till 1234 12.3k 7 1 2 350 µs 12.5 ms"
-    libraries = [" ".join(line.split()) for line in plain(100, 12, View(page="libraries"))]
-    assert libraries[2] == "library waiting flight plans found evicted workspace templates found"
-    assert libraries[3] == "cpu:0 FftActor 4 12 1 99 % 3.0 MiB 1 75 %"
-    assert libraries[4] == "cpu:0 Actor 1"
-    assert any("fold what is below" in line for line in plain(80, 30, View(page="help")))
-    nothing = attrs.evolve(SHOP, failures=(), devices=())
-    assert plain(80, 12, View(page="libraries"), nothing)[3] == "no library of a device is in use"
-    assert plain(80, 12, View(page="failures"), nothing)[2] == "nothing has failed since recording began"
 
 
 def test_a_program_that_does_not_answer() -> None:
-    lines = plain(80, 10, status=attrs.evolve(STATUS, silent=7.3))
-    assert lines[0].startswith("shop-4711  no answer for 7 s: its loop is held  process 4711")
-    assert "waiting for the program" in "\n".join(plain(80, 10, shown=None))
-    assert plain(80, 10, View(is_paused=True))[0].startswith("shop-4711  paused")
+    assert plain(80, 10, silent=7.3)[0].startswith("shop-4711, no answer for 7 s: its loop is held, process")
 
 
-def test_signs_of_control_are_not_obeyed() -> None:
-    evil = ActorRow(path="s/\x1b[2J\n", actor_class="\x07", state="\x1b]0;x\x07", last_error="\x1b[31m")
-    shown = attrs.evolve(SHOP, actors=(evil,), devices=())
-    text = screen(160, 10, shown=shown, status=Status(name="\x1b[1m", pid=1), color_system=None)
-    assert "\x1b[2J" not in text
-    assert "\x07" not in text
-    assert "?[2J?" in text
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("message", "failed over Sell, 3 times since 22:12:00: ValueError: no"),
+        ("restart", "was restarted over Sell, 3 times since 22:12:00: ValueError: no"),
+        ("end", "ended for good over Sell, 3 times since 22:12:00: ValueError: no"),
+        ("supervisor", "gave up, as what is below it failed too often over Sell, 3 times since 22:12:00: "),
+        ("of a newer version", "of a newer version over Sell, 3 times since 22:12:00: ValueError: no"),
+    ],
+)
+def test_failures_are_told_in_words(kind: str, what: str) -> None:
+    failure = FailureRow(
+        time=SHOP.time,
+        first=SHOP.time - 80,
+        path="shop/till",
+        kind=kind,
+        message_type="Sell",
+        error="ValueError: no\nprice",
+        traceback="",
+        count=3,
+    )
+    lines = plain(160, 24, attrs.evolve(SHOP, failures=(failure,)))
+    assert any(line.startswith(f"22:13:20  shop/till {what}") for line in lines)
+
+
+def test_an_error_is_wrapped_and_not_cut() -> None:
+    error = "ValueError: " + " ".join(f"word{number}" for number in range(30)) + "; do this instead"
+    failure = attrs.evolve(SHOP.failures[0], error=error)
+    text = " ".join(" ".join(plain(60, 30, attrs.evolve(SHOP, failures=(failure,)))).split())
+    assert error in text
+
+
+def test_the_parts_of_a_long_restart_are_told() -> None:
+    text = "restart 1.50 s: worker and context 0.30 s, import of shop 1.20 s; shop is imported, because x"
+    for cost, told in ((1.5, text), (0.9, "restart 1.50 s")):
+        device = attrs.evolve(SHOP.devices[0], recovery_cost=cost, recovery_text=text)
+        line = plain(400, 24, attrs.evolve(SHOP, devices=(device,)))[2]
+        assert line.endswith(f", process 4712, {told}")
 
 
 EVIL = "\x1b]0;x\x07\x9b2J\u202eabc\r\n\t\0\u2028"
@@ -223,9 +187,12 @@ def spoiled(part: Any, evil: str) -> Any:
     return part + evil if isinstance(part, str) else part
 
 
-@pytest.mark.parametrize("page", [None, "failures", "operations", "libraries", "help"])
-@pytest.mark.parametrize("evil", [EVIL, "\u0301" * 50_000, "x" * 50_000], ids=["control", "marks", "long"])
-def test_no_text_of_a_program_leaves_its_line(monkeypatch: pytest.MonkeyPatch, page: Any, evil: str) -> None:
+@pytest.mark.parametrize(
+    "evil",
+    [EVIL, "\u0301" * 50_000, "x" * 50_000, "[red]x[/] [/]", "漢" * 500],
+    ids=["control", "marks", "long", "markup", "wide"],
+)
+def test_no_text_of_a_program_leaves_its_line(monkeypatch: pytest.MonkeyPatch, evil: str) -> None:
     """All are spoiled at once. One that is long beyond any terminal is not looked at to its end."""
     seen: list[int] = []
 
@@ -233,47 +200,67 @@ def test_no_text_of_a_program_leaves_its_line(monkeypatch: pytest.MonkeyPatch, p
         seen.append(len(text))
         return "".join(char if char.isprintable() else "?" for char in text)
 
-    monkeypatch.setattr("trio_accel.cli._top_draw.printable", looked)
+    monkeypatch.setattr(_top, "printable", looked)
     shown = SystemSnapshot.from_json(json.dumps(spoiled(json.loads(SHOP.to_json()), evil)))
-    for width, height in ((80, 24), (200, 60)):
-        lines = plain(width, height, View(page=page), shown)
+    for width, height in ((50, 15), (80, 24), (200, 60)):
+        lines = plain(width, height, shown)
         assert len(lines) == height
         assert all(line.isprintable() and cell_len(line) <= width for line in lines)
-    for line in draw_all(shown, View(), Status(name="x", pid=1), width=180):
-        assert line.plain.isprintable()
-        assert cell_len(line.plain) <= 180
     assert 0 < max(seen) <= 10_000
 
 
-def test_everything_has_all_lines() -> None:
-    rows = tuple(ActorRow(path=f"s/a{number}", actor_class="A", state="running") for number in range(500))
-    lines = draw_all(attrs.evolve(SHOP, actors=rows), View(), Status(name="x", pid=None), width=100)
-    assert sum(line.plain.startswith("a") for line in lines) == 501
+def actor_lines(rows: list[ActorRow], width: int = 400, height: int = 100) -> list[str]:
+    shown = attrs.evolve(SHOP, actors=tuple(rows), devices=(), failures=())
+    lines = plain(width, height, shown)
+    return lines[next(place for place, line in enumerate(lines) if line.startswith("actor")) :]
 
 
-def cell(heading: str, width: int, used: int = 0, **figures: Any) -> str:
-    """What a column shows of a device's actor, in so many columns of the terminal."""
+NAMES = st.sampled_from(["a", "b", "c", "till", "blas"])
+
+
+@given(st.lists(st.lists(NAMES, min_size=1, max_size=5), max_size=12))
+def test_the_tree_is_whole_and_in_order(places: list[list[str]]) -> None:
+    found = {("s", *parts[:end]) for parts in places for end in range(len(parts) + 1)} | {("s",)}
+    rows = [ActorRow(path="/".join(parts), actor_class="A", state="running") for parts in sorted(found)]
+    lines = actor_lines(rows)[1 : len(rows) + 1]
+    for line, row in zip(lines, rows, strict=True):
+        before = line[: 3 * row.depth]
+        assert line[3 * row.depth :].split()[:2] == [row.name, "running"]
+        if row.depth:
+            last = [other.path for other in rows if other.parent == row.parent][-1]
+            assert before.endswith("└─ " if last == row.path else "├─ ")
+
+
+def test_a_tree_deeper_than_the_stack() -> None:
+    rows = [
+        ActorRow(path="/".join(["s"] * depth), actor_class="A", state="running") for depth in range(1, 3000)
+    ]
+    lines = actor_lines(rows, 80, 24)
+    assert lines[1].split()[:2] == ["s", "running"]
+    [left_out] = [line for line in lines if line.startswith("and ")]
+    drawn = lines.index(left_out) - 1
+    assert left_out == f"and {2999 - drawn} more, which trio-accel top --once prints"
+
+
+def test_an_actor_whose_parent_is_missing_is_shown() -> None:
+    rows = [ActorRow(path="s/gone/x", actor_class="A", state="running")]
+    assert actor_lines(rows)[1].split()[:2] == ["x", "running"]
+
+
+def cell(heading: str, width: int, **figures: Any) -> str:
+    """What a column shows of an actor, in so many columns of the terminal."""
     row = ActorRow(path="s/x", actor_class="A", state="running", **figures)
-    memory = MemoryRow(used=used, reserved=0, peak=0, blocks=0, limit=1)
-    device = attrs.evolve(SHOP.devices[0], path="s/x", memory=memory)
-    shown = attrs.evolve(SHOP, actors=(row,), devices=(device,), failures=())
-    *_, head, line = [text.plain for text in draw_all(shown, View(), STATUS, width=180)]
-    end = head.index(heading) + len(heading)
+    head, line = actor_lines([row])[:2]
+    end = re.search(rf"{heading}\b", head).end()  # type: ignore[union-attr]
     return line[end - width : end].strip()
 
 
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        *((0, ""), (0.04, "0.0"), (0.1, "0.1"), (1, "1"), (9.96, "10.0"), (99.94, "99.9"), (99.96, "100")),
-        *(
-            (1234.4, "1234"),
-            (9994, "9994"),
-            (12345, "12.3k"),
-            (999_400, "999k"),
-            (1_000_000, "1M"),
-            (3e9, "3G"),
-        ),
+        *((0, ""), (0.004, "0"), (0.04, "0.04"), (0.1, "0.1"), (1, "1"), (9.96, "9.96"), (99.96, "100")),
+        *((999.4, "999"), (999.5, "1k"), (1234.4, "1.23k"), (12345, "12.3k"), (999_400, "999k")),
+        *((1_000_000, "1M"), (3e9, "3G"), (3e12, "3000G")),
     ],
 )
 def test_counts(number: float, text: str) -> None:
@@ -283,15 +270,8 @@ def test_counts(number: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((None, ""), (0.0, "0.0 µs"), (1e-6, "1.0 µs"), (0.000350, "350 µs"), (0.0009996, "1.0 ms")),
-        *(
-            (0.0125, "12.5 ms"),
-            (0.9996, "1.0 s"),
-            (75, "75.0 s"),
-            (998, "998 s"),
-            (1200, "20 min"),
-            (7200, "2.0 h"),
-        ),
+        *((None, ""), (0.0, "0 µs"), (1e-6, "1 µs"), (0.000350, "350 µs"), (0.0009996, "1 ms")),
+        *((0.0125, "12.5 ms"), (0.9996, "1 s"), (75, "75 s"), (998, "998 s"), (7200, "2 h")),
     ],
 )
 def test_times(seconds: float | None, text: str) -> None:
@@ -301,16 +281,19 @@ def test_times(seconds: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1 << 20, "1.0 MiB"),
-        (48 << 30, "48.0 GiB"),
-        (1 << 42, "4.0 TiB"),
+        *(
+            (0, ""),
+            (999, "999 B"),
+            (1023, "1 KiB"),
+            (1024, "1 KiB"),
+            (1 << 20, "1 MiB"),
+            (48 << 30, "48 GiB"),
+        ),
+        *((48 << 30, "48 GiB"), (1 << 42, "4 TiB")),
     ],
 )
 def test_bytes(number: int, text: str) -> None:
-    assert cell("bytes", 9, number) == text
+    assert cell("arrays", 9, array_bytes=number) == text
 
 
 @given(st.floats(0, 1e15))
@@ -318,12 +301,18 @@ def test_numbers_fit_their_columns(number: float) -> None:
     for shown in (
         cell("msg/s", 6, rate=min(number, 9e11)),
         cell("p50", 8, p50=min(number, 3e7)),
-        cell("bytes", 9, int(number)),
+        cell("arrays", 9, array_bytes=int(number)),
     ):
         assert "…" not in shown
 
 
 def test_failures_of_actors_that_have_ended_are_counted() -> None:
     ended = attrs.evolve(SHOP.operations[0], path="shop/cpu:0/context/ended", failed=4)
-    totals = plain(100, 20, shown=attrs.evolve(SHOP, operations=(*SHOP.operations, ended)))[1]
-    assert "11 failed" in totals
+    assert "11 failed" in plain(100, 20, attrs.evolve(SHOP, operations=(*SHOP.operations, ended)))[1]
+
+
+@pytest.mark.parametrize("uptime", [0.0, 1e19])
+def test_times_beyond_all_calendars(uptime: float) -> None:
+    assert plain(100, 20, attrs.evolve(SHOP, uptime=uptime, time=1e19))[0].startswith(
+        "shop-4711, process 4711, up "
+    )

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from terminal import drain
 from top_snapshot import SHOP
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def test_times_beyond_all_calendars(cli: Cli, serve: Serve) -> None:
             "the program refused: ?]0;pwned??[31m?abc?31m trio-accel: all is well",
         ),
         ((HELLO, GOOD, b"\x1b]0;pwned\x07\n"), "sent what is no snapshot: Expecting value"),
-        ((HELLO, GOOD[:500]), "closed the connection without a snapshot"),
+        ((HELLO, GOOD[:500]), "closed the connection: has it ended?"),
     ],
 )
 def test_the_terminal_is_given_back_before_the_sentence(
@@ -185,22 +187,14 @@ ENDLESS = [HELLO, *[GOOD * 50] * 2000]
 @pytest.mark.parametrize(
     "pieces",
     [
-        [b""],
-        [HELLO],
-        [HELLO, b"{"],
         ENDLESS,
-        [HELLO, b"x" * (60 << 20)],
         [HELLO, _deep(200_000)],
         [HELLO, _deep(*range(1, 3000))],
         [HELLO, changed(system="\u0301" * 1_000_000)],
         [HELLO, changed(failures=json.loads(GOOD)["failures"] * 2000)],
     ],
     ids=[
-        "silent",
-        "hello alone",
-        "half a line",
         "endless",
-        "a line without end",
         "deep",
         "a deep tree",
         "marks",
@@ -227,3 +221,23 @@ def test_a_key_leaves_whatever_the_program_sends(
     os.close(terminal)
     assert process.returncode == 0
     assert time.monotonic() - pressed < 10.0
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[b""], [HELLO], [HELLO, b"{"], [HELLO, b"x" * (60 << 20)]],
+    ids=["silent", "hello alone", "half a line", "a line without end"],
+)
+def test_before_a_snapshot_the_screen_is_not_taken(
+    start: Callable[..., subprocess.Popen[str]], serve: Serve, pieces: list[bytes]
+) -> None:
+    path = serve(b"".join(pieces), pause=PATIENCE / 2)
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = start("top", str(path), env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    # It has connected by then, on a quiet machine; a signal before leaves as well.
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    assert drain(controller) == "trio-accel: interrupted\r\n"
+    assert process.wait(PATIENCE) == 130

@@ -17,8 +17,7 @@ import trio
 from rich.console import Console
 
 import trio_accel as ta
-from trio_accel.cli._top_draw import Status, draw_all
-from trio_accel.cli._top_view import View
+from trio_accel.cli._top import draw_screen
 
 IMPORT, MAKE = 1.2, 0.3
 # A thread of Python refuses the module, so that each worker imports it.
@@ -102,9 +101,9 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
             assert row.recovery_cost == device.recovery.seconds
             assert row.recovery_text == str(device.recovery)
             assert ta.telemetry.SystemSnapshot.from_json(snapshot.to_json()).devices == (row,)
-        console = Console(file=StringIO(), width=300)
-        for line in draw_all(snapshot, View(), Status(name="price", pid=None), width=300):
-            console.print(line)
+        console = Console(file=StringIO(), width=600, height=50)
+        program = ta.telemetry.ObservedProgram(name="price", pid=None, path=tmp_path)
+        console.print(draw_screen(console, program, snapshot))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert "module slow_price is imported in each worker, because" in shown
         assert f"import of slow_price {device.recovery.programs[0].imports:.2f} s" in shown

@@ -19,12 +19,9 @@ from opentelemetry.sdk.metrics.export import (
     PeriodicExportingMetricReader,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_completed
 
 import trio_accel as ta
-from trio_accel.cli._top_draw import Status, draw_screen
-from trio_accel.cli._top_view import View
 from trio_accel.patterns import (
     Batcher,
     Call,
@@ -270,7 +267,7 @@ async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autoj
     assert found["trio_accel_refused_requests_total", (path, ("tenant", ""))] == 1
 
 
-async def test_a_continuous_batcher_shows_its_sequences_in_metrics_and_in_top(
+async def test_a_continuous_batcher_shows_its_sequences_in_metrics(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     async def step(batch: list[RunningSequence[int, int]]) -> list[Last[int]]:
@@ -284,7 +281,6 @@ async def test_a_continuous_batcher_shows_its_sequences_in_metrics_and_in_top(
         ContinuousBatcher[int, int], step, cost=cost_of, max_cost=5, name="sequences"
     )
     await wait_all_tasks_blocked()
-    console = Console(width=100, file=StringIO())
     with record(system) as recorder:
         async with trio.open_nursery() as nursery:
             for item in (2, 3, 4):
@@ -292,10 +288,7 @@ async def test_a_continuous_batcher_shows_its_sequences_in_metrics_and_in_top(
                 await wait_all_tasks_blocked()
             await trio.sleep(1.5)
             found = samples(recorder)
-            view = View()
-            view.press("c")
-            status = Status(name="x", pid=1)
-            console.print(draw_screen(recorder.snapshot(), view, status, width=100, height=40))
+            shown = {reading.name for reading in recorder.snapshot().readings}
     path = ("path", "test/sequences")
     # The first was alone in its step; the second is in one, and the third does not fit beside it.
     assert found["trio_accel_sequences", (path, ("state", "running"))] == 1
@@ -303,9 +296,7 @@ async def test_a_continuous_batcher_shows_its_sequences_in_metrics_and_in_top(
     assert found["trio_accel_sequence_cost", (path,)] == 3
     assert found["trio_accel_parts_total", (path,)] == 3
     assert found["trio_accel_time_to_first_part_seconds_sum", (path,)] == pytest.approx(1.0)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for name in ("sequences state=running", "sequences state=waiting", "parts", "time_to_first_part_seconds"):
-        assert name in shown
+    assert shown >= {"sequences", "sequence_cost", "parts", "time_to_first_part_seconds"}
 
 
 async def test_a_fair_scheduler_shows_refusals_by_tenant(
@@ -362,24 +353,6 @@ async def test_a_hot_swap_shows_its_swaps(system: ta.System, autojump_clock: Moc
     for outcome in ("swapped", "failed"):
         labels = (("outcome", outcome), ("path", "test/model"))
         assert found["trio_accel_model_swaps_total", labels] == 1
-
-
-async def test_top_has_a_page_of_figures(system: ta.System) -> None:
-    with record(system) as recorder:
-        view, shown = View(), ""
-        for name in ("tokens", None):
-            if name is None:
-                recorder.counter("tokens").add(1234, model="small")
-                recorder.histogram("lengths").observe(0.5)
-            view.page = None
-            view.press("c")
-            console = Console(file=StringIO(), width=100)
-            screen = draw_screen(recorder.snapshot(), view, Status(name="x", pid=1), width=100, height=20)
-            console.print(screen)
-            shown += console.file.getvalue()  # type: ignore[attr-defined]
-    assert "no figures: recorder.counter() makes one" in shown
-    assert "tokens model=small" in shown
-    assert "lengths" in shown
 
 
 async def test_the_history_has_what_was_measured_before(system: ta.System, autojump_clock: MockClock) -> None:

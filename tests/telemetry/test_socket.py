@@ -122,13 +122,18 @@ class TestSnapshots:
     async def test_an_interval_can_be_changed_in_the_middle(
         self, system: ta.System, autojump_clock: trio.testing.MockClock
     ) -> None:
-        async with open_socket(system) as opened, open_observation(opened.path, interval=60) as observation:
-            await anext(observation)
-            began = trio.current_time()
-            await observation.set_interval(0.5)
-            await anext(observation)
-            await anext(observation)
-            assert trio.current_time() - began < 2.0
+        async with open_socket(system) as opened:
+            client = await connect(opened.path)
+            async with client.stream:
+                await client.send(b'{"interval":60}\n')
+                assert "protocol" in (await client.next() or {})
+                await client.next()
+                await trio.sleep(5)
+                began = trio.current_time()
+                await client.send(b'{"interval":0.5}\n')
+                await client.next()
+                await client.next()
+                assert trio.current_time() - began < 2.0
 
     async def test_all_clients_get_the_same_bytes_and_cost_one_snapshot(
         self, system: ta.System, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
@@ -284,9 +289,7 @@ class TestBadClients:
     ) -> None:
         async with open_socket(system) as opened:
             monkeypatch.setattr(os, "getuid", lambda: 4711)
-            monkeypatch.setattr(
-                "trio_accel.telemetry._socket.peer_of", lambda _: ta.telemetry._socket.Peer(99, 1234)
-            )
+            monkeypatch.setattr("trio_accel.telemetry._socket.peer_of", lambda _: (99, 1234))
             client = await connect(opened.path)
             assert await client.next() is None
             await client.stream.aclose()

@@ -51,7 +51,7 @@ async def _show(is_json: bool) -> int:
             "command": "info",
             "version": ta.__version__,
             "devices": list(map(_device, devices)),
-            "links": as_json(topology.links),
+            "links": [as_json(link) for link in topology.links],
             "islands": topology.islands(),
             "backends": [_backend(backend) for backend in found],
             "accelerator": accelerator,

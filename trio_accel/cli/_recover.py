@@ -222,12 +222,6 @@ class FaultReport:
     failed: int
     recovery_ms: float | None
 
-    def told(self) -> str:
-        """Return a line of the moment."""
-        if self.recovery_ms is None:
-            return f"  {self.text}: {self.failed} failed, and no product was right again"
-        return f"  {self.text}: {self.failed} failed, right again after {self.recovery_ms:.0f} ms"
-
 
 async def _break(fault: Fault, load: Load) -> FaultReport:
     """Inject a fault under load and wait until the device serves again.
@@ -443,10 +437,13 @@ async def _open_device(system: ta.System, backend: str | None) -> ta.Device:
     )
     try:
         return await system.open_device(backend, options=options)
-    except ta.NotSupportedError as error:
-        raise InputError(f"{error.device} has no worker processes here, and the demo kills some") from error
-    except ValueError as error:
-        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
+    except (ta.NotSupportedError, ValueError) as error:
+        # The error of a device that is there advises an isolation that the demo does not have.
+        device = error.device if isinstance(error, ta.NotSupportedError) else None
+        why = f"the demo kills worker processes, and {device} has none here"
+        raise InputError(
+            why if device else f"cannot open a device: {str(error).removeprefix('spec: ')}"
+        ) from error
 
 
 async def _recover(system: ta.System, device: ta.Device, rounds: int, screen: _Screen) -> Report:
@@ -454,7 +451,6 @@ async def _recover(system: ta.System, device: ta.Device, rounds: int, screen: _S
     start = trio.current_time()
     left_out = _OF_KERNELS if device.info.backend == "cpu" else set[str]()
     faults = rounds * [fault for fault in _FAULTS if fault.name not in left_out]
-    reports: list[FaultReport] = []
     async with trio.open_nursery() as drawing:
         if can_move(screen.console):
             drawing.start_soon(screen.draw_on)
@@ -469,8 +465,7 @@ async def _recover(system: ta.System, device: ta.Device, rounds: int, screen: _S
             for number, fault in enumerate(faults, 1):
                 await load.wait_settled(_BETWEEN)
                 screen.doing = f"{number} of {len(faults)}: {fault.text}, {len(load.fates)} requests"
-                reports.append(report := await _break(fault, load))
-                screen.told.append(report.told())
+                screen.reports.append(await _break(fault, load))
             await load.wait_settled(_BETWEEN)
             load.is_over = True
         screen.doing = "comparing the hashes of arrays"
@@ -482,7 +477,7 @@ async def _recover(system: ta.System, device: ta.Device, rounds: int, screen: _S
     return Report(
         seconds=round(trio.current_time() - start, 6),
         requests=load.asked,
-        faults=reports,
+        faults=screen.reports,
         arrays=arrays,
         tree_before=before,
         tree_after=str(system.tree()),
@@ -497,7 +492,7 @@ class _Screen:
     console: Console
     system: ta.System
     doing: str = ""
-    told: list[str] = attrs.field(factory=list[str])
+    reports: list[FaultReport] = attrs.field(factory=list[FaultReport])
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"))
 
     async def draw_on(self) -> None:
@@ -505,9 +500,8 @@ class _Screen:
         with Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
                 self._spinner.update(text=_cut(self.doing))
-                told = "\n".join(self.told)
-                parts = [_cut(told), self._spinner, Text(), _tree(str(self.system.tree())), Text()]
-                live.update(Group(*parts[not told :]), refresh=True)
+                tree = _tree(str(self.system.tree()))
+                live.update(Group(_faults(self.reports), Text(), self._spinner, Text(), tree), refresh=True)
                 await trio.sleep(_REFRESH_SECONDS)
 
 

@@ -45,12 +45,12 @@ _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
 # Seconds from one snapshot to the next, until it is seen: those of a large tree come less often than was
 # asked for.
 _FIRST_PACE, _REDRAW_SECONDS = 3.0, 0.5
-_SOON_SECONDS, _MOST_LOOKS = 0.1, 10
+_SOON_SECONDS, _MORE_LOOKS = 0.1, 10
 # Columns of a pipe: room for the whole table.
 _PIPE_WIDTH = 180
 _MOST_FAILURES = 3
 # Characters of one text that are shown.
-_LONGEST = 300
+_LONGEST = 1000
 _SHORTEST_NAME, _LEAST_NAME, _LONGEST_UPTIME = 5, 14, 10**12
 # Seconds from which on the parts of a restart are told.
 _LONG_RESTART = 1.0
@@ -109,17 +109,18 @@ def _listed(programs: Sequence[ObservedProgram]) -> str:
 
 @asynccontextmanager
 async def _observed(
-    path: Path, interval: float, most_looks: int = 1
+    path: Path, interval: float, more_looks: int = 0
 ) -> AsyncGenerator[tuple[Observation, SystemSnapshot]]:
     """Connect, and wait for a snapshot; a device's own counts come a moment later, if it answers."""
     async with AsyncExitStack() as stack:
         try:
             with trio.fail_after(_ANSWER_SECONDS):
                 observation = await stack.enter_async_context(open_observation(path, interval=interval))
-                for _ in range(most_looks):
-                    snapshot = await _next(observation)
+                snapshot = await _next(observation)
+                for _ in range(more_looks):
                     if all(device.age is not None for device in snapshot.devices):
                         break
+                    snapshot = await _next(observation)
         except trio.TooSlowError:
             raise ObserverSocketError(
                 f"the program at {path} does not answer: its loop is held for more than {_ANSWER_SECONDS:g} s"
@@ -136,7 +137,7 @@ async def _next(observation: Observation) -> SystemSnapshot:
 
 
 async def _print_once(console: Console, path: Path) -> int:
-    async with _observed(path, _SOON_SECONDS, _MOST_LOOKS) as (observation, snapshot):
+    async with _observed(path, _SOON_SECONDS, _MORE_LOOKS) as (observation, snapshot):
         if not console.is_terminal:
             console.width = _PIPE_WIDTH
         actors = _actors(snapshot.actors, console.width)
@@ -148,7 +149,7 @@ def _print_json(path: Path) -> int:
     document: dict[str, object] = {"command": "top", "path": str(path), "exit_code": 0, "error": None}
 
     async def look() -> int:
-        async with _observed(path, _SOON_SECONDS, _MOST_LOOKS) as (observation, snapshot):
+        async with _observed(path, _SOON_SECONDS, _MORE_LOOKS) as (observation, snapshot):
             document.update(name=observation.program.name, snapshot=json.loads(snapshot.to_json()))
         return 0
 
@@ -183,9 +184,9 @@ def _taken(console: Console, descriptor: int) -> Generator[Live]:
     before = cast("list[int | list[bytes | int]]", termios.tcgetattr(descriptor))
 
     def give_back() -> None:
-        live.stop()
         # It does not wait for the output: a terminal that is stopped takes none.
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        live.stop()
 
     try:
         # Ctrl-C and Ctrl-\ stay signals. Ctrl-Z would leave the shell this screen, so it does nothing.
@@ -314,7 +315,7 @@ def _device(device: DeviceRow) -> Text:
         (device.state, _STATES.get(device.state, "red")),
         (f"generation {device.generation}", ""),
         (f"{count_of(device.losses, 'context')} lost" if device.losses else "", "yellow"),
-        ("" if memory is None else f"{_bytes(memory.used)} of {_bytes(memory.limit)}", ""),
+        ("" if memory is None else f"{_scaled(memory.used, _BYTES)} of {_scaled(memory.limit, _BYTES)}", ""),
         (f"{device.in_flight} in flight", ""),
         (f"{device.pending} waiting" if device.pending else "", "yellow"),
         ("" if recovery is None else f"recovered in {_seconds(recovery)}", ""),
@@ -332,7 +333,7 @@ def _library(one: LibraryRow) -> Text:
         (count_of(one.plans.made, "plan") if one.plans.made else "", ""),
         # Rounded down: 100 % is all of them.
         ("" if share is None else f"{int(100 * share)} % found again", ""),
-        (f"{_bytes(one.workspace)} of workspace" if one.workspace else "", ""),
+        (f"{_scaled(one.workspace, _BYTES)} of workspace" if one.workspace else "", ""),
     )
 
 
@@ -392,16 +393,6 @@ def _shown(text: str) -> str:
     return printable(" ".join(text[:_LONGEST].split()))
 
 
-def _count(number: float) -> str:
-    """Return a number of at most five characters; nothing for none at all."""
-    if number <= 0:
-        return ""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * size * (10 if unit == "k" else 1):
-            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
-    return f"{number:.0f}" if number >= 99.95 or number == int(number) else f"{number:.1f}"
-
-
 def _clock(seconds: float) -> str:
     """Return the time of day, of seconds since the epoch; nothing for what is beyond all calendars."""
     try:
@@ -410,26 +401,25 @@ def _clock(seconds: float) -> str:
         return ""
 
 
+def _scaled(number: float, units: Sequence[tuple[str, float]]) -> str:
+    """Return a number in three digits, in the smallest unit that has room for it."""
+    unit, size = next((one for one in units if number < 999.5 * one[1]), units[-1])
+    value = round(number / size, 2)
+    return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"
+
+
+def _count(number: float) -> str:
+    """Return a number; nothing for none at all."""
+    return _scaled(number, _COUNTS) if number > 0 else ""
+
+
 def _seconds(seconds: float | None) -> str:
-    """Return a time of at most seven characters."""
-    if seconds is None:
-        return ""
-    for unit, size in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
-        value = seconds / size
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+    return "" if seconds is None else _scaled(seconds, _TIMES)
 
 
-def _bytes(number: float) -> str:
-    """Return the bytes with a binary unit, at most nine characters."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1023.5:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 99.95 else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
+_COUNTS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9))
+_TIMES = ((" µs", 1e-6), (" ms", 1e-3), (" s", 1.0), (" h", 3600.0))
+_BYTES = ((" B", 1.0), (" KiB", 2.0**10), (" MiB", 2.0**20), (" GiB", 2.0**30), (" TiB", 2.0**40))
 # The order is that of the screen: where there is no room for all, the first ones stay.
 _COLUMNS: Sequence[tuple[str, int, Callable[[ActorRow], str]]] = (
     ("state", 11, lambda row: row.state),
@@ -441,7 +431,7 @@ _COLUMNS: Sequence[tuple[str, int, Callable[[ActorRow], str]]] = (
     ("flight", 6, lambda row: _count(row.deferred)),
     ("p50", 8, lambda row: _seconds(row.p50)),
     ("handled", 7, lambda row: _count(row.handled)),
-    ("arrays", 9, lambda row: _bytes(row.array_bytes) if row.array_bytes else ""),
+    ("arrays", 9, lambda row: _scaled(row.array_bytes, _BYTES) if row.array_bytes else ""),
     ("process", 7, lambda row: "" if row.pid is None else str(row.pid)),
     ("class", 19, lambda row: row.actor_class),
 )

@@ -64,26 +64,13 @@ class ObserverSocketError(AccelError):
     """An observer socket cannot be opened or used; the message says why and what to do about it."""
 
 
-@attrs.frozen
-class Peer:
-    """The process at the other end of a connection, as the kernel tells it.
-
-    Attributes:
-        pid: Its number.
-        uid: Number of the user that it runs as.
-    """
-
-    pid: int
-    uid: int
-
-
-def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer | None:
-    """Return the process that connected, or that listens; None where the platform does not tell."""
+def peer_of(connection: socket.socket | trio.socket.SocketType) -> tuple[int | None, int | None]:
+    """Return the process that connected, or that listens, and its user; None where no kernel tells."""
     if not hasattr(socket, "SO_PEERCRED"):
-        return None
+        return None, None
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid)
+    return pid, uid
 
 
 def check_interval(interval: object) -> float:
@@ -208,18 +195,6 @@ def own_folder() -> Path:
     return folder
 
 
-async def bind(folder: Path, name: str) -> tuple[socket.socket, Path]:
-    """Bind a socket of that name, which listens with mode 0600; what dead programs left is removed.
-
-    Raises:
-        ValueError: It is no name.
-        ObserverSocketError: A running program has a socket of that name.
-    """
-    path = _path_of(folder, name)
-    async with _locked(folder):
-        return _listen(path), path
-
-
 def is_name(name: object) -> bool:
     """Tell whether a socket may have this name."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
@@ -293,12 +268,12 @@ def _probe(path: Path) -> ObservedProgram | None:
                 return None
             # It listens, and its queue is full.
             return ObservedProgram(name=path.stem, pid=None, path=path)
-        peer = peer_of(connection)
-    return ObservedProgram(name=path.stem, pid=None if peer is None else peer.pid, path=path)
+        pid, _ = peer_of(connection)
+    return ObservedProgram(name=path.stem, pid=pid, path=path)
 
 
 def _listen(path: Path) -> socket.socket:
-    """Clean up, and take a name that no running program has. The lock keeps others out."""
+    """Clean up, and take a name that no running program has, with mode 0600. The lock keeps others out."""
     for old in path.parent.glob(f"*{_SUFFIX}"):
         _remove_if_dead(old)
     taken = _probe(path)
@@ -419,7 +394,9 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
         plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", system.name).lstrip("-.")
         name = f"{plain[:_LONGEST_SYSTEM_NAME] or 'system'}-{os.getpid()}"
     with record(system) as recorder:
-        listening, path = await bind(own_folder(), name)
+        path = _path_of(own_folder(), name)
+        async with _locked(path.parent):
+            listening = _listen(path)
         inode = path.lstat().st_ino
         server = _Server(
             path=path,
@@ -491,11 +468,9 @@ class _Server:
                 _logger.exception("%s dropped a client", self.path)
 
     async def _admit(self, stream: trio.SocketStream) -> None:
-        peer = peer_of(stream.socket)
-        if peer is not None and peer.uid not in {os.getuid(), 0}:
-            _logger.warning(
-                "the observer socket %s refused process %d of user %d", self.path, *attrs.astuple(peer)
-            )
+        pid, uid = peer_of(stream.socket)
+        if uid not in {None, os.getuid(), 0}:
+            _logger.warning("the observer socket %s refused process %d of user %d", self.path, pid, uid)
             return
         client = _Client(stream=stream, lines=self.lines)
         if self.clients >= _MOST_CLIENTS:
@@ -605,16 +580,7 @@ class Observation:
 
     program: ObservedProgram
     system: str
-    _stream: trio.SocketStream = attrs.field(alias="stream")
     _lines: LineReader = attrs.field(alias="lines")
-
-    async def set_interval(self, interval: float) -> None:
-        """Ask for a snapshot every so many seconds, 0.1 to 60.
-
-        Raises:
-            ValueError: It is no such number.
-        """
-        await _ask(self._stream, check_interval(interval))
 
     def __aiter__(self) -> Observation:
         return self
@@ -652,15 +618,15 @@ async def open_observation(
             await _connect(connection, os.fspath(path))
         except OSError as error:
             raise ObserverSocketError(_why_not(path, error)) from error
-        peer = peer_of(connection)
+        pid, _ = peer_of(connection)
         stream = trio.SocketStream(connection)
         lines = LineReader(stream, _LONGEST_LINE)
-        await _ask(stream, interval)
+        # The program's last line says why it has closed the connection.
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(encode({"interval": interval}))
         hello = _hello(await _next(lines))
-        program = ObservedProgram(
-            name=str(hello.get("name")), pid=None if peer is None else peer.pid, path=Path(path)
-        )
-        yield Observation(program=program, system=str(hello.get("system")), stream=stream, lines=lines)
+        program = ObservedProgram(name=str(hello.get("name")), pid=pid, path=Path(path))
+        yield Observation(program=program, system=str(hello.get("system")), lines=lines)
 
 
 async def _connect(connection: trio.socket.SocketType, path: str) -> None:
@@ -678,12 +644,6 @@ def _why_not(path: str | os.PathLike[str], error: OSError) -> str:
     if error.errno in {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK}:
         return f"no program listens at {os.fspath(path)}"
     return f"cannot connect to {os.fspath(path)}: {error.strerror or error}"
-
-
-async def _ask(stream: trio.SocketStream, interval: float) -> None:
-    # The program's last line says why it has closed the connection.
-    with suppress(trio.BrokenResourceError):
-        await stream.send_all(encode({"interval": interval}))
 
 
 async def _next(lines: LineReader) -> bytes | None:
