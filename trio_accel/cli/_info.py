@@ -86,7 +86,7 @@ def _backend(report: BackendReport) -> dict[str, object]:
     return {
         "name": report.name,
         "problem": report.problem,
-        "software": as_json(report.software),
+        "software": [as_json(one) for one in report.software],
         "unusable": [
             {"name": one.info.name, "description": one.info.description, "problem": one.problem}
             for one in _unusable(report)
