@@ -189,6 +189,7 @@ async def test_a_loss_in_the_middle(system: ta.System) -> None:
 async def test_what_is_refused(device: ta.Device) -> None:
     good, bad = await device.put(some(5, 2)), await device.put(np.array([[0, np.inf], [1, 1]]))
     text: Any = "a"
+    far = await device.put(np.array([[1.7e308, 0.0], [-1.7e308, 0.0]]))
     refused: list[tuple[Callable[[], Awaitable[object]], type[Exception], str]] = [
         (lambda: cell_list(bad, 1.0), ValueError, "points must be finite, got coordinates from"),
         (lambda: cell_list(good, 0), ValueError, "size must be finite and positive, one or 2 numbers, got 0"),
@@ -200,13 +201,21 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: cell_list(good, 1, low=0, shape=0), ValueError, "shape must be finite and positive"),
         (lambda: cell_list(good, 1, low=0, shape=cast("int", 2.5)), ValueError, "has no whole numbers"),
         (lambda: cell_list(good, 1e-9), ValueError, "has more than 2147483646 cells; choose a larger size"),
+        # These are more cells than a float64 counts.
+        (lambda: cell_list(good, 5e-324), ValueError, "has more than 2147483646 cells; choose a larger size"),
+        (lambda: cell_list(good, 1e-300, box=1e300), ValueError, "has more than 2147483646 cells"),
+        (lambda: cell_list(far, 1.0), ValueError, "points must be no further apart than float64 holds"),
         (lambda: cell_list(good[0], 1), ValueError, r"points must have shape .n, d., with d from 1 to 3"),
         (lambda: cell_list(good[:, :0], 1), ValueError, r"points must have shape .n, d., with d from 1 to 3"),
     ]  # fmt: skip
     for ask, error, told in refused:
         with pytest.raises(error, match=rf"^spatial\.cell_list: .*{told}"):
             await ask()
-    for arguments, told in [((bad, 1.0), "points must be finite"), ((good, 0.0), "radius must be finite")]:
+    for arguments, told in [
+        ((bad, 1.0), "points must be finite"),
+        ((good, 0.0), "radius must be finite"),
+        ((far, 1.0), "points must be no further apart"),
+    ]:
         with pytest.raises(ValueError, match=rf"^spatial\.neighbours: {told}"):
             await neighbours(*arguments)
     with pytest.raises(TypeError, match="must not be complex"):

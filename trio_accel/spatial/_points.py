@@ -123,20 +123,21 @@ async def cell_list(
         corner = _numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
         periods = _numbers(_NAME, "box", box, axes)
         # A quotient that should be a whole number may be a little less.
-        extents = np.maximum(np.floor(periods / sizes + 1e-9), 1)
+        extents = np.maximum(np.floor(_quotient(periods, sizes) + 1e-9), 1)
         sizes = periods / extents
     elif low is None and shape is None:
         corner, high = await _bounds(_NAME, points)
-        extents = np.floor((high - corner) / sizes) + 1
+        extents = np.floor(_quotient(high - corner, sizes)) + 1
     elif low is not None and shape is not None:
         corner = _numbers(_NAME, "low", low, axes, is_positive=False)
         extents = _numbers(_NAME, "shape", shape, axes)
     else:
         raise ValueError(f"{_NAME}: low and shape must be given together")
-    total, cells = math.prod(extents.tolist()), tuple(map(int, extents.tolist()))
-    if total > _MOST or tuple(extents) != cells:
+    total = math.prod(extents.tolist())
+    if total > _MOST or (extents % 1).any():
         told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
+    cells = tuple(map(int, extents.tolist()))
     # A radix sort of 16 bits is the fastest (D191).
     dtype, device = "uint16" if total < 1 << 16 else "int32", points.device
     made = _cells(axes, box is not None, dtype)
@@ -220,14 +221,26 @@ async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
     """Read the least and the greatest coordinates along each axis; no points are at 0.
 
     Raises:
-        ValueError: One is not finite.
+        ValueError: One is not finite, or their distance is not.
     """
     if not points.shape[0]:
         return np.zeros(points.shape[1]), np.zeros(points.shape[1])
     ends = [(await one(points, axis=0).to_host()).astype(np.float64) for one in (arrays.min, arrays.max)]
     if not np.isfinite(ends).all():
         raise ValueError(f"{name}: points must be finite, got coordinates from {ends[0]} to {ends[1]}")
+    with np.errstate(over="ignore"):
+        is_near = np.isfinite(ends[1] - ends[0]).all()
+    if not is_near:
+        raise ValueError(
+            f"{name}: points must be no further apart than float64 holds, got {ends[0]} to {ends[1]}"
+        )
     return ends[0], ends[1]
+
+
+def _quotient(extents: _Floats, sizes: _Floats) -> _Floats:
+    """Divide by the sizes of cells; what is too large is infinite."""
+    with np.errstate(over="ignore"):
+        return extents / sizes
 
 
 def _check_points(name: str, points: AccelRef) -> int:
