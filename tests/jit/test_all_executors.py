@@ -6,6 +6,7 @@ and each cast. What differs on purpose is in `EXCEPTIONS`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
@@ -17,7 +18,8 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import graphs, jit
-from trio_accel.backends.base.expressions import FUNCTIONS
+from trio_accel.backends.base.expressions import FUNCTIONS, ArgumentType, Weak, parse, typed
+from trio_accel.backends.cpu.compiled import _compiler, _plans
 from trio_accel.expressions import Rowwise
 
 DTYPES = (
@@ -176,6 +178,8 @@ async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]
 
 
 EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
+# Rules of one text that a C++ compiler makes: longer ones take it more time for each.
+BATCH = 50
 SINGLE = (by_reductions, by_rows)
 # On a processor, too, each of these is compiled.
 COMPILED = (in_a_loop, over_ranges)
@@ -226,6 +230,48 @@ async def test_dtypes_and_special_values_are_those_of_numpy(
                 wrong.append(f"{function} of {name} and {other}: {fault}")
     assert not wrong, f"{len(wrong)} of {compared}:\n" + "\n".join(wrong)
     assert compared
+
+
+def is_compiled(text: str, kinds: tuple[ArgumentType, ArgumentType]) -> bool:
+    """Tell whether compiled code computes a text of x and y, where it is to do all that it can."""
+    return _plans.are_vectors([typed(parse(text, ("x", "y"), ("o",)), kinds)], "always")
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="a GPU compiles all of them")
+@pytest.mark.parametrize("isolation", ["inline"])
+@pytest.mark.parametrize("name", DTYPES)
+async def test_the_whole_table_is_that_of_numpy_in_compiled_code(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if _compiler.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", "always")
+    _plans.forget()
+    # One text has many rules, of arrays of one length: x beside all others.
+    x = np.repeat(special(name), 16)
+    rows = {other: np.tile(np.resize(special(other), 16), len(special(name))) for other in DTYPES}
+    rules: list[tuple[str, str, str, Numbers]] = []
+    for other, function in itertools.product((*DTYPES, *WEAK), FUNCTIONS_OF_TWO):
+        kind = Weak[other] if other in WEAK else ta.DType(other)
+        want = by_numpy(function, x, WEAK.get(other, rows.get(other)))
+        if want is not None and is_compiled(f"o = {function}(x, y)", (ta.DType(name), kind)):
+            rules.append((function, other, f"{function}(x, y_{other})", want))
+    given = {f"y_{other}": await device.put(each) for other, each in rows.items()} | {
+        f"y_{other}": each for other, each in WEAK.items()
+    }
+    on, wrong, before = await device.put(x), list[str](), _compiler.counts.compiled
+    batches = [rules[start : start + BATCH] for start in range(0, len(rules), BATCH)]
+    for batch in batches:
+        text = "; ".join(f"o{number} = {rule}" for number, (_, _, rule, _) in enumerate(batch))
+        ask = jit.elementwise(text, outputs=[f"o{number}" for number in range(len(batch))])
+        made = await ask(**{one: on if one == "x" else given[one] for one in ask.inputs})
+        for (function, other, _, want), got in zip(batch, made, strict=True):
+            y = WEAK.get(other, rows.get(other))
+            if fault := differs(function, await got.to_host(), want, x, np.broadcast_to(y, x.shape)):
+                wrong.append(f"{function} of {name} and {other}: {fault}")
+    assert not wrong, f"{len(wrong)} of {len(rules)}:\n" + "\n".join(wrong)
+    assert _compiler.counts.compiled == before + len(batches)
+    assert len(rules) > 50
 
 
 def cast_by_numpy(x: Numbers, to: ta.DType) -> tuple[Numbers, npt.NDArray[np.bool_]] | None:
