@@ -203,10 +203,27 @@ async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher,
     said: set[str | None] = set()
     while not worker.is_dead:
         said.add(worker.ending())
-    # What is known at all is true; as soon as it may be reaped nobody looks any more.
+    # What is known at all is true, also between its death and the launcher's report.
+    said.add(worker.ending())
     assert said <= {None, how}
-    assert worker.ending() is None
     assert await worker.wait() == how
+    assert worker.ending() is None
+
+
+async def test_how_a_dead_process_has_ended_is_known_without_its_launcher(workshop: Launcher) -> None:
+    # A launcher that is stopped reaps nothing, as one on a busy machine that is late.
+    worker = await workshop.start_worker(("-c", "import time; time.sleep(60)"), [])
+    status = await trio.Path(f"/proc/{worker.pid}/stat").read_text()
+    launcher = int(status.rpartition(")")[2].split()[1])
+    os.kill(launcher, signal.SIGSTOP)
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        await worker.wait_dead()
+        assert worker.ending() == "was killed by SIGKILL"
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+    assert await worker.wait() == "was killed by SIGKILL"
+    assert worker.ending() is None
 
 
 @pytest.mark.parametrize(

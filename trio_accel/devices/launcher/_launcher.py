@@ -497,17 +497,20 @@ class WorkerProcess:
         return is_dead(self._descriptor)
 
     def ending(self) -> str | None:
-        """Tell how it ends, where the kernel knows but still takes it apart: a GPU's context takes long.
+        """Tell how it ends or has ended, before its launcher reports that.
+
+        The kernel takes long to take a GPU's context apart, and on a busy machine the launcher is late.
 
         Returns:
             See `wait`; None where it is not known yet, or no more.
         """
         fields = self._fields()
-        if fields is None:
+        # The pid cannot be reused before the process is reaped, so this is asked after the record was read.
+        if fields is None or self._is_reaped():
             return None
         flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
-        # The pid cannot be reused before the process is reaped. Older kernels give 0 as an unknown status.
-        if not flags & _IS_EXITING or not status or self.is_dead:
+        # Older kernels give 0 as an unknown status.
+        if not flags & _IS_EXITING or not status:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
 
@@ -523,6 +526,16 @@ class WorkerProcess:
         """Tell whether its main thread waits for a disk, as one does that loads a large library."""
         fields = self._fields()
         return fields is not None and fields[0] == "D"
+
+    def _is_reaped(self) -> bool:
+        """Tell whether its number may be another's by now."""
+        if self._descriptor is None:
+            return True
+        try:
+            signal.pidfd_send_signal(self._descriptor, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def _fields(self) -> list[str] | None:
         """Read the kernel's record of it, from its state on."""
