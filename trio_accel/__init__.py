@@ -135,6 +135,7 @@ if _typing.TYPE_CHECKING:
         telemetry as telemetry,
         tensor as tensor,
         testing as testing,
+        train as train,
         weights as weights,
     )
     from .collectives import open_world as open_world
@@ -149,7 +150,8 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
-        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing", "weights",
+        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing",
+        "train", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

@@ -1,0 +1,145 @@
+"""`python -m benchmarks.gpu.training`: a GPT on several GPUs, beside PyTorch's DDP in the same run.
+
+It measures tokens a second undisturbed, and under a worker killed or stopped every ten seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+import trio_accel as ta
+from trio_accel import train
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+SIZES = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
+OPTIONS = ta.DeviceOptions(
+    isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=1.5
+)
+
+
+def batches(rows: int, first: int, length: int, vocabulary: int) -> Any:
+    """Yield random tokens; a batch of a number always has the same ones."""
+    for number in itertools.count(first):
+        ids = np.random.default_rng((1, number)).integers(0, vocabulary, (rows, length + 1))
+        yield {"ids": ids}
+
+
+def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
+    """Train by `torch.distributed` alone; returns tokens a second."""
+    program = [sys.executable, str(Path(__file__).with_name("_ddp.py")), str(given.ranks), str(given.rows)]
+    program += [str(given.steps), str(int(is_mixed))]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    try:
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["tokens"])
+    except (ValueError, IndexError):
+        print(done.stdout[-1000:], done.stderr[-3000:])
+        return float("nan")
+
+
+async def ours(given: argparse.Namespace, faults: float | None, seconds: float | None) -> dict[str, Any]:
+    """Train by a trainer; returns what came out."""
+    from gpt_model import GptModule  # beside the examples
+
+    names = list(itertools.islice(itertools.cycle([one.name for one in ta.list_devices()]), given.ranks))
+    config = train.Config(
+        optimizer=train.adamw(1e-4, weight_decay=0.1),
+        precision=train.Precision(compute="bfloat16"),
+        tokens=lambda batch: batch["ids"][:, 1:].size,
+        replays=30,
+    )
+    done: list[train.Step] = []
+    sizes = dict(SIZES)
+    async with (
+        ta.open_system("train") as system,
+        system.open_devices(names, options=OPTIONS) as devices,
+        train.open_trainer(devices, GptModule, config, **sizes) as trainer,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def disturb() -> None:
+            for number in itertools.count():
+                await trio.sleep(faults or 0.0)
+                device = trainer.devices[number % given.ranks]
+                if number % 3 == 1:
+                    with suppress(ta.AccelError):
+                        ta.testing.poison(device)
+                    continue
+                sent = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
+                os.kill((await device.statistics()).pid or 0, sent)
+
+        def load(first: int) -> Any:
+            return batches(given.rows * given.ranks, first, sizes["length"], sizes["vocabulary"])
+
+        began = time.perf_counter()
+        async for step in trainer.steps(load):
+            done.append(step)
+            if len(done) == 5:
+                began = time.perf_counter()
+                if faults:
+                    nursery.start_soon(disturb)
+            is_late = seconds is not None and time.perf_counter() - began > seconds and len(done) > 5
+            if is_late or (seconds is None and len(done) == given.steps + 5):
+                break
+        spent = time.perf_counter() - began
+        nursery.cancel_scope.cancel()
+        snapshot, lost = trainer.snapshot_bytes, trainer.workers_lost
+    tokens = sum(step.tokens for step in done[5:])
+    return {
+        "tokens": tokens / spent,
+        "losses": [step.loss for step in done],
+        "longest": max(step.seconds for step in done[5:]),
+        "lost": lost,
+        "replays": sum(step.replays for step in done),
+        "snapshot": snapshot,
+        "step": float(np.median([step.seconds for step in done[5:]])),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    logging.basicConfig(level=logging.WARNING, format="%(relativeCreated)d %(message).160s")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=16, help="rows of a rank in a batch")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--faults", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    given = parser.parse_args()
+    theirs = ddp(given, is_mixed=True)
+    plain = ddp(given, is_mixed=False)
+    print(f"DDP: {theirs:,.0f} tokens/s with parameters of float32, {plain:,.0f} all in bfloat16", flush=True)
+    calm = trio.run(ours, given, None, None)
+    print(
+        f"trainer: {calm['tokens']:,.0f} tokens/s, {calm['tokens'] / theirs:.3f} and "
+        f"{calm['tokens'] / plain:.3f} of DDP; step "
+        f"{1e3 * calm['step']:.1f} ms; second copy {calm['snapshot'] / 1e9:.2f} GB",
+        flush=True,
+    )
+    hit = trio.run(ours, given, given.faults, given.seconds)
+    count = min(len(hit["losses"]), len(calm["losses"]))
+    gap = max(abs(a - b) for a, b in zip(hit["losses"][:count], calm["losses"][:count], strict=True))
+    print(
+        f"under faults: {hit['tokens']:,.0f} tokens/s, goodput {hit['tokens'] / calm['tokens']:.3f}; "
+        f"{hit['lost']} workers lost, {hit['replays']} replays, longest step {hit['longest']:.2f} s; "
+        f"largest difference of {count} losses {gap:.1e}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the examples of training share: faults, the curve of losses, and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+import trio_accel as ta
+from trio_accel import train
+
+OPTIONS = ta.DeviceOptions(isolation="process", spares=1, intensity=ta.Intensity(99, 1.0))
+KINDS = "kill", "stop"
+
+
+async def disturb(devices: Sequence[ta.Device], every: float) -> None:
+    """Kill the worker of one device, stop that of the next one, and so on."""
+    for device, kind in zip(itertools.cycle(devices), itertools.cycle(KINDS), strict=False):
+        await trio.sleep(every)
+        sent = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+        os.kill((await device.statistics()).pid or 0, sent)
+
+
+def names(backend: str, count: int) -> list[str]:
+    """Return so many devices of a backend; one is taken several times if there are fewer."""
+    found = [info.name for info in ta.list_devices() if info.name.startswith(backend)]
+    return list(itertools.islice(itertools.cycle(found), count))
+
+
+def arguments(description: str | None, **defaults: int) -> argparse.ArgumentParser:
+    """Make a command line with what all trainings have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--devices", type=int, default=defaults["devices"], help="how many ranks")
+    parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
+    parser.add_argument("--steps", type=int, default=defaults["steps"])
+    parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one killed worker to the next")
+    parser.add_argument(
+        "--shard", action="store_true", help="each rank keeps its part of the optimizer's arrays"
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder of checkpoints; the newest one is gone on from"
+    )
+    parser.add_argument("--curve", type=Path, help="PNG file for the curve of losses")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser
+
+
+async def trained(
+    given: argparse.Namespace, module: type, config: train.Config, batches: train.Batches, **options: object
+) -> tuple[list[float], dict[str, object]]:
+    """Train, print what came out, and return the losses and the parameters."""
+    losses: list[float] = []
+    async with (
+        ta.open_system("train") as system,
+        system.open_devices(names(given.backend, given.devices), options=OPTIONS) as devices,
+        train.open_trainer(devices, module, config, **options) as trainer,
+        trio.open_nursery() as nursery,
+    ):
+        if given.faults:
+            nursery.start_soon(disturb, trainer.devices, given.faults)
+        began, first = trio.current_time(), trainer.progress.step
+        async for step in trainer.steps(batches, until=given.steps, progress=not given.quiet):
+            losses.append(step.loss)
+        seconds = trio.current_time() - began
+        nursery.cancel_scope.cancel(reason="the training is over")
+        told = f"{len(losses)} steps from {first} on in {seconds:.1f} s, {trainer.workers_lost} workers lost"
+        print(f"{given.devices} ranks: {told}, loss {losses[-1] if losses else float('nan'):.6f}")
+        parameters = await trainer.parameters()
+    if given.curve is not None:
+        draw(losses, first, given.curve)
+    return losses, dict(parameters)
+
+
+def draw(losses: Sequence[float], first: int, path: Path) -> None:
+    """Draw the curve of losses."""
+    from matplotlib.figure import Figure  # an extra of the project: `plot`
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(first + 1, first + 1 + len(losses)), losses)
+    axes.set(xlabel="step", ylabel="loss", title=f"{len(losses)} steps")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)

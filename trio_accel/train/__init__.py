@@ -1,0 +1,13 @@
+"""Training over a world of devices: steps that all ranks commit, or none."""
+
+from .._names import export as _export
+from ._checkpoints import *
+from ._config import *
+from ._grad import *
+from ._layout import *
+from ._mesh import *
+from ._module import *
+from ._replicas import *
+from ._trainer import *
+
+_export(__name__)

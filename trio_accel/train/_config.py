@@ -1,0 +1,294 @@
+"""How a model is trained: parallelism, optimizer, schedule, precision, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import attrs
+
+from ._mesh import Mesh, Order
+
+__all__ = [
+    "Checkpoint",
+    "Config",
+    "Optimizer",
+    "Parallel",
+    "Precision",
+    "Schedule",
+    "adamw",
+    "constant",
+    "sgd",
+    "warmup_cosine",
+    "warmup_linear",
+]
+
+Schedule: TypeAlias = Callable[[int], float]
+"""The rate of learning of a step, by its number from 1 on."""
+
+_COMPUTED = ("float16", "bfloat16", "float32", "float64")
+_WIDE = ("float32", "float64")
+
+
+def _whole(name: str, least: int) -> Any:
+    """Check a field that is a whole number."""
+
+    def check(_self: object, _field: object, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+    return check
+
+
+def _one_of(name: str, values: tuple[object, ...]) -> Any:
+    def check(_self: object, _field: object, value: object) -> None:
+        if value not in values:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}")
+
+    return check
+
+
+def _number(name: str, value: float, least: float = 0.0, below: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < below:
+        raise ValueError(f"{name} must be a number from {least:g} to below {below:g}, got {value!r}")
+    return float(value)
+
+
+@attrs.frozen
+class Optimizer:
+    """An optimizer with its numbers; made by `adamw` or `sgd`.
+
+    Attributes:
+        kind: The name of the function that made it.
+        rate: The rate of each step.
+        numbers: The other numbers of its formula.
+    """
+
+    kind: Literal["adamw", "sgd"]
+    rate: Schedule
+    numbers: Mapping[str, float]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the arrays that it keeps beside the parameters, each of their size."""
+        if self.kind == "adamw":
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.numbers["momentum"] else ()
+
+    def rate_of(self, step: int) -> float:
+        """Return the rate of a step.
+
+        Raises:
+            ValueError: The schedule gives none that is finite and at least 0.
+        """
+        rate = self.rate(step)
+        if not (math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"the schedule gives {rate!r} for step {step}; a rate is finite and at least 0")
+        return float(rate)
+
+
+def adamw(
+    lr: float | Schedule = 1e-3,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> Optimizer:
+    """Adam with decay apart from the gradient (Loshchilov and Hutter, 2019), as `torch.optim.AdamW`.
+
+    Args:
+        lr: The rate, or a schedule.
+        betas: Shares of the means of gradients and of their squares that go on.
+        eps: Added to what is divided by.
+        weight_decay: Share of a parameter, times the rate, that a step takes away.
+
+    Raises:
+        ValueError: A number out of its range.
+    """
+    first, second = (_number("adamw: betas", beta, below=1.0) for beta in betas)
+    numbers = {"beta1": first, "beta2": second, "eps": _number("adamw: eps", eps)}
+    numbers["weight_decay"] = _number("adamw: weight_decay", weight_decay)
+    return Optimizer("adamw", _schedule("adamw", lr), numbers)
+
+
+def sgd(lr: float | Schedule = 1e-3, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
+    """Gradient descent with momentum, as `torch.optim.SGD`.
+
+    Args:
+        lr: The rate, or a schedule.
+        momentum: Share of the earlier steps that goes on, below 1.
+        weight_decay: Factor of the parameters that is added to the gradient.
+
+    Raises:
+        ValueError: A number out of its range.
+    """
+    numbers = {
+        "momentum": _number("sgd: momentum", momentum, below=1.0),
+        "weight_decay": _number("sgd: weight_decay", weight_decay),
+    }
+    return Optimizer("sgd", _schedule("sgd", lr), numbers)
+
+
+def _schedule(name: str, lr: float | Schedule) -> Schedule:
+    return lr if callable(lr) else constant(_number(f"{name}: lr", lr))
+
+
+def constant(rate: float) -> Schedule:
+    """Return the schedule that has one rate."""
+    return lambda step: rate
+
+
+def warmup_linear(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
+    """Return a schedule that rises to a rate in the first steps, and falls along a line to `least`.
+
+    Args:
+        rate: The largest rate.
+        warmup: Steps in which it rises from 0; 0 for none.
+        total: The step from which on it is `least`; more than `warmup`.
+        least: The rate at the end.
+
+    Raises:
+        ValueError: `total` is not more than `warmup`, or a number is negative.
+    """
+    return _warmed("warmup_linear", rate, warmup, total, least, lambda share: 1.0 - share)
+
+
+def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
+    """Return a schedule that rises to a rate, and falls by half a cosine; see `warmup_linear`."""
+    name = "warmup_cosine"
+    return _warmed(name, rate, warmup, total, least, lambda share: 0.5 * (1.0 + math.cos(math.pi * share)))
+
+
+def _warmed(
+    name: str, rate: float, warmup: int, total: int, least: float, fall: Callable[[float], float]
+) -> Schedule:
+    _number(f"{name}: rate", rate)
+    _number(f"{name}: least", least)
+    if not 0 <= warmup < total:
+        raise ValueError(f"{name}: it needs 0 <= warmup < total, got warmup {warmup!r} and total {total!r}")
+
+    def of(step: int) -> float:
+        if step <= warmup:
+            return rate * step / warmup
+        return least + (rate - least) * fall(min(1.0, (step - warmup) / (total - warmup)))
+
+    return of
+
+
+@attrs.frozen(kw_only=True)
+class Parallel:
+    """How the devices share the work.
+
+    The ranks that are left over are those that have other samples: ``ranks / (pipeline * tensor)``.
+
+    Attributes:
+        pipeline: Stages of the model, each with some of its layers.
+        tensor: Ranks that share each layer; see `column_linear`.
+        schedule: The order of a pipeline's work: ``"1f1b"``, which keeps few parts of a batch at a time, or
+            ``"gpipe"``. `Config.accumulate` is the number of parts.
+        shard_optimizer: Whether each rank keeps its share of the optimizer's arrays alone (ZeRO, stage 1;
+            Rajbhandari et al., 2020). The results are the same but for rounding.
+        bucket: Bytes of gradients that are summed over the ranks at a time, while the backward pass goes on.
+    """
+
+    pipeline: int = attrs.field(default=1, validator=_whole("pipeline", 1))
+    tensor: int = attrs.field(default=1, validator=_whole("tensor", 1))
+    schedule: Order = attrs.field(default="1f1b", validator=_one_of("schedule", get_args(Order)))
+    shard_optimizer: bool = False
+    bucket: int = attrs.field(default=25 << 20, validator=_whole("bucket", 1))
+
+    def meshes(self, ranks: int) -> list[Mesh]:
+        """Return the place of each rank.
+
+        Raises:
+            ValueError: So many ranks cannot share the work so.
+        """
+        data, rest = divmod(ranks, self.pipeline * self.tensor)
+        if rest or not data:
+            raise ValueError(
+                f"{ranks} ranks are no multiple of pipeline {self.pipeline} x tensor {self.tensor}"
+            )
+        return [Mesh(data, self.pipeline, self.tensor, rank) for rank in range(ranks)]
+
+
+@attrs.frozen(kw_only=True)
+class Precision:
+    """Element types of a training.
+
+    Attributes:
+        compute: That of the model's parameters and gradients where it computes.
+        master: That of the parameters that the optimizer changes, and of what it keeps.
+        reduce: That in which gradients are summed over the ranks; by default `compute`.
+        scale: Factor of the loss at the beginning, so that gradients of float16 do not vanish; halved after
+            a step whose gradients are not finite, which is skipped, and doubled after `growth` good ones.
+            By default 65536 with float16, and none otherwise.
+        growth: See `scale`.
+    """
+
+    compute: str = attrs.field(default="float32", validator=_one_of("compute", _COMPUTED))
+    master: str = attrs.field(default="float32", validator=_one_of("master", _WIDE))
+    reduce: str | None = attrs.field(default=None, validator=_one_of("reduce", (None, *_COMPUTED)))
+    scale: float | None = None
+    growth: int = attrs.field(default=2000, validator=_whole("growth", 1))
+
+    @property
+    def first_scale(self) -> float | None:
+        """The factor of the loss at the beginning; None if the loss is not scaled."""
+        if self.scale is None and self.compute == "float16":
+            return 65536.0
+        return self.scale
+
+
+@attrs.frozen
+class Checkpoint:
+    """Where the state of a training is written to, and read from.
+
+    Attributes:
+        folder: The folder; each checkpoint is a folder in it.
+        every: Steps from one to the next; 0 for none but by `Trainer.save`.
+        keep: How many stay; older ones are removed.
+        load: What a trainer begins with: ``"latest"`` for the newest whole one if there is any, None for
+            nothing, or the path of one.
+    """
+
+    folder: str | os.PathLike[str]
+    every: int = attrs.field(default=1000, kw_only=True, validator=_whole("every", 0))
+    keep: int = attrs.field(default=3, kw_only=True, validator=_whole("keep", 1))
+    load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """How a model is trained.
+
+    Attributes:
+        optimizer: See `adamw` and `sgd`.
+        parallel: How the devices share the work.
+        precision: Element types.
+        accumulate: Parts of a rank's share of a batch whose gradients are added up, one after the other.
+        clip_norm: The largest norm of all gradients together; longer ones are shortened.
+        checkpoint: Where the state is kept; None for nowhere.
+        replays: How often in a row a step is done again after a loss.
+        timeout: Seconds that a step may take before it counts as lost; None for any time.
+        on_nan: What happens where a loss or a gradient is not finite: an error, the step is skipped, or the
+            training ends. The state is that of before in any case. Steps that a scaled loss spoils are
+            skipped without that.
+        tokens: Tells how many tokens a batch has, for `Step.tokens_per_second`.
+        seed: All random numbers of the model come from this, the number of the step, and the rank.
+    """
+
+    optimizer: Optimizer
+    parallel: Parallel = Parallel()
+    precision: Precision = Precision()
+    accumulate: int = attrs.field(default=1, validator=_whole("accumulate", 1))
+    clip_norm: float | None = None
+    checkpoint: Checkpoint | None = None
+    replays: int = attrs.field(default=8, validator=_whole("replays", 0))
+    timeout: float | None = None
+    on_nan: Literal["raise", "skip", "stop"] = attrs.field(
+        default="raise", validator=_one_of("on_nan", ("raise", "skip", "stop"))
+    )
+    tokens: Callable[[Any], int] | None = None
+    seed: int = attrs.field(default=0, validator=_whole("seed", 0))

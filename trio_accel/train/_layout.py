@@ -1,0 +1,110 @@
+"""How named parameters lie behind one another in one array, and how a batch is shared out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Batch"]
+
+Batch: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
+"""Arrays of the host by name, with a sample in each row."""
+
+
+@attrs.frozen
+class Layout:
+    """Named arrays behind one another in one flat array, which ends with zeros up to a multiple of the ranks.
+
+    Attributes:
+        names: Their names, in this order.
+        shapes: Their shapes.
+        ranks: How many ranks share the array.
+    """
+
+    names: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    ranks: int = 1
+
+    @property
+    def size(self) -> int:
+        """Elements without the zeros at the end."""
+        return sum(map(math.prod, self.shapes))
+
+    @property
+    def padded(self) -> int:
+        """Elements of the flat array."""
+        return -(-max(self.size, 1) // self.ranks) * self.ranks
+
+    def described(self) -> list[Any]:
+        """Return names and shapes as plain values."""
+        return [[*self.names], [*map(list, self.shapes)]]
+
+    def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+        """Yield each name, its place in the flat array, and its shape."""
+        stops = itertools.accumulate(map(math.prod, self.shapes))
+        for name, shape, stop in zip(self.names, self.shapes, stops, strict=True):
+            yield name, slice(stop - math.prod(shape), stop), tuple(shape)
+
+    def views(self, flat: Any) -> dict[str, Any]:
+        """Return the named arrays as views of a flat one."""
+        return {name: flat[place].reshape(shape) for name, place, shape in self.places()}
+
+    def flattened(self, arrays: Mapping[str, Any], dtype: str) -> npt.NDArray[Any]:
+        """Return the flat array of named ones of the host.
+
+        Raises:
+            ValueError: A name is missing or too many, or a shape is another one.
+        """
+        if difference := self.difference({name: np.shape(array) for name, array in arrays.items()}):
+            raise ValueError(difference)
+        flat: npt.NDArray[Any] = np.zeros(self.padded, dtype)
+        for name, place, _ in self.places():
+            flat[place] = np.asarray(arrays[name]).reshape(-1)
+        return flat
+
+    def difference(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """Tell the first difference to these names and shapes; an empty text if there is none."""
+        mine = {name: tuple(shape) for name, _, shape in self.places()}
+        for name in dict.fromkeys((*mine, *shapes)):
+            if name not in mine or name not in shapes:
+                return f"{name!r} is {'not wanted' if name in shapes else 'missing'}"
+            if tuple(shapes[name]) != mine[name]:
+                return f"{name!r} has the shape {tuple(shapes[name])}, and {mine[name]} is wanted"
+        return ""
+
+
+def rows_of(batch: Batch) -> int:
+    """Return the samples of a batch.
+
+    Raises:
+        TypeError: It is no mapping of arrays with rows.
+        ValueError: Its arrays have different numbers of rows.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
+    counts = {name: np.shape(array)[:1] for name, array in batch.items()}
+    if () in counts.values() or len(set(counts.values())) > 1:
+        raise ValueError(f"the arrays of a batch must have one row for each sample, got {counts}")
+    return int(next(iter(counts.values()))[0])
+
+
+def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
+    """Share the rows of a batch out, as evenly as can be.
+
+    Raises:
+        ValueError: There are fewer rows than parts.
+    """
+    rows = rows_of(batch)
+    if rows < parts:
+        raise ValueError(f"a batch of {rows} samples cannot be shared among {parts}; each needs one at least")
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    return [
+        {name: array[start:stop] for name, array in batch.items()}
+        for start, stop in itertools.pairwise(bounds)
+    ]

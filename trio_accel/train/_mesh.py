@@ -1,0 +1,176 @@
+"""Meshes: ranks by data, pipeline and tensor; the order of a pipeline's work; layers that ranks share."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from ..programs import current_rank
+
+__all__ = ["Mesh", "column_linear", "row_linear"]
+
+Order: TypeAlias = Literal["1f1b", "gpipe"]
+Turn: TypeAlias = tuple[Literal["forward", "backward"], int]
+
+
+@attrs.frozen
+class Mesh:
+    """The place of a rank among all: neighbours by number share a layer, and stages are farthest apart.
+
+    Attributes:
+        data: Ranks that have the same parameters, and different samples.
+        pipeline: Stages, each with some of the layers.
+        tensor: Ranks that share each layer of a stage.
+        rank: The number of the rank.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.data * self.pipeline * self.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Its number among those that share its layers."""
+        return self.rank % self.tensor
+
+    @property
+    def data_rank(self) -> int:
+        """Its number among those with other samples."""
+        return self.rank // self.tensor % self.data
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+        return self.rank // (self.tensor * self.data)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its stage gets the samples."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stage computes the loss."""
+        return self.stage == self.pipeline - 1
+
+    @property
+    def cell(self) -> int:
+        """The number of its parameters: ranks with the same ones differ in their samples alone."""
+        return self.stage * self.tensor + self.tensor_rank
+
+    def groups(self) -> dict[str, list[list[int]]]:
+        """Return the ranks that differ in one way alone, by the name of that way."""
+        steps = {"tensor": 1, "data": self.tensor, "pipeline": self.tensor * self.data}
+        sizes = {"tensor": self.tensor, "data": self.data, "pipeline": self.pipeline}
+        return {
+            name: [
+                [first + step * number for number in range(sizes[name])]
+                for first in range(self.size)
+                if first // step % sizes[name] == 0
+            ]
+            for name, step in steps.items()
+        }
+
+    def part(self, array: Any, axis: int = 0) -> Any:
+        """Return this rank's part of an array of a layer, along an axis.
+
+        Raises:
+            ValueError: The ranks that share the layer cannot share the axis equally.
+        """
+        extent, rest = divmod(array.shape[axis], self.tensor)
+        if rest:
+            raise ValueError(f"{self.tensor} ranks cannot share axis {axis} of shape {tuple(array.shape)}")
+        own = slice(self.tensor_rank * extent, (self.tensor_rank + 1) * extent)
+        return array[(slice(None),) * axis + (own,)]
+
+
+def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
+    """Yield what a stage of a pipeline does, for parts of a batch.
+
+    With ``"gpipe"`` (Huang et al., 2019), all parts go forward, and then backward. With ``"1f1b"`` (Narayanan
+    et al., 2019), a stage keeps no more of them than there are stages from it to the last one.
+    """
+    ahead = parts if order == "gpipe" else min(stages - 1 - stage, parts)
+    for number in range(ahead):
+        yield "forward", number
+    for number in range(ahead, parts):
+        yield "forward", number
+        yield "backward", number - ahead
+    for number in range(parts - ahead, parts):
+        yield "backward", number
+
+
+@functools.cache
+def _functions() -> tuple[Any, Any]:
+    """Make the functions of PyTorch by which ranks share a layer (Shoeybi et al., 2019)."""
+    torch = sys.modules["torch"]
+
+    class Copied(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """What all ranks have; their gradients are summed."""
+
+        @staticmethod
+        def forward(context: Any, x: Any, rank: Any) -> Any:
+            context.rank = rank
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context: Any, slope: Any) -> Any:
+            total = slope.contiguous().clone()
+            context.rank.all_reduce(total, "sum")
+            return total, None
+
+    class Summed(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """The sum over the ranks; each has the gradient of that."""
+
+        @staticmethod
+        def forward(context: Any, x: Any, rank: Any) -> Any:
+            total = x.contiguous().clone()
+            rank.all_reduce(total, "sum")
+            return total
+
+        @staticmethod
+        def backward(context: Any, slope: Any) -> Any:
+            return slope, None
+
+    return Copied.apply, Summed.apply
+
+
+def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Compute this rank's part of the outputs of a layer, in `Module.loss` or `Module.stage`.
+
+    Args:
+        x: Tensor of shape (..., inputs), which all ranks that share the layer have.
+        weight: This rank's rows of the layer's matrix, of shape (outputs / ranks, inputs).
+        bias: This rank's elements.
+
+    Returns:
+        Tensor of shape (..., outputs / ranks). Its gradient for `x` is summed over the ranks.
+    """
+    copied, _ = _functions()
+    return sys.modules["torch"].nn.functional.linear(copied(x, current_rank().group("tensor")), weight, bias)
+
+
+def row_linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Compute the outputs of a layer whose inputs the ranks share, as `column_linear` makes them.
+
+    Args:
+        x: This rank's part, of shape (..., inputs / ranks).
+        weight: This rank's columns of the layer's matrix, of shape (outputs, inputs / ranks).
+        bias: All elements; it is added once.
+
+    Returns:
+        Tensor of shape (..., outputs), the same on all ranks.
+    """
+    _, summed = _functions()
+    total = summed(sys.modules["torch"].nn.functional.linear(x, weight), current_rank().group("tensor"))
+    return total if bias is None else total + bias

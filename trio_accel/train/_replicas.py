@@ -1,0 +1,299 @@
+"""The model on each rank: a step is computed by all of them, and committed for all or for none."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+import trio
+
+from .. import arrays, nn
+from ..backends.base import NotSupportedError
+from ..collectives import Rank, World
+from ..devices import AccelRef
+from ..programs import Program, open_program
+from ._config import Config
+from ._grad import value_and_grad
+from ._layout import Batch, Layout, rows_of, shared
+from ._mesh import Mesh
+from ._module import Told, _Trained, beginning
+
+__all__ = ["CallModule"]
+
+States: TypeAlias = "list[dict[str, AccelRef]]"
+"""Flat arrays of each rank by name."""
+ModuleT = TypeVar("ModuleT")
+
+
+@attrs.frozen
+class Work:
+    """A step, as all ranks compute it.
+
+    Attributes:
+        number: Its number, from 1 on.
+        shares: The samples of each rank that has others.
+        rate: The rate of the optimizer.
+        scale: Factor of the loss.
+    """
+
+    number: int
+    shares: Sequence[Batch]
+    rate: float
+    scale: float
+
+    @property
+    def weights(self) -> list[float]:
+        """The share of each rank in all samples."""
+        rows = [rows_of(share) for share in self.shares]
+        return [count / sum(rows) for count in rows]
+
+
+class Replicas(ABC, Generic[ModuleT]):
+    """The model on each rank.
+
+    Args:
+        world: The ranks.
+        config: The configuration.
+        module: The class of the model.
+        options: Its options.
+
+    Attributes:
+        meshes: The place of each rank.
+        layouts: How ``"parameters"`` and ``"buffers"`` of each rank lie in their flat arrays.
+        states: The state that is committed.
+    """
+
+    def __init__(
+        self, world: World, config: Config, module: type[ModuleT], options: Mapping[str, Any]
+    ) -> None:
+        self.meshes: list[Mesh] = config.parallel.meshes(world.size)
+        self.layouts: list[Mapping[str, Layout]] = []
+        self.states: States = []
+        self._world = world
+        self._config = config
+        self._module = module
+        self._options = options
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each rank has its part of the optimizer's arrays alone."""
+        return self._config.parallel.shard_optimizer and self.meshes[0].data > 1
+
+    @abstractmethod
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        """Return parameters and buffers of a rank's beginning, as arrays of the host by name."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Make what computes, from `states`."""
+
+    @abstractmethod
+    async def compute(self, work: Work) -> Told:
+        """Compute a step from `states`, which stay; returns the mean loss, and the norm of its gradient."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Let `states` be those of the step that was computed last."""
+
+    async def place(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
+        """Put flat arrays of the host on a rank, which gets its part of the optimizer's."""
+        own = self.own(rank)
+        device = self._world.devices[rank]
+        return {
+            name: await device.put(array if name in self.layouts[rank] else array[own])
+            for name, array in flat.items()
+        }
+
+    def own(self, rank: int) -> slice:
+        """Return the part of flat arrays of the optimizer that a rank has."""
+        if not self.is_apart:
+            return slice(None)
+        part = self.layouts[rank]["parameters"].padded // self.meshes[rank].data
+        first = self.meshes[rank].data_rank * part
+        return slice(first, first + part)
+
+
+class ProgramReplicas(Replicas[_Trained]):
+    """Models that are programs; each has two copies of the state, of which a step reads one."""
+
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        module, device = self._module, self._world.devices[mesh.rank]
+        path = f"{module.__module__}:{module.__qualname__}"
+        async with open_program(device, beginning) as program:
+            place = attrs.astuple(mesh)
+            made: Any = await program.ask(path, self._config.seed, place, dict(self._options))
+        return {
+            kind: {name: await array.to_host() for name, array in named.items()}
+            for kind, named in made.items()
+        }
+
+    async def open(self) -> None:
+        self._next: States = [
+            {name: await array.copy() for name, array in state.items()} for state in self.states
+        ]
+        self._to_b = True
+        self._programs: list[Program[_Trained]] = []
+
+    async def _open_programs(self, batch: Batch) -> None:
+        """Make the models; a batch tells what their kernels, and those of spare workers, are warmed up with."""
+        config, precision = self._config, self._config.precision
+        plan: dict[str, Any] = {
+            "optimizer": config.optimizer.kind,
+            "numbers": dict(config.optimizer.numbers),
+            "states": list(config.optimizer.states),
+            "shard": self.is_apart,
+            "order": config.parallel.schedule,
+            "bucket": config.parallel.bucket,
+            "compute": precision.compute,
+            "master": precision.master,
+            "reduce": precision.reduce or precision.compute,
+            "clip": config.clip_norm,
+            "accumulate": config.accumulate,
+            "seed": config.seed,
+            "sample": {name: [array.dtype.name, list(array.shape[1:])] for name, array in batch.items()},
+        }
+        found: dict[int, Program[_Trained]] = {}
+
+        async def make(rank: int) -> None:
+            state = self.states[rank], self._next[rank]
+            device, options = self._world.devices[rank], dict(self._options)
+            own = plan | {kind: layout.described() for kind, layout in self.layouts[rank].items()}
+            own["mesh"] = attrs.astuple(self.meshes[rank])
+            found[rank] = await open_program(device, self._module, *state, own, options)
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(self._world.size):
+                nursery.start_soon(make, rank)
+        self._programs = [found[rank] for rank in range(self._world.size)]
+
+    async def compute(self, work: Work) -> Told:
+        if not self._programs:
+            await self._open_programs(work.shares[0])
+        step = _Trained.step_to_b if self._to_b else _Trained.step_to_a
+        common = {"number": work.number, "rate": work.rate, "scale": work.scale}
+        chosen = [mesh.data_rank for mesh in self.meshes]
+        works = [{**common, "weight": work.weights[rank]} for rank in chosen]
+        told = await self._world.call(
+            self._programs,
+            step,
+            works,
+            [work.shares[rank] for rank in chosen],
+            within=self._config.timeout,
+            groups=self.meshes[0].groups(),
+        )
+        return cast("Told", told[0])
+
+    def commit(self) -> None:
+        self.states, self._next = self._next, self.states
+        self._to_b = not self._to_b
+
+
+class CallModule(ABC):
+    """A model of own operations: its loss composes calls, and `train.grad` finds the gradients.
+
+    It runs in the application, so it may be a class of any place. Each step makes new arrays.
+    """
+
+    @abstractmethod
+    def initial(self, rng: np.random.Generator) -> Mapping[str, Any]:
+        """Return the parameters of the beginning, as arrays of the host by name."""
+
+    @abstractmethod
+    def loss(self, parameters: Mapping[str, Any], batch: Mapping[str, AccelRef]) -> Any:
+        """Return the mean loss of some samples: a call whose result has no axes."""
+
+
+class CallReplicas(Replicas[CallModule]):
+    """Models of own operations."""
+
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+        if mesh.data != mesh.size:
+            raise NotSupportedError("a CallModule has the whole model on each rank; use a train.Module")
+        self._model = self._module(**self._options)
+        self._value_and_grad = value_and_grad(self._model.loss)
+        initial = self._model.initial(np.random.default_rng(self._config.seed))
+        return {"parameters": dict(initial), "buffers": {}}
+
+    async def open(self) -> None:
+        self._next = self.states
+
+    async def compute(self, work: Work) -> Told:
+        made: dict[int, tuple[dict[str, AccelRef], Told]] = {}
+        failures: list[Exception] = []
+
+        async def one(rank: Rank, scope: trio.CancelScope) -> None:
+            try:
+                made[rank.number] = await self._step(rank, work)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+                scope.cancel(reason="a rank has failed")
+
+        with trio.fail_after(math.inf if self._config.timeout is None else self._config.timeout):
+            async with trio.open_nursery() as nursery:
+                for rank in self._world.ranks:
+                    nursery.start_soon(one, rank, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        self._next = [made[rank][0] for rank in range(self._world.size)]
+        return made[0][1]
+
+    def commit(self) -> None:
+        self.states = self._next
+
+    async def _step(self, rank: Rank, work: Work) -> tuple[dict[str, AccelRef], Told]:
+        config, state = self._config, self.states[rank.number]
+        loss, total = await self._gradient(rank, work)
+        if self.is_apart:
+            total = await rank.reduce_scatter(total)
+        elif rank.size > 1:
+            total = await rank.all_reduce(total)
+        total = await total.cast(config.precision.master)
+        squares = float(await (await arrays.sum(total * total)).to_host())
+        told = np.array([loss, squares if self.is_apart else squares / rank.size])
+        if rank.size > 1:
+            told = await (await rank.all_reduce(await rank.device.put(told))).to_host()
+        mean, norm, factor = float(told[0]), math.sqrt(told[1]) / work.scale, 1.0 / work.scale
+        if config.clip_norm is not None and norm > config.clip_norm:
+            factor *= config.clip_norm / norm
+        new = {name: await array.copy() for name, array in state.items()}
+        own = self.own(rank.number)
+        await self._optimize(new, new["parameters"][own], await (total * factor), work)
+        if self.is_apart:
+            new["parameters"] = await rank.all_gather(new["parameters"][own])
+        return new, {"loss": mean, "norm": norm}
+
+    async def _gradient(self, rank: Rank, work: Work) -> tuple[float, AccelRef]:
+        """Compute this rank's part of the loss, and the flat gradient of that."""
+        config, layout = self._config, self.layouts[rank.number]["parameters"]
+        share, weight = work.shares[rank.number], work.weights[rank.number]
+        flat = await self.states[rank.number]["parameters"].cast(config.precision.compute)
+        views, total, loss = layout.views(flat), None, 0.0
+        end = await rank.device.zeros(layout.padded - layout.size, flat.dtype)
+        for part in shared(share, config.accumulate):
+            factor = weight * rows_of(part) / rows_of(share)
+            samples = {name: await rank.device.put(array) for name, array in part.items()}
+            value, slopes = await self._value_and_grad(views, samples)
+            loss += factor * float(await value.to_host())
+            joined = arrays.concat([*[slopes[name].reshape(-1) for name in layout.names], end])
+            scaled = joined * (factor * work.scale)
+            total = await (scaled if total is None else total + scaled)
+        assert total is not None  # there is one part at least
+        return loss, await total.cast(config.precision.reduce or config.precision.compute)
+
+    async def _optimize(
+        self, new: Mapping[str, AccelRef], param: AccelRef, gradient: AccelRef, work: Work
+    ) -> None:
+        optimizer = self._config.optimizer
+        numbers = optimizer.numbers
+        common: dict[str, Any] = {"lr": work.rate, "weight_decay": numbers["weight_decay"]}
+        if optimizer.kind == "adamw":
+            betas = numbers["beta1"], numbers["beta2"]
+            states = new["exp_avg"], new["exp_avg_sq"]
+            await nn.adamw(param, gradient, *states, work.number, betas=betas, eps=numbers["eps"], **common)
+        else:
+            buffer = new.get("momentum_buffer")
+            await nn.sgd(param, gradient, buffer, momentum=numbers["momentum"], **common)

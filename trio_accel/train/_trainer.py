@@ -1,0 +1,470 @@
+"""Training over a world: each step is committed on all ranks, or on none."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+import trio
+
+from ..actors import ActorRestartingError
+from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
+from ..collectives import open_world
+from ..devices import Device
+from . import _checkpoints
+from ._checkpoints import Progress
+from ._config import Config
+from ._layout import Batch, Layout, rows_of, shared
+from ._module import Told, _Trained
+from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, Work
+
+__all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
+
+_logger = logging.getLogger("trio_accel.train")
+
+T = TypeVar("T")
+
+Batches: TypeAlias = (
+    "Iterable[Batch] | AsyncIterable[Batch] | Callable[[int], Iterable[Batch] | AsyncIterable[Batch]]"
+)
+"""Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
+
+_LOSSES = (ContextLostError, StaleRefError, InputFailedError, CompletionTimeoutError, ActorRestartingError)
+
+
+class NotFiniteError(FloatingPointError):
+    """The loss or the gradient of a step is not finite; the state is that of before the step."""
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """A step that is over.
+
+    Attributes:
+        number: Its number, from 1 on; that of the last one if it was skipped.
+        loss: Mean loss of all samples, before the step.
+        gradient_norm: Norm of the gradient, before it was clipped.
+        rate: The rate of the optimizer.
+        samples: Samples of all ranks.
+        tokens: What `Config.tokens` tells of the batch; 0 without.
+        seconds: How long it took, with all that was done again.
+        replays: How often it was done again.
+        workers_lost: Workers that were lost since the trainer was opened.
+        is_skipped: Whether it has changed nothing, as a gradient was not finite.
+    """
+
+    number: int
+    loss: float
+    gradient_norm: float
+    rate: float
+    samples: int
+    tokens: int
+    seconds: float
+    replays: int
+    workers_lost: int
+    is_skipped: bool
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all ranks in a second."""
+        return self.tokens / self.seconds
+
+
+@asynccontextmanager
+async def open_trainer(
+    devices: Iterable[Device],
+    module: type[_Trained | CallModule],
+    config: Config,
+    **options: Any,
+) -> AsyncGenerator[Trainer, None]:
+    """Open a model on a world of devices, for steps that all ranks commit or none.
+
+    Each device is a rank with the whole model, and gets its share of each batch. A step reads the state and
+    makes the next one. If a rank is lost meanwhile, its arrays survive, and all do the step again: no sample
+    is skipped, and none counts twice. So the losses are those of an undisturbed training, bit for bit where
+    the model computes the same twice.
+
+    Args:
+        devices: The devices, in the order of the ranks; best in workers (`isolation="process"`), whose arrays
+            survive. Inline devices lose theirs with the context.
+        module: The class of the model: a `Module` (PyTorch), an `ArrayModule` (NumPy), or a `CallModule` (own
+            operations).
+        config: How it is trained.
+        options: Arguments of the model: of `Module.configure`, of `ArrayModule.initial`, or of the
+            constructor of a `CallModule`.
+
+    Raises:
+        TypeError: What is no class of a model.
+        ValueError: Devices or options that do not fit.
+        CheckpointError: The checkpoint is not whole, or is that of another model.
+    """
+    given: object = module
+    if not isinstance(given, type) or not issubclass(given, (_Trained, CallModule)):
+        raise TypeError(f"open_trainer: module must be a class of train.Module or its like, got {given!r}")
+    kind: Any = CallReplicas if issubclass(given, CallModule) else ProgramReplicas
+    async with open_world(devices) as world, trio.open_nursery() as nursery:
+        replicas = kind(world, config, module, options)
+        trainer = Trainer(replicas, world.devices, config, nursery)
+        await trainer.begin()
+        yield trainer
+        nursery.cancel_scope.cancel(reason="the trainer is closed")
+        # A checkpoint that is being written becomes whole.
+        with trio.CancelScope(shield=True):
+            await trainer.wait_saved()
+
+
+class Trainer:
+    """A model on a world of devices; made by `open_trainer`.
+
+    Attributes:
+        devices: The devices, in the order of the ranks.
+        config: The configuration.
+        progress: What of the state is no array: steps that are committed, and batches that they have used.
+        snapshot_bytes: Bytes on each device of the second copy of the state.
+    """
+
+    def __init__(
+        self, replicas: Replicas[Any], devices: tuple[Device, ...], config: Config, nursery: trio.Nursery
+    ) -> None:
+        self.devices: tuple[Device, ...] = devices
+        self.config: Config = config
+        self.progress: Progress = Progress(scale=config.precision.first_scale or 1.0)
+        self.snapshot_bytes: int = 0
+        self._replicas = replicas
+        self._nursery = nursery
+        self._lost = self._losses()
+        self._saved = trio.Event()
+        self._saved.set()
+
+    def __repr__(self) -> str:
+        return f"<Trainer of {len(self.devices)} ranks, step {self.progress.step}>"
+
+    def _losses(self) -> int:
+        return sum(device.losses for device in self.devices)
+
+    @property
+    def workers_lost(self) -> int:
+        """Workers that were lost since the trainer was opened."""
+        return self._losses() - self._lost
+
+    async def begin(self) -> None:
+        """Make the state, or read it."""
+        config, replicas = self.config, self._replicas
+        layouts: dict[int, dict[str, Layout]] = {}
+        flats: dict[int, dict[str, np.ndarray]] = {}
+        for mesh in replicas.meshes:
+            if mesh.cell not in layouts:
+                named = await replicas.begin(mesh)
+                layouts[mesh.cell], flats[mesh.cell] = self._flat(named, mesh.data)
+        cells = [layouts[cell] for cell in range(len(layouts))]
+        if (path := await self._to_load()) is not None:
+            saved = await _checkpoints.read(path, self.devices[0], config.optimizer.kind, cells)
+            for cell, state in enumerate(saved.states):
+                for name, array in flats[cell].items():
+                    array[: len(state[name])] = state[name]
+            self.progress = saved.progress
+        replicas.layouts = [layouts[mesh.cell] for mesh in replicas.meshes]
+        replicas.states = [await replicas.place(mesh.rank, flats[mesh.cell]) for mesh in replicas.meshes]
+        self.snapshot_bytes = sum(array.nbytes for array in replicas.states[0].values())
+        await replicas.open()
+
+    def _flat(
+        self, named: Mapping[str, Mapping[str, Any]], ranks: int
+    ) -> tuple[dict[str, Layout], dict[str, np.ndarray]]:
+        """Return how named arrays lie in flat ones, and the state of the beginning as these."""
+        layouts = {
+            kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
+            for kind, arrays in named.items()
+        }
+        flat = {
+            "parameters": layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
+        }
+        flat |= {name: np.zeros_like(flat["parameters"]) for name in self.config.optimizer.states}
+        if named["buffers"]:
+            flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
+        return layouts, flat
+
+    async def wait_saved(self) -> None:
+        """Wait until a checkpoint that is being written is whole."""
+        await self._saved.wait()
+
+    async def _to_load(self) -> Path | None:
+        checkpoint = self.config.checkpoint
+        if checkpoint is None or checkpoint.load is None:
+            return None
+        if checkpoint.load == "latest":
+            return await trio.to_thread.run_sync(_checkpoints.newest, Path(checkpoint.folder))
+        return Path(checkpoint.load)
+
+    async def parameters(self) -> dict[str, np.ndarray]:
+        """Return the parameters that are committed, as arrays of the host by name.
+
+        Ranks that share layers give their parts: a list of arrays, in the order of the ranks.
+        """
+        found: dict[str, Any] = {}
+        for mesh, layouts, state in zip(
+            self._replicas.meshes, self._replicas.layouts, self._replicas.states, strict=True
+        ):
+            if mesh.data_rank:
+                continue
+            for name, array in layouts["parameters"].views(await state["parameters"].to_host()).items():
+                if mesh.tensor == 1:
+                    found[name] = array
+                else:
+                    found.setdefault(name, []).append(array)
+        return found
+
+    async def save(self, folder: str | Path | None = None) -> Path:
+        """Write a checkpoint of the committed state, and wait until it is whole.
+
+        Args:
+            folder: Where to; by default that of `Config.checkpoint`.
+
+        Returns:
+            The checkpoint, a folder with safetensors files.
+        """
+        checkpoint = self.config.checkpoint
+        if folder is None:
+            if checkpoint is None:
+                raise ValueError("save: there is no Config.checkpoint, so folder must be given")
+            folder = Path(checkpoint.folder)
+        await self._saved.wait()
+        return await self._write(Path(folder), self.progress, await self._copies())
+
+    async def _copies(self) -> list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]:
+        """Copy what a checkpoint has on the devices, so that steps may go on."""
+        replicas = self._replicas
+        cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
+        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
+            _, states = cells.setdefault(mesh.cell, (layouts, []))
+            if not states or replicas.is_apart:
+                wanted = {name: one for name, one in state.items() if not states or name not in layouts}
+                states.append({name: await array.copy() for name, array in wanted.items()})
+        return [cells[cell] for cell in range(len(cells))]
+
+    async def _write(self, folder: Path, progress: Progress, cells: Any) -> Path:
+        keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
+        return await _checkpoints.write(folder, keep, progress, self.config.optimizer.kind, cells)
+
+    async def _save_behind(self) -> None:
+        """Write a checkpoint while steps go on; the next one waits for it."""
+        checkpoint = self.config.checkpoint
+        if checkpoint is None or not checkpoint.every or self.progress.step % checkpoint.every:
+            return
+        await self._saved.wait()
+        cells, self._saved = await self._copies(), trio.Event()
+
+        async def write(progress: Progress, saved: trio.Event) -> None:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._write(Path(checkpoint.folder), progress, cells)
+            except _LOSSES as error:
+                _logger.warning("the checkpoint of step %d was lost: %s", progress.step, error)
+            finally:
+                saved.set()
+
+        self._nursery.start_soon(write, self.progress, self._saved)
+
+    def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
+        """Train, and yield each step when it is committed on all ranks.
+
+        The next batch is fetched while a step is computed; a plain iterable is read in a thread. After a
+        checkpoint was loaded, the batches that it has used are left out.
+
+        Args:
+            batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
+                The ranks get equal shares of the rows, as far as these can be divided.
+            until: The number of the last step; None for all batches.
+            progress: Whether to show a bar on the terminal.
+
+        Raises:
+            NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` says so.
+            RankFailedError: A rank failed by an error of the model, or was lost more often in a row than
+                `Config.replays`.
+            ValueError: A batch has fewer samples than there are ranks, or a schedule gives no rate.
+        """
+        first, given = self.progress.batches, batches
+        source = given(first) if callable(given) else given
+        return Steps(self, source, 0 if callable(given) else first, until, _Bar(until, is_shown=progress))
+
+    def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that ends with the trainer, at the latest."""
+        self._nursery.start_soon(task)
+
+    async def step(self, batch: Batch) -> Step | None:
+        """Compute and commit a step; None if the training ends here."""
+        began, config, progress = trio.current_time(), self.config, self.progress
+        rate = config.optimizer.rate_of(progress.step + 1)
+        data = self._replicas.meshes[0].data
+        # Each part of each rank has a sample at least.
+        shared(batch, data * config.accumulate)
+        work = Work(progress.step + 1, shared(batch, data), rate, progress.scale)
+        told, replays = await self._computed(work)
+        is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
+        if is_finite:
+            self._replicas.commit()
+        elif not self._goes_on(work.number, told):
+            return None
+        self._count(is_finite=is_finite)
+        if is_finite:
+            await self._save_behind()
+        return Step(
+            number=self.progress.step,
+            loss=told["loss"],
+            gradient_norm=told["norm"],
+            rate=rate,
+            samples=rows_of(batch),
+            tokens=0 if config.tokens is None else config.tokens(batch),
+            seconds=trio.current_time() - began,
+            replays=replays,
+            workers_lost=self.workers_lost,
+            is_skipped=not is_finite,
+        )
+
+    async def _computed(self, work: Work) -> tuple[Told, int]:
+        """Compute a step, again after each loss; tells how often it was lost."""
+        for replays in itertools.count():
+            try:
+                return await self._replicas.compute(work), replays
+            except Exception as error:
+                if not _is_loss(error) or replays >= self.config.replays:
+                    raise
+                _logger.warning("step %d is done again: %s", work.number, error)
+        raise AssertionError
+
+    def _goes_on(self, number: int, told: Told) -> bool:
+        """Tell whether a step that is not finite is skipped; raises what was asked for."""
+        is_scaled = self.config.precision.first_scale is not None and math.isfinite(told["loss"])
+        if is_scaled or self.config.on_nan == "skip":
+            return True
+        text = f"step {number}: the loss is {told['loss']}, the norm of its gradient {told['norm']}"
+        if self.config.on_nan == "raise":
+            raise NotFiniteError(f"{text}; the state is that of before the step")
+        _logger.warning("%s: the training ends", text)
+        return False
+
+    def _count(self, *, is_finite: bool) -> None:
+        progress, precision = self.progress, self.config.precision
+        step, scale, good = progress.step + is_finite, progress.scale, progress.good + 1
+        if precision.first_scale is not None:
+            if not is_finite:
+                scale, good = scale / 2, 0
+            elif good >= precision.growth:
+                scale, good = scale * 2, 0
+        self.progress = Progress(step, progress.batches + 1, scale, good)
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    """Tell whether an error comes from the loss of a context."""
+    while error is not None:
+        if isinstance(error, _LOSSES):
+            return True
+        error = error.__cause__
+    return False
+
+
+class Steps:
+    """Steps of a training, for ``async for``; made by `Trainer.steps`."""
+
+    def __init__(self, trainer: Trainer, source: Any, skipped: int, until: int | None, bar: _Bar) -> None:
+        self._trainer, self._until, self._bar = trainer, until, bar
+        self._source, self._skipped = source, skipped
+        self._send, self._receive = trio.open_memory_channel[Batch](0)
+        self._scope, self._is_begun = trio.CancelScope(), False
+        self._failures: list[Exception] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if not self._is_begun:
+            self._is_begun = True
+            self._bar.start()
+            self._trainer.begin_task(self._fetch)
+        try:
+            step = await self._next()
+        except BaseException:
+            self._end()
+            raise
+        if step is None:
+            self._end()
+            raise StopAsyncIteration
+        self._bar.show(step)
+        return step
+
+    async def _next(self) -> Step | None:
+        if self._until is not None and self._trainer.progress.step >= self._until:
+            return None
+        try:
+            batch = await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._failures:
+                raise self._failures.pop() from None
+            return None
+        return await self._trainer.step(batch)
+
+    def _end(self) -> None:
+        self._scope.cancel(reason="no more batches are wanted")
+        self._bar.stop()
+
+    async def _fetch(self) -> None:
+        """Fetch batches, one ahead; a plain iterator is asked in a thread."""
+        source: Any = self._source
+        with self._scope, self._send:
+            try:
+                if hasattr(source, "__aiter__"):
+                    async for batch in source:
+                        await self._give(batch)
+                    return
+                iterator, end = iter(source), object()
+                while (batch := await trio.to_thread.run_sync(next, iterator, end)) is not end:
+                    await self._give(cast("Batch", batch))
+            except Exception as error:  # noqa: BLE001  # raised where the batches are read
+                self._failures.append(error)
+
+    async def _give(self, batch: Batch) -> None:
+        if self._skipped:
+            self._skipped -= 1
+        else:
+            await self._send.send(batch)
+
+
+class _Bar:
+    """A bar on the terminal, or none."""
+
+    def __init__(self, until: int | None, *, is_shown: bool) -> None:
+        self._progress: Any = None
+        if is_shown:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = "step", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}")
+            self._progress = Progress(*columns, TimeRemainingColumn())
+            self._task = self._progress.add_task("", total=until, told="")
+
+    def start(self) -> None:
+        """Show it."""
+        if self._progress is not None:
+            self._progress.start()
+
+    def stop(self) -> None:
+        """Leave it as it is."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, step: Step) -> None:
+        """Show a step."""
+        if self._progress is None:
+            return
+        told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
+        if step.tokens:
+            told += f"  {step.tokens_per_second:,.0f} tokens/s"
+        if step.workers_lost:
+            told += f"  {step.workers_lost} workers lost"
+        self._progress.update(self._task, completed=step.number, told=told)
