@@ -253,6 +253,12 @@ async def pooled(at: Place, size: Any) -> None:
     await ref.stop()
 
 
+async def pushed(at: Place, given: Given, **options: Any) -> Any:
+    state = await patterns.ParameterState.put(at.device, {"w": np.ones(2)})
+    item = patterns.Push(**over({"gradients": {"w": np.ones(2)}, "version": 0}, given))
+    return await asked(at, patterns.ParameterServer, item, state, lambda p, g, _: ta.nn.sgd(p, g), **options)
+
+
 async def wrote(at: Place, token: Any) -> None:
     with patterns.Pages(at.plane).open() as table:
         await table.reserve(1)
@@ -499,6 +505,9 @@ CALLS: dict[str, Use] = {
     "patterns.MoeRouter": lambda at, given: asked(
         at, P.MoeRouter, np.ones((4, 2)), gate, [model, model], **given
     ),
+    "ParameterState.put": lambda at, given: P.ParameterState.put(at.device, {"w": np.ones(2)}, **given),
+    "patterns.ParameterServer": lambda at, given: pushed(at, {}, **given),
+    "patterns.Push": pushed,
     "patterns.PipelineStage": lambda at, given: asked(at, P.Pipeline, 1, [P.PipelineStage(model, **given)]),
     "patterns.Hedge": lambda at, given: asked(
         at, P.ReplicaPool, 1, [model, model], hedge=P.Hedge(**over({"after": 0.1}, given))
@@ -667,6 +676,7 @@ _REASONS: dict[str, str] = {
         "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
         "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
+        "patterns.ParameterServerStatistics patterns.ParameterState patterns.Parameters "
         "patterns.Passed "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "

@@ -14,6 +14,7 @@ from ._hot_swap import *
 from ._limits import *
 from ._moe import *
 from ._pages import *
+from ._parameter_server import *
 from ._pipeline import *
 from ._router import *
 from ._servants import *

@@ -1,0 +1,298 @@
+"""Parameters that several workers train at their own pace (Li et al., "Parameter Server", OSDI 2014).
+
+A push makes new arrays, which become current when all are there. So what is lost under way changes nothing.
+Decision D197 says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, get_args
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from ..actors import NotExecutedError
+from ..backends.base import ContextLostError, DType
+from ..devices import AccelRef, Device
+from ._checks import must_be_count, must_be_one_of
+from ._servants import CallStatistics, TaskServant
+
+__all__ = [
+    "ParameterServer", "ParameterServerStatistics", "ParameterState", "Parameters", "Pull", "Push",
+    "StaleGradientsError", "UpdateStep",
+]  # fmt: skip
+
+UpdateStep: TypeAlias = Callable[..., Awaitable[object]]
+"""Changes a parameter and its slots in place: ``await step(parameter, gradient, *slots, number)``."""
+_Array: TypeAlias = AccelRef | npt.NDArray[Any]
+_OnNan: TypeAlias = Literal["refuse", "take"]
+# Steps are taken on copies, so a loss of the context leaves what they were made of.
+_ATTEMPTS = 3
+_MOST_SLOTS = 16
+
+
+class StaleGradientsError(NotExecutedError):
+    """The gradients are of parameters that are too old; nothing was changed. Pull, and compute them again.
+
+    Attributes:
+        version: The version that they are of.
+        current: The version of the server.
+    """
+
+    may_go_elsewhere = False
+
+    def __init__(self, where: str, *, version: int, current: int) -> None:
+        super().__init__(
+            f"{where}: gradients of version {version} are too old for version {current}; pull them again"
+        )
+        self.version, self.current = version, current
+
+
+@attrs.frozen
+class Pull:
+    """Ask for the parameters, by ``server.ask(Call(Pull()))``. It waits for no push."""
+
+
+@attrs.frozen(eq=False)
+class Push:
+    """Have a step taken, by ``server.ask(Call(Push(gradients, version)))``.
+
+    Attributes:
+        gradients: An array for each parameter by its name, of its shape and dtype, on any device or the host.
+        version: The version of the parameters that they were computed from.
+    """
+
+    gradients: Mapping[str, _Array]
+    version: int
+
+
+@attrs.frozen(eq=False)
+class Parameters:
+    """The reply to `Pull` and `Push`. Its arrays stay as they are while further steps are taken.
+
+    Attributes:
+        version: How many steps were taken.
+        arrays: The parameters by their names, on the device of the server: views of one array.
+    """
+
+    version: int
+    arrays: Mapping[str, AccelRef]
+
+
+@attrs.frozen(kw_only=True)
+class ParameterServerStatistics(CallStatistics):
+    """Counts of a `ParameterServer` since its incarnation began.
+
+    Attributes:
+        version: How many steps were taken, by earlier incarnations too.
+        stale: Pushes that were refused for their age.
+        repeated: Steps that were taken again after the context of the device was lost.
+    """
+
+    version: int
+    stale: int
+    repeated: int
+
+
+class ParameterState:
+    """Parameters and what an optimizer keeps of earlier steps. It outlives restarts of a `ParameterServer`.
+
+    Made by `ParameterState.put`.
+
+    Attributes:
+        device: Where all arrays are.
+        version: How many steps were taken.
+        flat: All parameters behind one another.
+        slots: What the optimizer keeps, in arrays like `flat`.
+    """
+
+    def __init__(self, flat: AccelRef, slots: tuple[AccelRef, ...], shapes: Mapping[str, tuple[int, ...]]):
+        self.device: Device = flat.device
+        self.version = 0
+        self.flat, self.slots = flat, slots
+        self._shapes = shapes
+        ends = accumulate(map(math.prod, shapes.values()), initial=0)
+        self._places = dict(zip(shapes, pairwise(ends), strict=True))
+
+    @classmethod
+    async def put(
+        cls, device: Device, parameters: Mapping[str, npt.NDArray[Any]], *, slots: int = 0
+    ) -> ParameterState:
+        """Put parameters on a device, with zeros for each slot.
+
+        Args:
+            device: Where they live. In a worker process, they outlive its context.
+            parameters: Host arrays by their names, of one floating dtype.
+            slots: How many arrays the optimizer keeps: 1 for momentum, 2 for AdamW.
+
+        Raises:
+            ValueError: There is no parameter, or `slots` is not from 0 to 16.
+            TypeError: Several dtypes, or one that is not floating.
+        """
+        must_be_count("ParameterState: slots", slots, least=0, most=_MOST_SLOTS)
+        if not parameters:
+            raise ValueError("ParameterState: there must be at least one parameter")
+        given = {name: np.asarray(array) for name, array in parameters.items()}
+        dtypes = {DType.of(array.dtype) for array in given.values()}
+        if len(dtypes) > 1 or next(iter(dtypes)).kind != "float":
+            told = ", ".join(sorted(map(str, dtypes)))
+            raise TypeError(f"ParameterState: parameters must be of one floating dtype, got {told}")
+        flat = await device.put(np.concatenate([array.ravel() for array in given.values()]))
+        kept = [await device.zeros(flat.shape, flat.dtype) for _ in range(slots)]
+        return cls(flat, tuple(kept), {name: array.shape for name, array in given.items()})
+
+    def current(self) -> Parameters:
+        """Return the parameters as they are now."""
+        arrays = {
+            name: self.flat[first:end].reshape(self._shapes[name])
+            for name, (first, end) in self._places.items()
+        }
+        return Parameters(self.version, MappingProxyType(arrays))
+
+    def check(self, where: str, gradients: Mapping[str, _Array]) -> None:
+        """Require an array for each parameter, of its shape and dtype.
+
+        Raises:
+            ValueError: Other names, or another shape.
+            TypeError: No mapping, no array, or another dtype.
+        """
+        if not isinstance(gradients, Mapping):
+            raise TypeError(f"{where}: gradients must be a mapping, got {type(gradients).__name__}")
+        differing = gradients.keys() ^ self._shapes.keys()
+        if differing:
+            names = ", ".join(sorted(map(repr, differing)))
+            raise ValueError(f"{where}: gradients must have the names of the parameters; {names} differ")
+        for name, shape in self._shapes.items():
+            array: object = gradients[name]
+            told = f"{where}: the gradient of {name!r} must"
+            if not isinstance(array, (AccelRef, np.ndarray)):
+                raise TypeError(f"{told} be an array, got {type(array).__name__}")
+            if array.dtype != self.flat.dtype:
+                raise TypeError(f"{told} be of {self.flat.dtype}, got {array.dtype}")
+            if array.shape != shape:
+                raise ValueError(f"{told} have shape {shape}, got {array.shape}")
+
+    async def joined(self, gradients: Mapping[str, _Array]) -> AccelRef:
+        """Return the gradients behind one another, on the device."""
+        given = [gradients[name] for name in self._shapes]
+        if not any(isinstance(one, AccelRef) for one in given):
+            return await self.device.put(np.concatenate([one.reshape(-1) for one in given]))
+        xp = self.flat.__array_namespace__()
+        here = [xp.reshape(await self._here(one), (-1,)) for one in given]
+        made: AccelRef = await xp.concat(here)
+        return made
+
+    async def _here(self, array: _Array) -> AccelRef:
+        if not isinstance(array, AccelRef):
+            return await self.device.put(array)
+        return array if array.device is self.device else await array.copy_to(self.device)
+
+    def commit(self, flat: AccelRef, slots: tuple[AccelRef, ...]) -> None:
+        """Let the arrays of a step be current."""
+        self.flat, self.slots = flat, slots
+        self.version += 1
+
+
+class ParameterServer(TaskServant[Pull | Push, Parameters]):
+    """Trains parameters by the gradients that workers push: a `Servant` whose reply is `Parameters`.
+
+    Steps are taken one after the other, each on copies. A push that fails has changed nothing. If its asker
+    is cancelled, the whole step was taken, or none. A worker that is lost loses the push that it was making.
+    If the context of the server's own device is lost, the step is taken again: with
+    ``DeviceOptions(isolation="process")`` the arrays are still there. Its statistics are
+    `ParameterServerStatistics`.
+
+    Args:
+        state: The parameters.
+        step: Takes a step in place: ``await step(parameter, gradient, *slots, number)``. The numbers of steps
+            begin with 1. ``functools.partial(ta.nn.adamw, lr=1e-3)`` is one, for two slots.
+        max_staleness: How many steps may have been taken since the version of a push. None for any number.
+        on_nan: What becomes of gradients with NaN or infinity. ``"refuse"`` raises a `ValueError`, and costs
+            one more request to the device; ``"take"`` takes the step.
+
+    Raises:
+        ValueError: `max_staleness` is below 0, or `on_nan` is another word.
+        TypeError: `state` is no `ParameterState`, or `step` cannot be called.
+    """
+
+    def __init__(
+        self,
+        state: ParameterState,
+        step: UpdateStep,
+        *,
+        max_staleness: int | None = None,
+        on_nan: _OnNan = "refuse",
+    ) -> None:
+        if not isinstance(state, ParameterState):
+            raise TypeError(f"ParameterServer: state must be a ParameterState, got {state!r}")
+        if not callable(step):
+            raise TypeError(f"ParameterServer: step must be an async function, got {step!r}")
+        if max_staleness is not None:
+            must_be_count("ParameterServer: max_staleness", max_staleness, least=0)
+        must_be_one_of("ParameterServer: on_nan", on_nan, get_args(_OnNan))
+        self._state, self._step = state, step
+        self._most = math.inf if max_staleness is None else max_staleness
+        self._refuses_nan = on_nan == "refuse"
+        self._turn = trio.Lock()
+        self._stale = self._repeated = 0
+
+    async def answer(self, item: Pull | Push) -> Parameters:
+        """Give the parameters, or take a step.
+
+        Raises:
+            StaleGradientsError: The version of the gradients is too old.
+            ValueError: Other names or shapes, a version that is not there yet, or NaN.
+            TypeError: Another dtype, or neither `Pull` nor `Push`.
+            Exception: An error of the step.
+        """
+        if isinstance(item, Pull):
+            await trio.lowlevel.checkpoint()
+            return self._state.current()
+        if not isinstance(item, Push):
+            raise TypeError(f"ParameterServer: an item must be Pull() or Push(...), got {item!r}")
+        must_be_count("ParameterServer: version", item.version, least=0, most=self._state.version)
+        self._state.check("ParameterServer", item.gradients)
+        self._check_age(item.version)
+        gradient = await self._state.joined(item.gradients)
+        if self._refuses_nan:
+            xp = gradient.__array_namespace__()
+            if not await xp.all(xp.isfinite(gradient)).item():
+                raise ValueError("ParameterServer: a gradient has NaN or infinity; nothing was changed")
+        async with self._turn:
+            # Others had their turns meanwhile.
+            self._check_age(item.version)
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    await self._take(gradient)
+                    break
+                except ContextLostError:
+                    if attempt == _ATTEMPTS:
+                        raise
+                    self._repeated += 1
+            return self._state.current()
+
+    async def _take(self, gradient: AccelRef) -> None:
+        state = self._state
+        flat, *slots = [await array.copy() for array in (state.flat, *state.slots)]
+        await self._step(flat, gradient, *slots, state.version + 1)
+        state.commit(flat, tuple(slots))
+
+    def _check_age(self, version: int) -> None:
+        if self._state.version - version > self._most:
+            self._stale += 1
+            raise StaleGradientsError("ParameterServer", version=version, current=self._state.version)
+
+    def statistics(self) -> ParameterServerStatistics:
+        """Tell what was counted so far."""
+        return ParameterServerStatistics(
+            **attrs.asdict(self._tally),
+            version=self._state.version,
+            stale=self._stale,
+            repeated=self._repeated,
+        )
