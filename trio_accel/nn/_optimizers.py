@@ -2,24 +2,36 @@
 
 Each is one launch for each parameter: every array is read and written once. Steps are computed in float32 at
 least. What is kept may be of a wider dtype than the parameter. Arrays are damaged if the operation fails.
+
+`lr`, and the number of a step, may be arrays without axes on the device: a captured graph then takes another
+step at each replay. What follows from them is computed in float64 in the same launch, as it is from numbers.
+So steps of float64 differ by a few units in the last place from those by numbers, and steps of float32 only
+where that changes a rounding. The values of these arrays are not checked.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from ..actors import arguments_of
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import what_to_do, whole
 from ..devices.operations._calls import composed
-from ..expressions import Elementwise, Out, check_array
+from ..expressions import Elementwise, Out, Reduction, check_array
 from ._library import check_range
 
-__all__ = ["adadelta", "adagrad", "adam", "adamax", "adamw", "lion", "radam", "rmsprop", "sgd"]
+__all__ = [
+    "adadelta", "adagrad", "adam", "adamax", "adamw", "clip_grad_norm", "lion", "radam", "rmsprop", "sgd",
+]  # fmt: skip
 
+Rate: TypeAlias = "float | AccelRef"
+"""A number, or an array without axes."""
+StepNumber: TypeAlias = "int | AccelRef"
+"""The same, of whole numbers."""
 
 # A step has the names of the states that it changes beside the parameter. It makes ``p`` of the parameter,
 # and ``a`` and ``b`` of the states.
@@ -62,27 +74,135 @@ _STEPS: dict[str, tuple[str, str]] = {
         f"{_DECAYED}; a = kept * momentum_buffer + share * g; p = param - lr * (ahead * g + behind * a)",
     ),
 }
+# What a step reads, where `rate` or `number` are arrays: names of the table, and how they are made of these.
+_FROM_RATE = {"lr": "rate"}
+_OF_ADAM = {
+    "lr": "rate / -expm1(number * log_first)",
+    "root": "sqrt(-expm1(number * log_second))",
+    "shrink": "1 - rate * decay",
+}
+_LENGTH = "(most - 2 * number * exp(number * log_second) / -expm1(number * log_second))"
+_FROM_ARRAYS: dict[str, dict[str, str]] = {
+    "adagrad": {"lr": "rate / (1 + (number - 1) * lr_decay)"},
+    "adam": _OF_ADAM,
+    "adamax": _OF_ADAM,
+    "adamw": _OF_ADAM,
+    "lion": {"lr": "rate", "shrink": "1 - rate * decay"},
+    "radam": {
+        "lr": _OF_ADAM["lr"],
+        "plain": f"float64({_LENGTH} <= 5)",
+        # It is not read where the square root of the rest is none.
+        "root": (
+            f"where({_LENGTH} > 5, {_OF_ADAM['root']} * sqrt(maximum(({_LENGTH} - 4) * ({_LENGTH} - 2), 0)"
+            f" * most / ((most - 4) * (most - 2) * {_LENGTH})), 0)"
+        ),
+    },
+}
 
 
-async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: float) -> AccelRef:
-    """Take a step of the table: one launch, with those of the numbers that it reads."""
-    made, names = _made(step)
+async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: Rate) -> AccelRef:
+    """Take a step of the table: one launch, with those of the numbers that it reads.
+
+    Args:
+        step: Its name.
+        param: The parameter.
+        grad: Its gradient.
+        *states: Arrays that it changes.
+        **numbers: What it reads; with `rate`, what it reads is made of that and `number`.
+    """
     arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
+    made, names = _made(step)
     _check(made.operation, grad, param=param, **arrays)
-    given: dict[str, Any] = dict(zip(numbers, map(float, numbers.values()), strict=True))
+    if "rate" in numbers:
+        dtypes = {DType.of(array.dtype) for array in (param, grad, *states)}
+        made, names = _made(step, "float64" if DType.float64 in dtypes else "float32")
+    given: dict[str, Any] = {
+        name: value if isinstance(value, AccelRef) else float(value) for name, value in numbers.items()
+    }
     given |= {"param": param, "grad": grad, **arrays}
     await made(*map(given.__getitem__, names), out=(param, *states))
     return param
 
 
 @functools.cache
-def _made(step: str) -> tuple[Elementwise[Any], tuple[str, ...]]:
-    """Make the expression of a step; its arguments are found by these names."""
+def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], tuple[str, ...]]:
+    """Make the expression of a step; its arguments are found by these names.
+
+    Args:
+        step: Its name.
+        from_arrays: The dtype of what it reads, where that is made of arrays.
+    """
     states, text = _STEPS[step]
     outputs = ("p", "a", "b")[: 1 + len(states.split())]
     operation = f"nn.{step.removesuffix('_momentum')}"
+    if from_arrays is not None:
+        read = _made(step)[1]
+        made_of = {name: made for name, made in _FROM_ARRAYS.get(step, _FROM_RATE).items() if name in read}
+        lines = [f"{name} = {from_arrays}({made})" for name, made in made_of.items()]
+        first = [
+            f"{name} = float64({name})"
+            for name in ("rate", "number")
+            if any(name in made for made in made_of.values())
+        ]
+        text = "; ".join([*first, *lines, text])
     made = Elementwise[Any](text, outputs=outputs, operation=operation, precision="float32")
     return made, made.inputs
+
+
+_SQUARES, _ROOT = [
+    Reduction(text, "sum", post=post, inputs=["x"], operation="nn.clip_grad_norm")
+    for text, post in (("float64(x) * float64(x)", None), ("x", "sqrt(a)"))
+]
+
+
+@functools.cache
+def _clipping(dtype: str) -> Elementwise[Any]:
+    return Elementwise[Any](
+        f"y = x * {dtype}(minimum(max_norm / (norm + 1e-6), 1.0))",
+        inputs=["x", "norm", "max_norm"],
+        outputs=["y"],
+        operation="nn.clip_grad_norm",
+        precision="float32",
+    )
+
+
+@composed
+async def clip_grad_norm(grads: AccelRef | Sequence[AccelRef], max_norm: float) -> AccelRef:
+    """Shorten gradients that are too long together, in place, as `torch.nn.utils.clip_grad_norm_`.
+
+    They are multiplied by ``max_norm / (norm + 1e-6)``, if that is below 1. Nothing comes back to the host:
+    it can be part of a captured graph. Each array is two launches, and all together one more. So one flat
+    array of all gradients is the fastest.
+
+    Args:
+        grads: The gradients, one array or several, of floating dtypes.
+        max_norm: The length that they may have, the root of the sum of their squares.
+
+    Returns:
+        Their length before, an array of float64 without axes. It is computed in float64. If it is not finite,
+        the gradients become NaN or 0.
+
+    Raises:
+        TypeError: An argument is no array on a device, or no number, or an array is not of floating numbers.
+        ValueError: There is no array, or a number that is negative or not finite.
+        NotSupportedError: float8.
+    """
+    name = "nn.clip_grad_norm"
+    check_range(name, 0, math.inf, max_norm=max_norm)
+    several = [grads] if isinstance(grads, AccelRef) else list(grads)
+    if not several:
+        raise ValueError(f"{name}: grads must have at least one array")
+    for grad in several:
+        _check_state(name, "grads", grad)
+        _check_floating(name, "grads", grad)
+    sums = await several[0].device.empty((len(several),), "float64")
+    for number, grad in enumerate(several):
+        await _SQUARES(grad, out=sums[number])
+    norm = await _ROOT(sums)
+    for grad in several:
+        made = _clipping("float64" if grad.dtype == DType.float64 else "float32")
+        await made(grad, norm, max_norm, out=(grad,))
+    return norm
 
 
 @composed
@@ -91,7 +211,7 @@ async def sgd(
     grad: Operand,
     momentum_buffer: Out = None,
     *,
-    lr: float = 1e-3,
+    lr: Rate = 1e-3,
     momentum: float = 0.0,
     dampening: float = 0.0,
     weight_decay: float = 0.0,
@@ -104,7 +224,7 @@ async def sgd(
         param: The parameter.
         grad: Its gradient, of the same shape.
         momentum_buffer: What is kept of earlier steps, zeros at the beginning; only with `momentum`.
-        lr: The length of the step.
+        lr: The length of the step; a number, or an array without axes.
         momentum: Share of the earlier steps that goes on.
         dampening: Share of the gradient that does not go into the buffer, from 0 to 1.
         weight_decay: Factor of the parameter that is added to the gradient.
@@ -121,14 +241,14 @@ async def sgd(
         NotSupportedError: float8.
     """
     name = "nn.sgd"
-    check_range(name, 0, math.inf, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    given = {**_rated(name, lr), "weight_decay": weight_decay}
+    check_range(name, 0, math.inf, momentum=momentum, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, dampening=dampening)
     _check_momentum(name, momentum, momentum_buffer)
     if nesterov and (momentum <= 0 or dampening):
         raise ValueError(
             f"{name}: nesterov needs momentum and no dampening, got {momentum!r} and {dampening!r}"
         )
-    given = {"lr": lr, "weight_decay": weight_decay}
     if momentum_buffer is None:
         return await _step("sgd", param, grad, **given)
     given |= {"kept": 0.0, "share": 1.0} if is_first else {"kept": momentum, "share": 1.0 - dampening}
@@ -142,9 +262,9 @@ async def adam(
     grad: Operand,
     exp_avg: AccelRef,
     exp_avg_sq: AccelRef,
-    step: int,
+    step: StepNumber,
     *,
-    lr: float = 1e-3,
+    lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -156,8 +276,9 @@ async def adam(
         grad: Its gradient, of the same shape.
         exp_avg: Mean of the gradients, zeros at the beginning.
         exp_avg_sq: Mean of their squares, zeros at the beginning.
-        step: Number of this step, from 1; the means are corrected by it.
-        lr: The length of the step.
+        step: Number of this step, from 1; the means are corrected by it. It is a number, or an array without
+            axes.
+        lr: The length of the step; a number, or an array without axes.
         betas: Shares of both means that go on, from 0 and below 1.
         eps: Added to what is divided by.
         weight_decay: Factor of the parameter that is added to the gradient.
@@ -171,7 +292,8 @@ async def adam(
         NotSupportedError: float8.
     """
     given = _numbers("nn.adam", step, lr, betas, eps, weight_decay)
-    return await _step("adam", param, grad, exp_avg, exp_avg_sq, shrink=1.0, **given)
+    given |= _shrinking(0.0, 0.0)
+    return await _step("adam", param, grad, exp_avg, exp_avg_sq, **given)
 
 
 @composed
@@ -180,9 +302,9 @@ async def adamw(
     grad: Operand,
     exp_avg: AccelRef,
     exp_avg_sq: AccelRef,
-    step: int,
+    step: StepNumber,
     *,
-    lr: float = 1e-3,
+    lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
@@ -193,7 +315,8 @@ async def adamw(
     and errors are those of `adam`.
     """
     given = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
-    return await _step("adamw", param, grad, exp_avg, exp_avg_sq, shrink=1.0 - lr * weight_decay, **given)
+    given |= _shrinking(lr, weight_decay)
+    return await _step("adamw", param, grad, exp_avg, exp_avg_sq, **given)
 
 
 @composed
@@ -203,7 +326,7 @@ async def adadelta(
     square_avg: AccelRef,
     acc_delta: AccelRef,
     *,
-    lr: float = 1.0,
+    lr: Rate = 1.0,
     rho: float = 0.9,
     eps: float = 1e-6,
     weight_decay: float = 0.0,
@@ -214,10 +337,10 @@ async def adadelta(
     `rho` is the share of them that goes on. Other arguments and errors are those of `adam`.
     """
     name = "nn.adadelta"
-    check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay)
+    given = {**_rated(name, lr), "weight_decay": weight_decay, "rho": rho, "eps": eps}
+    check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, rho=rho)
-    states = square_avg, acc_delta
-    return await _step("adadelta", param, grad, *states, weight_decay=weight_decay, lr=lr, rho=rho, eps=eps)
+    return await _step("adadelta", param, grad, square_avg, acc_delta, **given)
 
 
 @composed
@@ -225,9 +348,9 @@ async def adagrad(
     param: AccelRef,
     grad: Operand,
     state_sum: AccelRef,
-    step: int,
+    step: StepNumber,
     *,
-    lr: float = 1e-2,
+    lr: Rate = 1e-2,
     lr_decay: float = 0.0,
     eps: float = 1e-10,
     weight_decay: float = 0.0,
@@ -238,9 +361,11 @@ async def adagrad(
     ``lr / (1 + (step - 1) * lr_decay)``. Other arguments and errors are those of `adam`.
     """
     name = "nn.adagrad"
-    check_range(name, 0, math.inf, lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
-    rate = lr / (1 + (_number(name, step) - 1) * lr_decay)
-    return await _step("adagrad", param, grad, state_sum, weight_decay=weight_decay, lr=rate, eps=eps)
+    check_range(name, 0, math.inf, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
+    given = {**_rated(name, lr, step), "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+    if not isinstance(lr, AccelRef) and not isinstance(step, AccelRef):
+        given["lr"] = lr / (1 + (step - 1) * lr_decay)
+    return await _step("adagrad", param, grad, state_sum, **given)
 
 
 @composed
@@ -249,9 +374,9 @@ async def adamax(
     grad: Operand,
     exp_avg: AccelRef,
     exp_inf: AccelRef,
-    step: int,
+    step: StepNumber,
     *,
-    lr: float = 2e-3,
+    lr: Rate = 2e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -271,7 +396,7 @@ async def lion(
     grad: Operand,
     exp_avg: AccelRef,
     *,
-    lr: float = 1e-4,
+    lr: Rate = 1e-4,
     betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.0,
 ) -> AccelRef:
@@ -282,7 +407,7 @@ async def lion(
     and errors are those of `adam`.
     """
     given = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
-    given |= {"shrink": 1.0 - lr * weight_decay, "lr": lr}
+    given |= {**_rated("nn.lion", lr), **_shrinking(lr, weight_decay)}
     return await _step("lion", param, grad, exp_avg, **given)
 
 
@@ -290,8 +415,10 @@ async def _radam(
     param: AccelRef, grad: Operand, exp_avg: AccelRef, exp_avg_sq: AccelRef, **numbers: Any
 ) -> AccelRef:
     given, step = _numbers("nn.radam", **numbers), numbers["step"]
+    most = 2 / given["other"] - 1
+    if "rate" in given:
+        return await _step("radam", param, grad, exp_avg, exp_avg_sq, most=most, **given)
     beta, root = given["beta"], given["root"]
-    most = 2 / (1 - beta) - 1
     length = most - 2 * step * beta**step / root**2
     is_plain = length <= 5
     if not is_plain:
@@ -315,7 +442,7 @@ async def rmsprop(
     square_avg: AccelRef,
     momentum_buffer: Out = None,
     *,
-    lr: float = 1e-2,
+    lr: Rate = 1e-2,
     alpha: float = 0.99,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -327,10 +454,10 @@ async def rmsprop(
     `momentum_buffer` are zeros at the beginning. Other arguments and errors are those of `sgd`.
     """
     name = "nn.rmsprop"
-    check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum)
+    given = {**_rated(name, lr), "weight_decay": weight_decay, "alpha": alpha, "eps": eps}
+    check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay, momentum=momentum)
     check_range(name, 0, 1, is_closed=True, alpha=alpha)
     _check_momentum(name, momentum, momentum_buffer)
-    given = {"weight_decay": weight_decay, "lr": lr, "alpha": alpha, "eps": eps}
     if momentum_buffer is None:
         return await _step("rmsprop", param, grad, square_avg, **given)
     states = square_avg, momentum_buffer
@@ -342,29 +469,55 @@ def _check_momentum(name: str, momentum: float, momentum_buffer: Out) -> None:
         raise ValueError(f"{name}: momentum and momentum_buffer go together, got momentum {momentum!r}")
 
 
-def _number(name: str, step: int) -> int:
-    """Require the number of a step."""
-    if whole(name, "step", step) < 1:
-        raise ValueError(f"{name}: step must be at least 1, got {step}")
-    return step
+def _rated(name: str, lr: Rate, step: StepNumber = 1) -> dict[str, Any]:
+    """Check the rate and the number of a step; returns what a step reads of them, or makes it of."""
+    for argument, value, kinds in (("lr", lr, ("float",)), ("step", step, ("int", "uint", "float"))):
+        if isinstance(value, AccelRef):
+            if value.shape or value.dtype.kind not in kinds:
+                told = f"{value.dtype} and shape {value.shape}"
+                raise (ValueError if value.shape else TypeError)(
+                    f"{name}: {argument} must be a number, or an array of {kinds[0]} without axes, got {told}"
+                )
+        elif argument == "lr":
+            check_range(name, 0, math.inf, lr=value)
+        elif whole(name, "step", value) < 1:
+            raise ValueError(f"{name}: step must be at least 1, got {value}")
+    is_array = isinstance(lr, AccelRef) or isinstance(step, AccelRef)
+    return {"rate": lr, "number": step} if is_array else {"lr": lr}
+
+
+def _shrinking(lr: Rate, decay: float) -> dict[str, Any]:
+    """Return what the decay of the parameter itself is, or is made of."""
+    return {"decay": decay} if isinstance(lr, AccelRef) else {"decay": decay, "shrink": 1.0 - lr * decay}
 
 
 def _numbers(
-    name: str, step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-) -> dict[str, float]:
+    name: str, step: StepNumber, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float
+) -> dict[str, Any]:
     """Check the numbers of a step, and compute those of its formula, which are the same for all elements."""
-    _number(name, step)
+    rated = _rated(name, lr, step)
     given: object = betas
     if not isinstance(given, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}")
-    check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay)
+    check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay)
     first, second = betas
     check_range(name, 0, 1, betas=first)
     check_range(name, 0, 1, betas=second)
+    shares = {"share": 1.0 - first, "beta": second, "other": 1.0 - second}
+    common = {**shares, "eps": eps, "weight_decay": weight_decay}
     # 1 - beta**step, without a loss of digits.
-    corrections = [-math.expm1(step * math.log(beta)) if beta else 1.0 for beta in (first, second)]
-    shares = {"share": 1.0 - first, "beta": second, "other": 1.0 - second, "root": math.sqrt(corrections[1])}
-    return {**shares, "lr": lr / corrections[0], "eps": eps, "weight_decay": weight_decay}
+    logs = [math.log(beta) if beta else -math.inf for beta in (first, second)]
+    if isinstance(lr, AccelRef) or isinstance(step, AccelRef):
+        return {**common, **rated, "log_first": logs[0], "log_second": logs[1]}
+    corrections = [-math.expm1(step * log) for log in logs]
+    return {**common, "root": math.sqrt(corrections[1]), "lr": lr / corrections[0]}
+
+
+def _check_state(name: str, argument: str, array: object) -> None:
+    """Require an array on a device."""
+    if not isinstance(array, AccelRef):
+        told = f"{type(array).__name__}{what_to_do(array)}"
+        raise TypeError(f"{name}: {argument} must be an AccelRef, which is changed, got {told}")
 
 
 def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:
@@ -372,11 +525,13 @@ def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:
     check_array(name, grad=grad)
     shape = arrays["param"].shape if isinstance(arrays["param"], AccelRef) else None
     for argument, array in {**arrays, "grad": grad}.items():
-        if argument != "grad" and not isinstance(array, AccelRef):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an AccelRef, which is changed, got {told}")
-        dtype = array.dtype if isinstance(array, AccelRef) else DType.of(array.dtype)
-        if dtype.kind != "float":
-            raise TypeError(f"{name}: {argument} must be of floating numbers, got {dtype}")
+        if argument != "grad":
+            _check_state(name, argument, array)
+        _check_floating(name, argument, array)
         if array.shape != shape:
             raise ValueError(f"{name}: {argument} must have the shape {shape} of param, got {array.shape}")
+
+
+def _check_floating(name: str, argument: str, array: Operand) -> None:
+    if DType.of(array.dtype).kind != "float":
+        raise TypeError(f"{name}: {argument} must be of floating numbers, got {array.dtype}")
