@@ -13,7 +13,7 @@ nn: Any = import_module("torch.nn")
 functional: Any = import_module("torch.nn.functional")
 
 
-class Block(nn.Module):  # type: ignore[misc, name-defined]  # without types, as above
+class Block(nn.Module):  # type: ignore[misc]  # without types, as above
     """Attention and two layers, each beside what goes through."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -33,7 +33,7 @@ class Block(nn.Module):  # type: ignore[misc, name-defined]  # without types, as
         return x + self.down(functional.gelu(self.up(self.norms[1](x)), approximate="tanh"))
 
 
-class Gpt(nn.Module):  # type: ignore[misc, name-defined]
+class Gpt(nn.Module):  # type: ignore[misc]
     """Scores of the next token at each place; the embedding of tokens is the last layer, too."""
 
     def __init__(self, *, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:

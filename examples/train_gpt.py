@@ -1,4 +1,7 @@
-"""Train a GPT on several devices, while their workers are killed and stopped; its text is the project's pages."""
+"""Train a GPT on several devices, while their workers are killed and stopped.
+
+Its text is the project's pages.
+"""
 
 from __future__ import annotations
 

@@ -15,15 +15,21 @@ import trio_accel as ta
 from trio_accel import train
 
 OPTIONS = ta.DeviceOptions(isolation="process", spares=1, intensity=ta.Intensity(99, 1.0))
-KINDS = "kill", "stop"
+KINDS = "kill", "poison", "stop"
 
 
 async def disturb(devices: Sequence[ta.Device], every: float) -> None:
-    """Kill the worker of one device, stop that of the next one, and so on."""
+    """Kill the worker of one device, poison the context of the next one, stop a worker, and so on."""
     for device, kind in zip(itertools.cycle(devices), itertools.cycle(KINDS), strict=False):
         await trio.sleep(every)
-        sent = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-        os.kill((await device.statistics()).pid or 0, sent)
+        try:
+            if kind == "poison":
+                ta.testing.poison(device)
+            else:
+                sent = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+                os.kill((await device.statistics()).pid or 0, sent)
+        except (ta.AccelError, ProcessLookupError):
+            continue  # the device is about to come back from another loss
 
 
 def names(backend: str, count: int) -> list[str]:
@@ -38,7 +44,7 @@ def arguments(description: str | None, **defaults: int) -> argparse.ArgumentPars
     parser.add_argument("--devices", type=int, default=defaults["devices"], help="how many ranks")
     parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
     parser.add_argument("--steps", type=int, default=defaults["steps"])
-    parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one killed worker to the next")
+    parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one fault to the next")
     parser.add_argument(
         "--shard", action="store_true", help="each rank keeps its part of the optimizer's arrays"
     )
@@ -54,7 +60,6 @@ async def trained(
     given: argparse.Namespace, module: type, config: train.Config, batches: train.Batches, **options: object
 ) -> tuple[list[float], dict[str, object]]:
     """Train, print what came out, and return the losses and the parameters."""
-    losses: list[float] = []
     async with (
         ta.open_system("train") as system,
         system.open_devices(names(given.backend, given.devices), options=OPTIONS) as devices,
@@ -64,8 +69,8 @@ async def trained(
         if given.faults:
             nursery.start_soon(disturb, trainer.devices, given.faults)
         began, first = trio.current_time(), trainer.progress.step
-        async for step in trainer.steps(batches, until=given.steps, progress=not given.quiet):
-            losses.append(step.loss)
+        steps = trainer.steps(batches, until=given.steps, progress=not given.quiet)
+        losses = [step.loss async for step in steps]
         seconds = trio.current_time() - began
         nursery.cancel_scope.cancel(reason="the training is over")
         told = f"{len(losses)} steps from {first} on in {seconds:.1f} s, {trainer.workers_lost} workers lost"

@@ -65,6 +65,11 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
+    # A blueprint: it sees the public names of what it is made of.
+    "train": (
+        *("actors", "backends.base", "devices"),
+        *("arrays", "collectives", "nn", "programs", "weights"),
+    ),
 }
 VENDORS = ("cpu", "cuda", "opencl")
 VENDOR_MAY = ("actors", "backends.base")  # never one another

@@ -139,7 +139,7 @@ class ProgramReplicas(Replicas[_Trained]):
         self._programs: list[Program[_Trained]] = []
 
     async def _open_programs(self, batch: Batch) -> None:
-        """Make the models; a batch tells what their kernels, and those of spare workers, are warmed up with."""
+        """Make the models; a batch tells what kernels are warmed up with, also those of spare workers."""
         config, precision = self._config, self._config.precision
         plan: dict[str, Any] = {
             "optimizer": config.optimizer.kind,
