@@ -14,7 +14,8 @@ import trio
 import trio_accel as ta
 from trio_accel import train
 
-OPTIONS = ta.DeviceOptions(isolation="process", spares=1, intensity=ta.Intensity(99, 1.0))
+# A worker that is stopped counts as lost after two seconds.
+OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=2.0, intensity=ta.Intensity(99, 1.0))
 KINDS = "kill", "poison", "stop"
 
 
@@ -72,10 +73,11 @@ async def trained(
         steps = trainer.steps(batches, until=given.steps, progress=not given.quiet)
         losses = [step.loss async for step in steps]
         seconds = trio.current_time() - began
+        parameters = await trainer.parameters()
+        # Faults end before the trainer does.
         nursery.cancel_scope.cancel(reason="the training is over")
         told = f"{len(losses)} steps from {first} on in {seconds:.1f} s, {trainer.workers_lost} workers lost"
         print(f"{given.devices} ranks: {told}, loss {losses[-1] if losses else float('nan'):.6f}")
-        parameters = await trainer.parameters()
     if given.curve is not None:
         draw(losses, first, given.curve)
     return losses, dict(parameters)

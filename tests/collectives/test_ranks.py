@@ -228,6 +228,38 @@ async def test_a_rank_that_never_comes(world: World) -> None:
         np.testing.assert_array_equal(one, reduced("sum", HOSTS))
 
 
+async def test_tasks_that_failed_begin_again(world: World) -> None:
+    """One fails ahead of its collective, when others wait there: then their counts differ."""
+    expected = reduced("sum", HOSTS)
+    arrays = await put(world, HOSTS)
+    for failing in (0, SIZE - 1):
+        async with trio.open_nursery() as nursery:
+            for rank in world.ranks:
+                if rank.number != failing:
+                    nursery.start_soon(rank.all_reduce, arrays[rank.number])
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        world.realign()
+        for made in await run(world, lambda rank, array: rank.all_reduce(array)):
+            np.testing.assert_allclose(await made.to_host(), expected)
+
+
+async def test_ranks_that_wait_when_all_begin_again(world: World) -> None:
+    errors: list[RankFailedError] = []
+    first, *_ = await put(world, HOSTS)
+
+    async def wait() -> None:
+        with pytest.raises(RankFailedError, match="ranks that had not come: 1, 2") as caught:
+            await world.ranks[0].all_reduce(first)
+        errors.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        world.realign()
+    assert [error.rank for error in errors] == [1]
+
+
 async def test_a_task_that_is_cancelled_while_it_runs(world: World) -> None:
     arrays = await put(world, HOSTS)
     ta.testing.inject_fault(world.devices[1], "collectives.sum", delay=0.5)

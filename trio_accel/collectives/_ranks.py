@@ -152,7 +152,7 @@ class Meetings:
         try:
             await meeting.done.wait()
         except trio.Cancelled:
-            meeting.fail(_cancelled(rank, meeting))
+            meeting.fail(_left(rank, meeting, "was cancelled"))
             with trio.CancelScope(shield=True):
                 # Its operations are taken back, or awaited for the grace.
                 await meeting.done.wait()
@@ -167,7 +167,7 @@ class Meetings:
             meeting.error = meeting.error or error
         except BaseException:
             # A cancellation, or a group of them: ranks work in tasks of their own.
-            meeting.error = meeting.error or _cancelled(rank, meeting)
+            meeting.error = meeting.error or _left(rank, meeting, "was cancelled")
             raise
         finally:
             # Arrays of an error's frames would live as long as it.
@@ -182,11 +182,19 @@ class Meetings:
             )
         self._open.clear()
 
+    def realign(self) -> None:
+        """Let the next collective of each rank be the first one; those that wait fail."""
+        for meeting in self._open.values():
+            missing = next(rank for rank in meeting.ranks if rank not in meeting.given)
+            meeting.fail(_left(missing, meeting, "began again"))
+        self._open.clear()
+        self._counts.clear()
 
-def _cancelled(rank: int, meeting: _Meeting) -> RankFailedError:
+
+def _left(rank: int, meeting: _Meeting, why: str) -> RankFailedError:
     missing = "" if meeting.is_whole else f"; ranks that had not come: {meeting.missing}"
     return RankFailedError(
-        f"the task of rank {rank} was cancelled{missing}",
+        f"the task of rank {rank} {why}{missing}",
         rank=rank,
         operation=f"collectives.{meeting.function}",
     )
@@ -202,7 +210,8 @@ class Rank:
     Each method is that of `World`, with the array of this rank: it waits until all ranks have asked for it,
     and returns what is this rank's. All ranks ask for the same collectives in the same order. If one asks for
     another, or with other options, all get a `CollectiveMismatchError`. If the task of one is cancelled, all
-    get a `RankFailedError` that names it, so a deadline of one rank ends the collective for all.
+    get a `RankFailedError` that names it, so a deadline of one rank ends the collective for all. Ranks that
+    begin again after an error are aligned first, by `World.realign`.
 
     Attributes:
         number: Its place in the world.

@@ -151,6 +151,14 @@ class World:
         """The way that data goes between ranks, where both ways are open."""
         return "mapped" if self._communicator is None else "nccl"
 
+    def realign(self) -> None:
+        """Let the next collective of each of `ranks` be the first one: work that failed is done again by all.
+
+        After an error, some ranks have asked for more collectives than others. Those that still wait for one
+        get a `RankFailedError`.
+        """
+        self._meetings.realign()
+
     def close(self) -> None:
         """Run no more collectives."""
         self._turns.end("the world is closed")

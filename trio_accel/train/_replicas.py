@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import attrs
@@ -13,7 +13,7 @@ import trio
 
 from .. import arrays, nn
 from ..backends.base import NotSupportedError
-from ..collectives import Rank, World
+from ..collectives import World
 from ..devices import AccelRef
 from ..programs import Program, open_program
 from ._config import Config
@@ -26,6 +26,7 @@ __all__ = ["CallModule"]
 
 States: TypeAlias = "list[dict[str, AccelRef]]"
 """Flat arrays of each rank by name."""
+T = TypeVar("T")
 ModuleT = TypeVar("ModuleT")
 
 
@@ -222,60 +223,70 @@ class CallReplicas(Replicas[CallModule]):
         self._next = self.states
 
     async def compute(self, work: Work) -> Told:
-        made: dict[int, tuple[dict[str, AccelRef], Told]] = {}
-        failures: list[Exception] = []
-
-        async def one(rank: Rank, scope: trio.CancelScope) -> None:
-            try:
-                made[rank.number] = await self._step(rank, work)
-            except Exception as error:  # noqa: BLE001  # raised below
-                failures.append(error)
-                scope.cancel(reason="a rank has failed")
-
-        with trio.fail_after(math.inf if self._config.timeout is None else self._config.timeout):
-            async with trio.open_nursery() as nursery:
-                for rank in self._world.ranks:
-                    nursery.start_soon(one, rank, nursery.cancel_scope)
-        if failures:
-            raise failures[0]
-        self._next = [made[rank][0] for rank in range(self._world.size)]
-        return made[0][1]
+        config, size = self._config, self._world.size
+        with trio.fail_after(math.inf if config.timeout is None else config.timeout):
+            made = await self._on_each(lambda rank: self._gradient(rank, work))
+            totals = [total for _, total in made]
+            if self.is_apart:
+                totals = await self._world.reduce_scatter(totals)
+            elif size > 1:
+                totals = await self._world.all_reduce(totals)
+            squares = await self._on_each(lambda rank: self._squares(totals[rank]))
+            # Without shares of the optimizer, all ranks have the same sum.
+            total = sum(squares) if self.is_apart else squares[0]
+            norm, factor = math.sqrt(total) / work.scale, 1.0 / work.scale
+            if config.clip_norm is not None and norm > config.clip_norm:
+                factor *= config.clip_norm / norm
+            self._next = await self._on_each(lambda rank: self._changed(rank, totals[rank] * factor, work))
+            if self.is_apart:
+                parts = [state["parameters"][self.own(rank)] for rank, state in enumerate(self._next)]
+                for state, whole in zip(self._next, await self._world.all_gather(parts), strict=True):
+                    state["parameters"] = whole
+        return {"loss": sum(loss for loss, _ in made), "norm": norm}
 
     def commit(self) -> None:
         self.states = self._next
 
-    async def _step(self, rank: Rank, work: Work) -> tuple[dict[str, AccelRef], Told]:
-        config, state = self._config, self.states[rank.number]
-        loss, total = await self._gradient(rank, work)
-        if self.is_apart:
-            total = await rank.reduce_scatter(total)
-        elif rank.size > 1:
-            total = await rank.all_reduce(total)
-        total = await total.cast(config.precision.master)
-        squares = float(await (await arrays.sum(total * total)).to_host())
-        told = np.array([loss, squares if self.is_apart else squares / rank.size])
-        if rank.size > 1:
-            told = await (await rank.all_reduce(await rank.device.put(told))).to_host()
-        mean, norm, factor = float(told[0]), math.sqrt(told[1]) / work.scale, 1.0 / work.scale
-        if config.clip_norm is not None and norm > config.clip_norm:
-            factor *= config.clip_norm / norm
-        new = {name: await array.copy() for name, array in state.items()}
-        own = self.own(rank.number)
-        await self._optimize(new, new["parameters"][own], await (total * factor), work)
-        if self.is_apart:
-            new["parameters"] = await rank.all_gather(new["parameters"][own])
-        return new, {"loss": mean, "norm": norm}
+    async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
+        """Do work for all ranks at once; returns what came of it, or raises the first error."""
+        made: dict[int, T] = {}
+        failures: list[Exception] = []
 
-    async def _gradient(self, rank: Rank, work: Work) -> tuple[float, AccelRef]:
-        """Compute this rank's part of the loss, and the flat gradient of that."""
-        config, layout = self._config, self.layouts[rank.number]["parameters"]
-        share, weight = work.shares[rank.number], work.weights[rank.number]
-        flat = await self.states[rank.number]["parameters"].cast(config.precision.compute)
+        async def one(rank: int, scope: trio.CancelScope) -> None:
+            try:
+                made[rank] = await work(rank)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+                scope.cancel(reason="a rank has failed")
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(self._world.size):
+                nursery.start_soon(one, rank, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        return [made[rank] for rank in range(self._world.size)]
+
+    async def _squares(self, total: AccelRef) -> float:
+        wide = await total.cast(self._config.precision.master)
+        return float(await (await arrays.sum(wide * wide)).to_host())
+
+    async def _changed(self, rank: int, gradient: Any, work: Work) -> dict[str, AccelRef]:
+        """Return the state of a rank after the optimizer's step; that of before stays."""
+        new = {name: await array.copy() for name, array in self.states[rank].items()}
+        wide = await (await gradient).cast(self._config.precision.master)
+        await self._optimize(new, new["parameters"][self.own(rank)], wide, work)
+        return new
+
+    async def _gradient(self, rank: int, work: Work) -> tuple[float, AccelRef]:
+        """Compute a rank's part of the loss, and the flat gradient of that."""
+        config, layout, device = self._config, self.layouts[rank]["parameters"], self._world.devices[rank]
+        share, weight = work.shares[rank], work.weights[rank]
+        flat = await self.states[rank]["parameters"].cast(config.precision.compute)
         views, total, loss = layout.views(flat), None, 0.0
-        end = await rank.device.zeros(layout.padded - layout.size, flat.dtype)
+        end = await device.zeros(layout.padded - layout.size, flat.dtype)
         for part in shared(share, config.accumulate):
             factor = weight * rows_of(part) / rows_of(share)
-            samples = {name: await rank.device.put(array) for name, array in part.items()}
+            samples = {name: await device.put(array) for name, array in part.items()}
             value, slopes = await self._value_and_grad(views, samples)
             loss += factor * float(await value.to_host())
             joined = arrays.concat([*[slopes[name].reshape(-1) for name in layout.names], end])
