@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,18 @@ def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...], tolerance: fl
     assert found[1].keys() == expected[1].keys()
     for name, array in expected[1].items():
         np.testing.assert_allclose(found[1][name], array, rtol=0, atol=tolerance, err_msg=name)
+
+
+@contextmanager
+def raises_inside(kind: type[Exception], says: str) -> Iterator[None]:
+    """Expect one error, in groups of the nurseries that it came through."""
+    with pytest.raises(BaseExceptionGroup) as caught:
+        yield
+    found: BaseException = caught.value
+    while isinstance(found, BaseExceptionGroup):
+        [found] = found.exceptions
+    assert isinstance(found, kind), repr(found)
+    assert re.search(says, str(found)), str(found)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,22 @@ class NumpyMlp(train.ArrayModule):
 
     def gradients(self, parameters: Arrays, batch: Arrays) -> tuple[float, Arrays]:
         return slopes(parameters, batch["x"], batch["y"])
+
+
+class DyingMlp(NumpyMlp):
+    """The worker of rank r kills itself in batch 2 r: once, or `again` and again."""
+
+    @classmethod
+    def initial(cls, rng: np.random.Generator, *, folder: str, again: bool = False) -> Arrays:
+        return start(rng, 16)
+
+    def gradients(self, parameters: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        rank = current_rank().number
+        mark = Path(self.options["folder"]) / str(rank)
+        if batch["number"][0] == 2 * rank and (self.options.get("again") or not mark.exists()):
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().gradients(parameters, batch)
 
 
 class CallMlp(train.CallModule):

@@ -148,7 +148,6 @@ async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layou
 
     Raises:
         CheckpointError: It is not whole, or that of another model or optimizer.
-        WeightsError, OSError: A file is damaged, or cannot be read.
     """
     about = await trio.to_thread.run_sync(_about, path)
     if about["optimizer"] != optimizer or len(about["cells"]) != len(cells):
@@ -175,7 +174,10 @@ async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layou
 
 
 async def _arrays(device: Device, path: Path) -> dict[str, npt.NDArray[Any]]:
-    loaded = await weights.load(device, path)
+    try:
+        loaded = await weights.load(device, path)
+    except (weights.WeightsError, OSError) as error:
+        raise CheckpointError(f"a file of the checkpoint cannot be read: {error}") from error
     arrays = {name: await array.to_host() for name, array in loaded.items()}
     for array in loaded.values():
         array.release()
@@ -187,6 +189,6 @@ def _about(path: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is no whole checkpoint: it has no {_ABOUT}") from None
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{path / _ABOUT} cannot be read: {error}") from error
     return about

@@ -36,6 +36,7 @@ Batches: TypeAlias = (
 )
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
+_Cells: TypeAlias = "list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]"
 _LOSSES = (ContextLostError, StaleRefError, InputFailedError, CompletionTimeoutError, ActorRestartingError)
 
 
@@ -208,6 +209,9 @@ class Trainer:
 
         Ranks that share layers give their parts: a list of arrays, in the order of the ranks.
         """
+        return (await self._again("a copy to the host", self._on_host))[0]
+
+    async def _on_host(self) -> dict[str, np.ndarray]:
         found: dict[str, Any] = {}
         for mesh, layouts, state in zip(
             self._replicas.meshes, self._replicas.layouts, self._replicas.states, strict=True
@@ -238,8 +242,11 @@ class Trainer:
         await self._saved.wait()
         return await self._write(Path(folder), self.progress, await self._copies())
 
-    async def _copies(self) -> list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]:
+    async def _copies(self) -> _Cells:
         """Copy what a checkpoint has on the devices, so that steps may go on."""
+        return (await self._again("the copy for a checkpoint", self._copied))[0]
+
+    async def _copied(self) -> _Cells:
         replicas = self._replicas
         cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
         for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
@@ -249,9 +256,10 @@ class Trainer:
                 states.append({name: await array.copy() for name, array in wanted.items()})
         return [cells[cell] for cell in range(len(cells))]
 
-    async def _write(self, folder: Path, progress: Progress, cells: Any) -> Path:
+    async def _write(self, folder: Path, progress: Progress, cells: _Cells) -> Path:
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
-        return await _checkpoints.write(folder, keep, progress, self.config.optimizer.kind, cells)
+        given = folder, keep, progress, self.config.optimizer.kind, cells
+        return (await self._again("a checkpoint", lambda: _checkpoints.write(*given)))[0]
 
     async def _save_behind(self) -> None:
         """Write a checkpoint while steps go on; the next one waits for it."""
@@ -265,8 +273,6 @@ class Trainer:
             try:
                 with trio.CancelScope(shield=True):
                     await self._write(Path(checkpoint.folder), progress, cells)
-            except _LOSSES as error:
-                _logger.warning("the checkpoint of step %d was lost: %s", progress.step, error)
             finally:
                 saved.set()
 
@@ -306,7 +312,7 @@ class Trainer:
         # Each part of each rank has a sample at least.
         shared(batch, data * config.accumulate)
         work = Work(progress.step + 1, shared(batch, data), rate, progress.scale)
-        told, replays = await self._computed(work)
+        told, replays = await self._again(f"step {work.number}", lambda: self._replicas.compute(work))
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
         if is_finite:
             self._replicas.commit()
@@ -328,15 +334,15 @@ class Trainer:
             is_skipped=not is_finite,
         )
 
-    async def _computed(self, work: Work) -> tuple[Told, int]:
-        """Compute a step, again after each loss; tells how often it was lost."""
+    async def _again(self, what: str, work: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """Do work that can be done again after a loss; tells how often it was lost."""
         for replays in itertools.count():
             try:
-                return await self._replicas.compute(work), replays
+                return await work(), replays
             except Exception as error:
                 if not _is_loss(error) or replays >= self.config.replays:
                     raise
-                _logger.warning("step %d is done again: %s", work.number, error)
+                _logger.warning("%s is done again: %s", what, error)
         raise AssertionError
 
     def _goes_on(self, number: int, told: Told) -> bool:

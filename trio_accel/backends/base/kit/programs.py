@@ -139,7 +139,7 @@ class ProgramArrays(Protocol):
         """
         ...
 
-    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> ProgramRank:
+    def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> ProgramRank:
         """Make the rank of a call of all ranks, by what the application has told of it."""
         ...
 
@@ -310,10 +310,7 @@ class ProgramHost:
 
     def _rank(self, spec: ops.ProgramCall, meeting: Sequence[Mapping[str, Any]]) -> ProgramRank | None:
         """Make the rank of a call of all ranks; None for any other call."""
-        asker = spec.asker
-        return (
-            self._arrays.rank(meeting[0], lambda: asker is not None and asker.has_left) if meeting else None
-        )
+        return self._arrays.rank(meeting[0], spec.asker or ops.Asker()) if meeting else None
 
     @contextmanager
     def _code(

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ..contract.dtypes import DType
 from ..contract.errors import Refused
+from ..contract.ops import Asker
 
 Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
 Pair: TypeAlias = "tuple[Any, int]"
@@ -242,7 +243,7 @@ class RoomRank(ProgramRank):
         rooms: For each group its offset in the file, and its ranks; the group of all has an empty name.
         number: The number of this rank.
         call: The number of the call, above all before.
-        is_left: Tells whether nobody waits for this call any more.
+        asker: The asker of the call: it may have left, and is told while the rank waits for others.
         name: The group.
     """
 
@@ -252,13 +253,13 @@ class RoomRank(ProgramRank):
         rooms: Mapping[str, tuple[int, Sequence[int]]],
         number: int,
         call: int,
-        is_left: Callable[[], bool],
+        asker: Asker,
         name: str = "",
     ) -> None:
         first, ranks = rooms[name]
         self.number, self.size = list(ranks).index(number), len(ranks)
-        self._given = path, rooms, number, call, is_left
-        self._call, self._is_left, self._name = call, is_left, name
+        self._given = path, rooms, number, call, asker
+        self._call, self._asker, self._name = call, asker, name
         self._groups: dict[str, RoomRank] = {}
         self._counts: Counter[tuple[int, int]] = Counter()
         memory = _mapped(path, os.stat(path).st_ino, first, self.size)
@@ -417,6 +418,12 @@ class RoomRank(ProgramRank):
 
     def _run(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
         """Go all ways to their ends, whichever can go on; each has the ranks that it waits for."""
+        try:
+            self._go(ways, what)
+        finally:
+            self._asker.waits_for_others = False
+
+    def _go(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
         pause, left = 0.0, list(ways)
         for look in itertools.count():
             left = [each for each in left if next(each[0], _END) is not _END]
@@ -424,7 +431,9 @@ class RoomRank(ProgramRank):
                 return
             if look < _EAGER:
                 continue
-            if self._is_left():
+            # The one that it waits for has a limit of its own.
+            self._asker.waits_for_others = True
+            if self._asker.has_left:
                 raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
             for way, ranks in left:
                 ended = [rank for rank in ranks if self._places[rank].words[_ENDED] == self._call]

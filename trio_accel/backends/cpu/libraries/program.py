@@ -90,8 +90,8 @@ class _Arrays:
         self.protect(views, write=False)
         return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
 
-    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> RoomRank:
-        return RoomRank(**meeting, is_left=is_left)
+    def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> RoomRank:
+        return RoomRank(**meeting, asker=asker)
 
     def when_done(self, look: Callable[[], None]) -> None:
         look()

@@ -160,7 +160,7 @@ class _Arrays:
             self._call = None
             self._lent.clear()
 
-    def rank(self, meeting: Mapping[str, Any], is_left: Callable[[], bool]) -> NcclRank:
+    def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> NcclRank:
         return NcclRank(**meeting, stream=self._in_call().handle)
 
     def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:

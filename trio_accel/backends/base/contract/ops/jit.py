@@ -257,6 +257,11 @@ class ProgramCall(OperationSpec):
     written: tuple[ArraySpec, ...] = writes(many=True)
     asker: Asker | None = attrs.field(factory=Asker, init=False, eq=False, repr=False)
 
+    @property
+    def waits_for_others(self) -> bool:
+        """See `OperationSpec.waits_for_others`."""
+        return self.asker is not None and self.asker.waits_for_others
+
 
 @specification
 class ProgramReturn(ProgramCall):
