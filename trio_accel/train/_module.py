@@ -57,16 +57,23 @@ class Work:
             yield part, self.weight * rows_of(part) / rows_of(batch)
 
 
-def beginning(
-    path: str, seed: int, mesh: Sequence[int], options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return parameters and buffers of a rank's beginning by name; runs in a worker, without an instance."""
-    module, _, name = path.partition(":")
-    target: Any = operator.attrgetter(name)(importlib.import_module(module))
-    model = object.__new__(target)
-    model.mesh = Mesh(*mesh)
-    parameters, buffers = model.start(seed, options)
-    return {"parameters": parameters, "buffers": buffers}
+class Beginning:
+    """Parameters and buffers of a rank's beginning, without an instance of the model: a program.
+
+    The constructor makes them: imports and large models may take longer than a method may.
+    """
+
+    def __init__(self, path: str, seed: int, mesh: Sequence[int], options: Mapping[str, Any]) -> None:
+        module, _, name = path.partition(":")
+        target: Any = operator.attrgetter(name)(importlib.import_module(module))
+        model = object.__new__(target)
+        model.mesh = Mesh(*mesh)
+        parameters, buffers = model.start(seed, options)
+        self._made: dict[str, dict[str, Any]] = {"parameters": parameters, "buffers": buffers}
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return both by name."""
+        return self._made
 
 
 class _Trained(ABC):
@@ -423,9 +430,9 @@ class Module(_Trained):
         self._missing: list[set[int]] | None = None
 
     def warm_up(self) -> None:
-        """Load the kernels of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
+        """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
         torch = _torch()
-        if self.mesh.pipeline > 1 or self.mesh.tensor > 1 or self._side is None:
+        if self.mesh.pipeline > 1 or self.mesh.tensor > 1:
             return
         sample = self.plan["sample"].items()
         where = self._flat.device
@@ -440,8 +447,9 @@ class Module(_Trained):
         self._slopes.zero_()
         one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
         self._optimize(one, one, self._wide(self._slopes[:1]), Work(None, {}, 1, 1.0, 0.0, 1.0))
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        if self._side is not None:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def _begin(self, source: State, target: State, work: Work) -> None:
         seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + work.rank.number

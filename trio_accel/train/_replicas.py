@@ -20,7 +20,7 @@ from ._config import Config
 from ._grad import value_and_grad
 from ._layout import Batch, Layout, rows_of, shared
 from ._mesh import Mesh
-from ._module import Told, _Trained, beginning
+from ._module import Beginning, Told, _Trained
 
 __all__ = ["CallModule"]
 
@@ -124,9 +124,9 @@ class ProgramReplicas(Replicas[_Trained]):
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         module, device = self._module, self._world.devices[mesh.rank]
         path = f"{module.__module__}:{module.__qualname__}"
-        async with open_program(device, beginning) as program:
-            place = attrs.astuple(mesh)
-            made: Any = await program.ask(path, self._config.seed, place, dict(self._options))
+        given = path, self._config.seed, attrs.astuple(mesh), dict(self._options)
+        async with open_program(device, Beginning, *given) as program:
+            made: Any = await program.ask(Beginning.state)
         return {
             kind: {name: await array.to_host() for name, array in named.items()}
             for kind, named in made.items()
