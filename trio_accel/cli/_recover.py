@@ -372,8 +372,8 @@ class Demo:
         """Draw until it is cancelled; nothing of it stays."""
         with Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
-                shown = (Text(), _faults(self.effects), Text(), self._spinner, _tree(self.system))
-                live.update(Group(*shown), refresh=True)
+                above = [Text(), _faults(self.effects)] if self.effects else []
+                live.update(Group(*above, Text(), self._spinner, _tree(self.system)), refresh=True)
                 await trio.sleep(_REFRESH_SECONDS)
 
     def print(self) -> None:
