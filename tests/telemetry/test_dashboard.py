@@ -17,6 +17,7 @@ import attrs
 import httpx2
 import pytest
 import trio
+from telemetry.read_snapshot import read_snapshot
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -59,7 +60,7 @@ async def snapshots(dashboard: Dashboard) -> AsyncGenerator[SystemSnapshot, None
                 for line in lines:
                     if line.startswith(b"data: "):
                         # Its users close it with `aclosing`.
-                        yield SystemSnapshot.from_json(line.removeprefix(b"data: "))  # noqa: ASYNC101, ASYNC119
+                        yield read_snapshot(line.removeprefix(b"data: "))  # noqa: ASYNC101, ASYNC119
 
 
 async def connect(dashboard: Dashboard) -> trio.SocketStream:

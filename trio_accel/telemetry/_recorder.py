@@ -33,10 +33,8 @@ from ..devices.base._refusals import what_to_do
 from ._snapshot import (
     ActorMemoryRow,
     ActorRow,
-    CacheRow,
     DeviceRow,
     LibraryRow,
-    MemoryRow,
     OperationRow,
     SystemSnapshot,
 )
@@ -321,7 +319,7 @@ class Recorder:
         answers when it has a context again.
         """
         await trio.lowlevel.checkpoint()
-        for answered in self._devices.ask():
+        for answered in self._devices.ask(oldest=0.0):
             await answered.wait()
 
     def _observe(self, event: Event) -> None:
@@ -495,13 +493,13 @@ class _DeviceRows:
                     known.recovery_time = now - known.lost_at
                     known.lost_at = None
 
-    def ask(self) -> list[trio.Event]:
-        """Have the devices asked whose counts are old; returns what is set when they have answered."""
+    def ask(self, oldest: float = _FRESH) -> list[trio.Event]:
+        """Have the devices asked whose counts are so old; returns what is set when they have answered."""
         devices = self.devices
         now = trio.current_time()
         for device in devices:
             known = self._known[device]
-            if known.asking is None and known.told_at < now - _FRESH and not self._is_closed:
+            if known.asking is None and known.told_at <= now - oldest and not self._is_closed:
                 known.asking, known.scope = trio.Event(), trio.CancelScope()
                 trio.lowlevel.spawn_system_task(self._ask, device, known, name=f"statistics of {device.path}")
         return [known.asking for known in self._known.values() if known.asking is not None]
@@ -564,7 +562,7 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         launched=told.launched,
         completed=told.completed,
         in_flight=told.in_flight,
-        memory=MemoryRow(**attrs.asdict(told.memory)),
+        memory=told.memory,
         libraries=tuple(
             [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
         ),
@@ -591,7 +589,5 @@ def _library(library: str, told: DeviceStatistics) -> LibraryRow:
         library=library,
         waiting=queue.waiting,
         in_flight=queue.in_flight,
-        plans=CacheRow(**attrs.asdict(planned.plans)),
-        templates=CacheRow(**attrs.asdict(planned.templates)),
-        workspace=planned.workspace,
+        **attrs.asdict(planned, recurse=False),
     )
