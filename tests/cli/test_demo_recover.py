@@ -87,7 +87,7 @@ def test_a_request_that_is_lost_is_found(cli: Cli, monkeypatch: pytest.MonkeyPat
 
     async def one_more(cls: type[_recover.Load], device: ta.Device) -> _recover.Load:
         load: _recover.Load = await prepare(cls, device)
-        load.asked = 1
+        load.asked += 1
         return load
 
     monkeypatch.setattr(_recover.Load, "prepare", classmethod(one_more))

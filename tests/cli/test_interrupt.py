@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 import trio_accel as ta
-from trio_accel.cli._run import _leave_at_once, at_a_second_signal
+from trio_accel.cli._run import _leave_at_once
 from trio_accel.testing import _leaks
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -208,22 +207,8 @@ def below(pid: int) -> set[tuple[int, int]]:
     return found
 
 
-def test_a_second_signal_puts_back_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-
-    def fail() -> None:
-        steps.append("fails")
-        raise OSError
-
-    def leave(code: int) -> NoReturn:
-        steps.append(str(code))
-        raise SystemExit
-
-    monkeypatch.setattr(os, "_exit", leave)
-    with at_a_second_signal(fail, lambda: steps.append("put back")):
-        with pytest.raises(SystemExit):
-            _leave_at_once(signal.SIGTERM)
-        assert steps == ["fails", "put back", "143"]
-    with pytest.raises(SystemExit):
-        _leave_at_once(signal.SIGINT)
-    assert steps[3:] == ["130"]
+def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    _leave_at_once(signal.SIGTERM)
+    assert codes == [143]

@@ -83,36 +83,6 @@ _FAULTS = (
 _OF_KERNELS = {"trap", "assert"}
 
 
-@attrs.frozen(kw_only=True)
-class Outcome:
-    """What became of one request.
-
-    Attributes:
-        begun: When it was asked, in seconds of Trio's clock.
-        ended: When the asker got a product or an error.
-        failure: The error and what caused it; None for a product, right or wrong.
-        error: Relative error of the product against NumPy in float64.
-    """
-
-    begun: float
-    ended: float
-    failure: str | None
-    error: float
-
-    @property
-    def failure_class(self) -> str:
-        """Name of the error's class."""
-        return (self.failure or "").partition(":")[0]
-
-    @property
-    def is_strange(self) -> bool:
-        """Whether it failed with another error than the faults cause, or over another crash."""
-        if self.failure is None:
-            return False
-        is_other_crash = self.failure_class == "ActorFailedError" and _REASON not in self.failure
-        return is_other_crash or self.failure_class not in _FAILURES
-
-
 @attrs.define(kw_only=True, eq=False)
 class Load:
     """Clients that ask for products all the time.
@@ -122,7 +92,8 @@ class Load:
         right: Right operand of all, on the device.
         references: The products in float64.
         asked: Requests so far.
-        outcomes: Those that have ended, in the order of their ends.
+        errors: Relative errors of the products that came.
+        failures: The errors that came instead, with what caused them.
         is_over: Whether clients ask for nothing new; what is under way ends by itself.
     """
 
@@ -130,7 +101,8 @@ class Load:
     right: ta.AccelRef
     references: NDArray[np.float64]
     asked: int = 0
-    outcomes: list[Outcome] = attrs.field(factory=list[Outcome])
+    errors: list[float] = attrs.field(factory=list[float])
+    failures: list[str] = attrs.field(factory=list[str])
     is_over: bool = False
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -143,8 +115,13 @@ class Load:
         references = lefts.astype(np.float64) @ right.astype(np.float64)
         load = cls(lefts=lefts, right=await device.put(right), references=references)
         # The first product starts the library's actor, so that the tree shows it before anything fails.
-        (await ta.linalg.matmul(lefts[0], load.right)).release()
+        await load.ask()
         return load
+
+    @property
+    def ended(self) -> int:
+        """How many requests got a product or an error."""
+        return len(self.errors) + len(self.failures)
 
     async def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait for what changes as requests end."""
@@ -153,39 +130,52 @@ class Load:
 
     async def wait_ended(self, more: int) -> None:
         """Wait until so many more requests have ended."""
-        wanted = len(self.outcomes) + more
-        await self.wait_until(lambda: len(self.outcomes) >= wanted)
+        wanted = self.ended + more
+        await self.wait_until(lambda: self.ended >= wanted)
 
     async def ask_on(self) -> None:
-        """Ask, one request after the other.
+        """Ask, one request after the other."""
+        while not self.is_over:
+            await self.ask()
+
+    async def ask(self) -> bool:
+        """Ask for a product, and tell whether it is right.
 
         Raises:
-            DeviceLostError: The device was given up; one client says so for all.
+            DeviceLostError: The device was given up; one request says so for all.
         """
-        while not self.is_over:
-            self.asked += 1
-            begun, index = trio.current_time(), self.asked % len(self.lefts)
-            failure, error = None, math.nan
-            try:
-                product = await ta.linalg.matmul(self.lefts[index], self.right)
-                host = await product.to_host()
-                product.release()
-                reference = self.references[index]
-                error = float(np.linalg.norm(host - reference) / np.linalg.norm(reference))
-            except (ta.ActorError, ta.AccelError) as caught:
-                failure = _describe(caught)
-                if isinstance(caught, ta.DeviceLostError) and not self.is_over:
-                    self.is_over = True
-                    raise
-            outcome = Outcome(begun=begun, ended=trio.current_time(), failure=failure, error=error)
-            self.outcomes.append(outcome)
-            self._changed.unpark_all()
+        self.asked += 1
+        index, is_right = self.asked % len(self.lefts), False
+        try:
+            product = await ta.linalg.matmul(self.lefts[index], self.right)
+            host = await product.to_host()
+            product.release()
+            reference = self.references[index]
+            self.errors.append(float(np.linalg.norm(host - reference) / np.linalg.norm(reference)))
+            is_right = self.errors[-1] <= _LIMIT
+        except (ta.ActorError, ta.AccelError) as failure:
+            self.failures.append(_describe(failure))
+            if isinstance(failure, ta.DeviceLostError) and not self.is_over:
+                self.is_over = True
+                raise
+        self._changed.unpark_all()
+        return is_right
 
 
 def _describe(failure: Exception) -> str:
     cause = failure.__cause__
     text = f"{type(failure).__name__}: {failure}"
     return text if cause is None else f"{text}; from {type(cause).__name__}: {cause}"
+
+
+def _class_of(failure: str) -> str:
+    return failure.partition(":")[0]
+
+
+def _is_strange(failure: str) -> bool:
+    """Tell whether it is another error than the faults cause, or comes from another crash."""
+    is_other_crash = _class_of(failure) == "ActorFailedError" and _REASON not in failure
+    return is_other_crash or _class_of(failure) not in _FAILURES
 
 
 @attrs.frozen(kw_only=True)
@@ -199,8 +189,8 @@ class Effect:
         generation_before: Generation of the device before it.
         generation_after: The generation that served again.
         failed: Requests that failed from its injection on, until the device served again.
-        recovery_ms: From its injection to the end of the next request that was begun when it had been
-            felt, and got the right product; infinite if no request felt it or none was served after it.
+        recovery_ms: From its injection to the right product of a request that was begun when it had been
+            felt; infinite if no request felt it or none was served after it.
     """
 
     fault: str
@@ -210,15 +200,6 @@ class Effect:
     generation_after: int
     failed: int
     recovery_ms: float
-
-
-def _has_recovered(outcomes: list[Outcome]) -> bool:
-    """Tell whether a request shows the end of a fault: begun after it had been felt, and right.
-
-    Requests that are made after the first failure are served by the next incarnation, or context.
-    """
-    felt = next((one.ended for one in outcomes if one.failure is not None), math.inf)
-    return any(one.begun >= felt and one.error <= _LIMIT for one in outcomes)
 
 
 @attrs.frozen(kw_only=True)
@@ -301,8 +282,7 @@ class Demo:
                     asking.start_soon(self.load.ask_on)
                 for number, fault in enumerate(faults, 1):
                     await self.load.wait_ended(_BETWEEN)
-                    ended = len(self.load.outcomes)
-                    self._tell(f"{number} of {len(faults)}: {fault.text}, {ended} requests")
+                    self._tell(f"{number} of {len(faults)}: {fault.text}, {self.load.ended} requests")
                     self.effects.append(await self._break(fault))
                 await self.load.wait_ended(_BETWEEN)
                 self.load.is_over = True
@@ -316,51 +296,51 @@ class Demo:
 
     async def _break(self, fault: Fault) -> Effect:
         """Inject a fault under load and wait until the device serves again."""
-        outcomes, generation = self.load.outcomes, self.device.generation
-        first, start = len(outcomes), trio.current_time()
+        load, generation = self.load, self.device.generation
+        failed, last, start = len(load.failures), load.ended + _PATIENCE, trio.current_time()
         fault.inject(self.device)
-        await self.load.wait_until(
-            lambda: _has_recovered(outcomes[first:]) or len(outcomes) >= first + _PATIENCE
-        )
-        milliseconds = (trio.current_time() - start) * 1e3
+        await load.wait_until(lambda: len(load.failures) > failed or load.ended >= last)
+        # What is asked from now on is for the next incarnation, or context.
+        is_right = False
+        while not is_right and load.ended < last:
+            is_right = await load.ask()
         return Effect(
             fault=fault.name,
             text=fault.text,
             losses=fault.losses,
             generation_before=generation,
             generation_after=self.device.generation,
-            failed=sum(one.failure is not None for one in outcomes[first:]),
-            recovery_ms=milliseconds if _has_recovered(outcomes[first:]) else math.inf,
+            failed=len(load.failures) - failed,
+            recovery_ms=(trio.current_time() - start) * 1e3 if is_right else math.inf,
         )
 
     def failed(self) -> Counter[str]:
         """Count the requests that got an error, by its class."""
-        return Counter(one.failure_class for one in self.load.outcomes if one.failure is not None)
+        return Counter(map(_class_of, self.load.failures))
 
     def summarize(self) -> str:
         """Return one line for a person."""
-        asked, ended, failed = self.load.asked, len(self.load.outcomes), self.failed().total()
-        is_kept = all(array.is_identical for array in self.arrays)
+        load, is_kept = self.load, all(array.is_identical for array in self.arrays)
         return (
-            f"{count_of(len(self.effects), 'fault')}, {asked} requests: {ended - failed} completed, "
-            f"{failed} failed, {asked - ended or 'none'} lost; "
+            f"{count_of(len(self.effects), 'fault')}, {load.asked} requests: {len(load.errors)} completed, "
+            f"{len(load.failures)} failed, {load.asked - load.ended or 'none'} lost; "
             f"arrays {'unchanged' if is_kept else 'lost or changed'}"
         )
 
     def checks(self) -> tuple[Check, ...]:
         """Return everything that must hold."""
-        outcomes, effects = self.load.outcomes, self.effects
+        load, effects = self.load, self.effects
         unfelt = sum(one.recovery_ms == math.inf for one in effects)
         wrong = sum(abs(one.generation_after - one.generation_before - one.losses) for one in effects)
         # NaN, where one is, or where there is no product.
-        errors = [one.error for one in outcomes if one.failure is None] or [math.nan]
+        worst = float(np.max(load.errors or [math.nan]))
         return (
-            Check("requests lost: neither result nor error", abs(self.load.asked - len(outcomes))),
-            Check("requests failed for another reason", sum(one.is_strange for one in outcomes)),
+            Check("requests lost: neither result nor error", abs(load.asked - load.ended)),
+            Check("requests failed for another reason", sum(map(_is_strange, load.failures))),
             Check("faults not felt, or not recovered from", unfelt),
             Check("generations more or less than contexts lost", wrong),
             Check("arrays lost or changed", sum(not array.is_identical for array in self.arrays)),
-            Check("relative error of every result", float(np.max(errors)), _LIMIT),
+            Check("relative error of every result", worst, _LIMIT),
         )
 
     # The terminal.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar, TypeVarTuple, cast
 
 import trio
@@ -17,8 +16,6 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 _SHOW_CURSOR = "\x1b[?25h"
-# The exit that a second signal calls, in place of the orderly end.
-_last_steps: list[Callable[[], object]] = []
 
 
 class InputError(Exception):
@@ -104,16 +101,6 @@ def _only_error(error: BaseException) -> BaseException:
     return _only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
-@contextmanager
-def at_a_second_signal(*steps: Callable[[], object]) -> Generator[None]:
-    """Have ``steps`` called if a second signal ends the process without cleaning up meanwhile."""
-    _last_steps.extend(steps)
-    try:
-        yield
-    finally:
-        del _last_steps[len(_last_steps) - len(steps) :]
-
-
 async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     """``function(*args)`` in a worker thread, left to itself when cancelled: Ctrl-C does not wait."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
@@ -145,9 +132,6 @@ async def _watch(signals: AsyncIterator[int], scope: trio.CancelScope, interrupt
 
 def _leave_at_once(number: int) -> None:
     """End the process without cleaning up: a second signal means that the orderly way is too slow."""
-    for step in _last_steps:
-        with suppress(Exception):
-            step()
     if sys.stderr.isatty():
         os.write(2, f"\r{_SHOW_CURSOR}".encode())
     os._exit(128 + number)
