@@ -31,6 +31,7 @@ _UNUSED = CacheStatistics()
 Labels: TypeAlias = tuple[str, ...]
 Sample: TypeAlias = tuple[Labels, float | Histogram]
 Samples: TypeAlias = Callable[[SystemSnapshot], Iterable[Sample]]
+Labelled: TypeAlias = tuple[dict[str, str], float | Histogram]
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +52,7 @@ class Family:
     unit: str
     kind: str
     help: str
-    samples: list[tuple[dict[str, str], float | Histogram]]
+    samples: list[Labelled]
     is_own: bool = False
 
 
@@ -187,8 +188,8 @@ def families(snapshot: SystemSnapshot) -> Iterator[Family]:
     for row in _TABLE.strip().splitlines():
         name, kind, unit, labels, source, text = row.split(maxsplit=5)
         read = _READ[name] if source == "*" else partial(_BY_LABELS[labels], attrgetter(source))
-        names = ("system", *([] if labels == "-" else labels.split(",")))
-        found = [
+        names: list[str] = ["system", *([] if labels == "-" else labels.split(","))]
+        found: list[Labelled] = [
             (dict(zip(names, (snapshot.system, *values), strict=True)), value)
             for values, value in read(snapshot)
         ]
@@ -207,7 +208,7 @@ def families(snapshot: SystemSnapshot) -> Iterator[Family]:
     yield from named.values()
 
 
-def _sample(one: Reading, system: str) -> tuple[dict[str, str], float | Histogram]:
+def _sample(one: Reading, system: str) -> Labelled:
     labels = {"system": system, **dict(one.labels), **({"path": one.path} if one.path else {})}
     if one.kind != "histogram":
         return labels, one.value
@@ -250,12 +251,12 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
 
 def _gpus(watch: GpuWatch) -> Iterator[Family]:
     readings = watch.latest
-    age = [(dict[str, str](), watch.age)]
+    age: list[Labelled] = [({}, watch.age)]
     yield Family(
         name="gpu_age", unit="seconds", kind="gauge", help="Seconds since GPUs were read.", samples=age
     )
     for name, unit, text in _OF_GPUS:
-        known: list[tuple[dict[str, str], float | Histogram]] = [
+        known: list[Labelled] = [
             ({"gpu": one.uuid or str(one.index)}, value)
             for one in readings
             if (value := one.error is None if name == "up" else getattr(one, name)) is not None

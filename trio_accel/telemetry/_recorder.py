@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -245,6 +245,7 @@ class Recorder:
             rates[tally.path] += row.rate
         self._tallies.saw(now)
         nbytes = self._devices.array_bytes()
+        of_actors = [reading for one in actors for reading in one.readings]
         rows = [_actor(one, by_path[one.path], rates[one.path], nbytes[one.path]) for one in actors]
         return SystemSnapshot(
             time=time.time(),
@@ -259,7 +260,7 @@ class Recorder:
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
-            readings=self.readings(actors),
+            readings=(*self._own.readings(), *of_actors[:_MOST_READINGS]),
         )
 
     def look(self) -> None:
@@ -305,12 +306,6 @@ class Recorder:
             ValueError: See `counter`; or the bounds do not rise.
         """
         return self._own.named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
-
-    def readings(self, actors: Iterable[ActorSnapshot] | None = None) -> tuple[Reading, ...]:
-        """Return the figures of the program's own, and then those that actors show, or those of all."""
-        shown = self.system.tree().walk() if actors is None else actors
-        of_actors = [reading for one in shown for reading in one.readings]
-        return (*self._own.readings(), *of_actors[:_MOST_READINGS])
 
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that those of the next snapshot are fresh.
