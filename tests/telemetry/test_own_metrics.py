@@ -30,7 +30,6 @@ from trio_accel.patterns import (
     HotSwap,
     Last,
     RunningSequence,
-    Servant,
     Swap,
 )
 from trio_accel.telemetry import (
@@ -327,27 +326,3 @@ async def test_a_hot_swap_shows_its_swaps(system: ta.System, autojump_clock: Moc
     for outcome in ("swapped", "failed"):
         labels = (("outcome", outcome), ("path", "test/model"))
         assert found["trio_accel_model_swaps_total", labels] == 1
-
-
-async def test_the_history_has_what_was_measured_before(system: ta.System, autojump_clock: MockClock) -> None:
-    class Echo(Servant[int, int]):
-        async def call(self, item: int) -> int:
-            await trio.sleep(0.01)
-            return item
-
-    echo = await system.spawn(Echo, name="echo")
-    with record(system) as recorder:
-        recorder.look()
-        for number in range(100):
-            await echo.ask(Call(number))
-        recorder.look()
-        first, second = recorder.history
-        for _ in range(100):
-            recorder.look()
-        assert len(recorder.history) == 60
-    assert (first[1], first[2]) == (0.0, [])
-    assert second[1] == pytest.approx(100 / 1.0)
-    ((name, p50, p99),) = second[2]
-    assert name == "test/echo Call"
-    assert p50 == pytest.approx(0.01)
-    assert p99 == pytest.approx(0.01)

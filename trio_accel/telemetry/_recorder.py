@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -172,9 +172,6 @@ class OwnMetrics:
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
-# Messages in a point of the history, and its points: two minutes of a dashboard's.
-_IN_HISTORY = 12
-_POINTS = 60
 # The most readings of all actors in a snapshot.
 _MOST_READINGS = 2000
 # The most actors of one device in a snapshot.
@@ -203,12 +200,6 @@ class Recorder:
         self._tallies = Tallies(operations, self._failures.message, self._since)
         self._devices = _DeviceRows(system)
         self._own = OwnMetrics()
-        # Time since the epoch, messages per second, and of the busiest messages the name, p50 and p99.
-        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque(
-            maxlen=_POINTS
-        )
-        # The time is that of Trio's clock: that of the day may be set back.
-        self.looked_at: float = float("-inf")
         self._users = 0
         self._ends = ExitStack()
 
@@ -262,16 +253,6 @@ class Recorder:
             failures=self._failures.rows,
             readings=(*self._own.readings(), *of_actors[:_MOST_READINGS]),
         )
-
-    def look(self) -> None:
-        """Add a point to `history`, without a snapshot."""
-        self.looked_at, busy = trio.current_time(), dict[MessageTally, float]()
-        for tally in self._tallies.by_key.values():
-            tally.count()
-            busy[tally] = tally.rate(self.looked_at)
-        chosen = sorted(busy, key=lambda tally: -busy[tally])[:_IN_HISTORY]
-        times = [(f"{one.path} {one.message_type}", *_quantiles([one])) for one in chosen]
-        self.history.append((time.time(), sum(busy.values()), times))
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
