@@ -300,7 +300,7 @@ class Demo:
         failed, last, start = len(load.failures), load.ended + _PATIENCE, trio.current_time()
         fault.inject(self.device)
         await load.wait_until(lambda: len(load.failures) > failed or load.ended >= last)
-        # What is asked from now on is for the next incarnation, or context.
+        # Requests from now on are served by the next incarnation, or context.
         is_right = False
         while not is_right and load.ended < last:
             is_right = await load.ask()
@@ -352,7 +352,7 @@ class Demo:
         """Draw until it is cancelled; nothing of it stays."""
         with Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
-                above = [Text(), _faults(self.effects)] if self.effects else []
+                above: list[RenderableType] = [Text(), _faults(self.effects)] if self.effects else []
                 live.update(Group(*above, Text(), self._spinner, _tree(self.system)), refresh=True)
                 await trio.sleep(_REFRESH_SECONDS)
 

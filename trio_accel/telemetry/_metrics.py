@@ -158,7 +158,7 @@ device_arrays       gauge     bytes   device,path * Memory of the arrays of a de
 device_workspace    gauge     bytes   device,library * Memory that the libraries of a device hold for themselves.
 device_memory_limit gauge     bytes   device * The most memory that the arrays of a device may take.
 """  # noqa: E501  a row for a metric
-# How what is no single attribute is read.
+# The readers of values that are no single attribute.
 _READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,
@@ -179,7 +179,12 @@ _READ: Mapping[str, Samples] = {
         _of_devices, lambda device: None if device.memory is None else device.memory.limit
     ),
 }
-_BY_LABELS = {"-": _of_system, "path": _of_actors, "device": _of_devices, "path,message_type": _of_messages}
+_BY_LABELS: Mapping[str, Callable[..., Iterator[Sample]]] = {
+    "-": _of_system,
+    "path": _of_actors,
+    "device": _of_devices,
+    "path,message_type": _of_messages,
+}
 _UNITS = ("seconds", "bytes")
 
 

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from ..backends.base.kit.modules import import_extra
-from ._metrics import Family, families
+from ._metrics import Family, Labelled, families
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot
 
@@ -38,9 +38,10 @@ def _numbers(snapshot: SystemSnapshot) -> Iterator[tuple[str, Family]]:
             continue
         found = [(labels, value) for labels, value in family.samples if isinstance(value, Histogram)]
         # Values of the program's own may be negative.
-        kind, sums = "sum" if family.is_own else "counter", [(labels, one.total) for labels, one in found]
+        kind = "sum" if family.is_own else "counter"
+        sums: list[Labelled] = [(labels, one.total) for labels, one in found]
         yield name, attrs.evolve(family, kind=kind, samples=sums)
-        counts = [(labels, one.count) for labels, one in found]
+        counts: list[Labelled] = [(labels, one.count) for labels, one in found]
         yield f"{name}_count", attrs.evolve(family, kind="counter", unit="", samples=counts)
 
 
@@ -49,7 +50,7 @@ class _Instruments:
 
     def __init__(self) -> None:
         self.recorders: list[Recorder] = []
-        # What was found at the last collection.
+        # The metrics of the last collection, by name.
         self._shown: dict[str, list[Family]] = {}
         self._made: set[str] = set()
 
