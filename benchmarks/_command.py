@@ -14,9 +14,9 @@ from cyclopts.validators import Number
 from rich.markup import escape
 
 import trio_accel as ta
-from trio_accel.cli._app import Backend, Flag, IsolationOption, Json, run_app
-from trio_accel.cli._board import as_json as to_json
-from trio_accel.cli._board import count_of, make_console, print_line
+from trio_accel.cli._app import Backend, Flag, Json, run_app
+from trio_accel.cli._console import as_json as to_json
+from trio_accel.cli._console import count_of, make_console, print_line
 from trio_accel.cli._run import InputError, open_device, run_async, run_for_json
 
 from ._board import Board, open_board, print_results
@@ -74,7 +74,7 @@ class _Document:
             "error": error,
             "device": None if self.device is None else self.device.name,
             "isolation": self.isolation,
-            "machine": to_json(self.machine),
+            "machine": None if self.machine is None else to_json(self.machine),
             "plan": {name: getattr(self.plan, name) for name in ("pairs", "warmups", "scale")},
             "results": [_row(result) for result in self.results],
         }
@@ -95,7 +95,7 @@ def bench(
     *names: str,
     list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
     backend: Backend = None,
-    isolation: IsolationOption = None,
+    isolation: Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)] = None,
     pairs: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1000), show_default=False)] = None,
     quick: Flag = False,
     json: Json = False,
@@ -226,7 +226,8 @@ async def _sharing(plan: Plan) -> AsyncGenerator[Plan, None]:
 async def _look(document: _Document) -> ta.DeviceInfo:
     """What is measured, and on what; the device is opened once, so that a wrong one is refused first."""
     async with ta.open_system("bench") as system:
-        device = await open_device(system, document.plan.backend, document.isolation)
+        options = ta.DeviceOptions(isolation=document.isolation)
+        device = await open_device(system, document.plan.backend, options)
         document.device = info = device.info
         await device.close()
     document.machine = Machine.here()
@@ -249,5 +250,4 @@ def _print_verdict(console: Console, document: _Document, seconds: float) -> Non
 
 
 def _row(result: Result) -> dict[str, object]:
-    fields = {field.name: to_json(getattr(result, field.name)) for field in attrs.fields(Result)}
-    return {**fields, "verdict": result.verdict}
+    return {**to_json(result), "verdict": result.verdict}

@@ -618,7 +618,6 @@ CALLS: dict[str, Use] = {
     ),
     "telemetry.record": lambda at, given: entered_now(T.record(at.system, **given)),
     "telemetry.watch_gpus": lambda at, given: entered(T.watch_gpus(**given)),
-    "Histogram.quantile": lambda at, given: T.Histogram(bounds=(1.0,), counts=(1, 2)).quantile(**given),
     "testing.inject_fault": failed_once,
     "ManualCompletion.release": lambda at, given: held(at, "release", **given),
     "ManualCompletion.wait_held": lambda at, given: held(at, "wait_held", **given),
@@ -684,9 +683,9 @@ _REASONS: dict[str, str] = {
         "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
-        "telemetry.CacheRow telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
+        "telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
         "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "
-        "telemetry.MemoryRow telemetry.OperationRow "
+        "telemetry.OperationRow "
         "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
         "telemetry.XidEvent weights.TensorInfo"
     ),

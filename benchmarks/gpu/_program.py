@@ -151,7 +151,7 @@ def _summary(section: Section, settings: Settings, log: Path) -> str:
         document = json.loads(said)
     except ValueError:
         return (said.strip().splitlines() or ["no output"])[-1]
-    return "; ".join(step["summary"] for step in document.get("steps", ()))
+    return str(document.get("summary", ""))
 
 
 def _goals(path: Path) -> str:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from pictures.drawn_terminal import Screen, Terminal, draw  # noqa: E402
 
-TERMINAL = Terminal("trio-accel-picture", 80, 39)
+TERMINAL = Terminal("trio-accel-picture", 80, 50)
 READ_EVERY, AT_MOST = 0.1, 60.0
 COMMAND = "trio-accel demo recover"
 IS_OVER = "checks hold"

@@ -109,6 +109,11 @@ def test_the_gist_of_a_log_is_its_end(tmp_path: Path) -> None:
     assert _program._summary(tests, settings, log).startswith("12 passed, 3 deselected in 130.20s")
     log.write_text("Segmentation fault")
     assert _program._summary(tests, settings, log) == "pytest did not come to its end"
+    command = Section(name="x", text="", command=("demo", "--json"))
+    log.write_text(json.dumps({"command": "demo", "summary": "4 faults, none lost"}))
+    assert _program._summary(command, settings, log) == "4 faults, none lost"
+    log.write_text("Segmentation fault")
+    assert _program._summary(command, settings, log) == "Segmentation fault"
     measured = Section(name="x", text="", measures=("cuda.lag",))
     assert _program._summary(measured, settings, log) == "nothing was measured"
     rows = [

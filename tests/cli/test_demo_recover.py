@@ -1,11 +1,9 @@
-"""``demo recover``: faults under load, in either isolation."""
+"""``demo recover``: faults under load, and that the demo finds what is wrong."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,217 +12,130 @@ import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.backends.cpu import CpuBackend
+from trio_accel.cli import _recover
 
 if TYPE_CHECKING:
     from command import Cli
 
 DEVICE = next(info for info in ta.list_devices() if info.backend == BACKEND)
-IS_ISOLATED = "process" in DEVICE.isolations
-INLINE = "inline"
-PROCESS = pytest.param(
-    "process", marks=pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
-)
 KERNELS = [] if BACKEND == "cpu" else ["trap", "assert"]
-FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", *KERNELS, "kill", "hang"]}
-CHECKS = {
-    "inline": "arrays that differ, those put again included",
-    "process": "arrays lost or changed",
-}
+FAULTS = ["crash", "poison", *KERNELS, "kill", "hang"]
+
+pytestmark = pytest.mark.skipif(
+    "process" not in DEVICE.isolations, reason="the device has no worker processes"
+)
 
 
-def recover(
-    cli: Cli, isolation: str = "inline", code: int = 0, options: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    done = cli("demo", "recover", "--isolation", isolation, *options, "--json")
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault but a crash and a poisoned context: a hung operation takes seconds."""
+    monkeypatch.setattr(_recover, "_FAULTS", _recover._FAULTS[:2])
+
+
+def recover(cli: Cli, *options: str, code: int = 0) -> dict[str, Any]:
+    done = cli("demo", "recover", *options, "--json")
     assert (done.code, done.err) == (code, "")
-    document = json.loads(done.out)
-    assert document["isolation"] == isolation
-    step: dict[str, Any] = document["steps"][0]
-    assert step["name"] == "recover"
-    assert step["data"]["isolation"] == isolation
-    return step
+    document: dict[str, Any] = json.loads(done.out)
+    return document
 
 
-@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
-def test_worker_processes_are_the_default(cli: Cli) -> None:
+def failed_checks(document: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in document["checks"] if not check["ok"]]
+
+
+def test_the_text_for_a_person(cli: Cli) -> None:
     done = cli("demo", "recover")
     assert (done.code, done.err) == (0, "")
-    first, *lines = done.out.splitlines()
-    assert "(in a worker process)" in first
-    assert any(line.startswith("✓ recover  ") and "none lost; arrays" in line for line in lines)
-    assert sum(line.split()[:5] == ["SIGKILL", "to", "the", "worker", "process"] for line in lines) == 1
-    assert sum(line.rstrip().endswith("identical") for line in lines) == 4
-    assert max(map(len, lines[2:])) <= 80
-
-
-def test_a_device_without_worker_processes_is_opened_inline(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    infos = CpuBackend().list_devices()
-    only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
-    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
-    done = cli("demo", "recover", "--backend", "cpu", "--json")
-    assert (done.code, done.err) == (0, "")
-    document = json.loads(done.out)
-    assert (document["isolation"], len(document["steps"][0]["data"]["faults"])) == ("inline", 2)
-
-
-def failed_checks(step: dict[str, Any]) -> list[str]:
-    return [check["name"] for check in step["checks"] if not check["ok"]]
+    first, *lines = [line.strip() for line in done.out.splitlines()]
+    assert f"on {DEVICE.name} (in a worker process), {DEVICE.description}" in first
+    assert any(line.startswith("✓ recover  ") and "none lost; arrays unchanged" in line for line in lines)
+    after = f"after {len(FAULTS)} faults, 16 requests under way all the time"
+    assert lines.index("before") < lines.index(after)
+    rows = [line.split() for line in lines]
+    (kill,) = (row for row in rows if row[:5] == ["SIGKILL", "to", "the", "worker", "process"])
+    times, _, took, _, most, unit = kill[5:]
+    assert (times, took, unit) == ("1", most, "ms")
+    assert any(line.startswith("errors: 1 ActorFailedError, ") for line in lines)
+    assert sum(line.endswith("identical") for line in lines) == 4
+    assert "✓ requests lost: neither result nor error: 0, allowed 0" in lines
+    assert lines[-1] == "all 6 checks hold"
+    assert max(len(line) for line in lines if not line.startswith("✓ recover")) <= 80
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
-def test_every_request_has_a_fate(cli: Cli, isolation: str) -> None:
-    step = recover(cli, isolation)
-    data = step["data"]
-    fates = data["fates"]
-    assert len({(fate["client"], fate["request"]) for fate in fates}) == len(fates) == data["requests"]
-    assert {fate["client"] for fate in fates} == {1, 2, 3, 4}
-    # Each client's requests are numbered without a gap.
-    for client in range(1, 5):
-        numbers = sorted(fate["request"] for fate in fates if fate["client"] == client)
-        assert numbers == list(range(1, len(numbers) + 1))
-    completed = [fate for fate in fates if fate["outcome"] == "completed"]
-    failed = [fate for fate in fates if fate["outcome"] != "completed"]
-    assert len(completed) == data["completed"]
-    assert all(fate["cause"] is None and fate["error"] < 1e-5 for fate in completed)
-    assert all(fate["cause"].startswith(f"{fate['outcome']}: ") for fate in failed)
-    assert data["failed"] == Counter(fate["outcome"] for fate in failed)
-    assert all(0 <= fate["begun"] <= fate["ended"] for fate in fates)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
-def test_each_fault_is_felt_and_recovered_from(cli: Cli, isolation: str) -> None:
-    data = recover(cli, isolation)["data"]
-    names = FAULTS[isolation]
-    assert [fault["fault"] for fault in data["faults"]] == names
+def test_each_fault_is_felt_and_recovered_from(cli: Cli) -> None:
+    document = recover(cli)
+    assert [fault["fault"] for fault in document["faults"]] == FAULTS
     generation = 1
-    for fault in data["faults"]:
+    for fault in document["faults"]:
         assert fault["losses"] == (fault["fault"] != "crash")
         assert fault["generation_before"] == generation
         generation += fault["losses"]
         assert fault["generation_after"] == generation
         assert fault["failed"] >= 1
         assert 0 < fault["recovery_ms"] < 30_000
-    assert generation == len(names)
-    fates = data["fates"]
-    assert list(dict.fromkeys(fate["after"] for fate in fates)) == [None, *names]
-    # Clients were served before, between and after the faults; nothing fails before the first.
-    assert {fate["after"] for fate in fates if fate["outcome"] == "completed"} == {None, *names}
-    assert all(fate["outcome"] == "completed" for fate in fates if fate["after"] is None)
-    assert {fate["generation"] for fate in fates} == set(range(1, generation + 1))
+    assert generation == len(FAULTS)
+    failed = document["failed"]
+    assert document["requests"] > sum(failed.values()) >= sum(fault["failed"] for fault in document["faults"])
+    assert failed["ActorFailedError"] == failed["CompletionTimeoutError"] == 1
+    assert failed.keys() <= _recover._FAILURES
 
 
+@pytest.mark.usefixtures("few")
+def test_a_request_that_is_lost_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = _recover.Load.prepare.__func__
+
+    async def one_more(cls: type[_recover.Load], device: ta.Device) -> _recover.Load:
+        load: _recover.Load = await prepare(cls, device)
+        load.asked += 1
+        return load
+
+    monkeypatch.setattr(_recover.Load, "prepare", classmethod(one_more))
+    document = recover(cli, code=1)
+    assert failed_checks(document) == ["requests lost: neither result nor error"]
+    assert ", 1 lost; " in document["summary"]
+
+
+@pytest.mark.usefixtures("few")
 def test_each_fault_comes_in_every_round(cli: Cli) -> None:
-    step = recover(cli, INLINE, options=("--rounds", "3"))
-    names = FAULTS[INLINE]
-    faults = step["data"]["faults"]
-    assert step["data"]["rounds"] == 3
-    assert [fault["fault"] for fault in faults] == 3 * names
+    faults = recover(cli, "--rounds", "3")["faults"]
+    assert [fault["fault"] for fault in faults] == 3 * ["crash", "poison"]
     assert [fault["generation_after"] for fault in faults] == [1, 2, 2, 3, 3, 4]
-    text = cli("demo", "recover", "--isolation", INLINE, "--rounds", "3").out
-    rows = {
-        line.split()[0]: line.split() for line in text.splitlines() if " of the " in line and "ms" in line
-    }
-    assert set(rows) == set(names)
-    for name in names:
-        times, failed, median, _, most, _ = rows[name][-6:]
-        assert times == "3"
-        assert int(failed) >= 3
-        assert 0 < float(median) <= float(most)
+    rows = [line.split() for line in cli("demo", "--rounds", "3").out.splitlines()]
+    (crash,) = (row for row in rows if row[:4] == ["crash", "of", "the", "BLAS"])
+    times, failed, median, _, most, _ = crash[5:]
+    assert times == "3"
+    assert int(failed) >= 3
+    assert 0 < float(median) <= float(most)
 
 
-def test_a_crash_costs_the_requests_that_it_hits_and_no_array(cli: Cli) -> None:
-    data = recover(cli)["data"]
-    over_crash = [fate for fate in data["fates"] if fate["after"] == "crash"]
-    failed = [fate for fate in over_crash if fate["outcome"] != "completed"]
-    assert [fate["outcome"] for fate in failed] == ["ActorFailedError"]
-    assert "RuntimeError: injected" in failed[0]["cause"]
-    assert {fate["generation"] for fate in over_crash} == {1}
+@pytest.mark.usefixtures("few")
+def test_a_crash_costs_the_requests_that_it_hits_and_no_context(cli: Cli) -> None:
+    crash = recover(cli)["faults"][0]
+    assert (crash["fault"], crash["failed"], crash["generation_after"]) == ("crash", 1, 1)
 
 
-def test_inline_the_arrays_are_lost_with_their_context_and_the_demo_says_so(cli: Cli) -> None:
-    step = recover(cli)
-    arrays = step["data"]["arrays"]
-    assert len(arrays) == 4
-    assert sum(array["nbytes"] for array in arrays) == 64 * 2**20
-    assert [array["lost_with"] for array in arrays] == [1] * 4
-    assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
-    assert "arrays put again" in step["summary"]
-    assert step["data"]["failed"]["StaleRefError"] >= 1
-    assert set(step["data"]["failed"]) <= {
-        "ActorFailedError",
-        "ContextLostError",
-        "ContextPoisonedError",
-        "StaleRefError",
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
-def test_in_a_worker_process_the_arrays_outlive_every_context(cli: Cli) -> None:
-    step = recover(cli, "process")
-    arrays = step["data"]["arrays"]
-    assert sum(array["nbytes"] for array in arrays) == 64 * 2**20
-    assert [array["lost_with"] for array in arrays] == [None] * 4
-    assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
-    assert step["summary"].endswith("arrays unchanged")
-    assert step["data"]["failed"].pop("CompletionTimeoutError") == 1
-    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextLostError", "ContextPoisonedError"}
-
-
+@pytest.mark.usefixtures("few")
 def test_the_hashes_are_those_of_the_elements(cli: Cli) -> None:
-    arrays = recover(cli)["data"]["arrays"]
-    for index, array in enumerate(arrays):
-        content = np.random.default_rng(index).bytes(array["nbytes"])
-        assert array["sha256_before"] == hashlib.sha256(content).hexdigest()
-        assert array["nbytes"] == math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
+    arrays = recover(cli)["arrays"]
+    assert [array["dtype"] for array in arrays] == ["float32", "float64", "complex64", "int8"]
+    for seed, array in enumerate(arrays):
+        content = np.random.default_rng(seed).bytes(16 << 20)
+        assert array["nbytes"] == len(content)
+        assert array["sha256_before"] == array["sha256_after"] == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
-def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
-    done = cli("demo", "recover", "--isolation", isolation)
-    assert (done.code, done.err) == (0, "")
-    names = FAULTS[isolation]
-    lines = [line.strip() for line in done.out.splitlines()]
-    assert lines.index("before") < lines.index(f"after {len(names)} faults, 4 clients asking all the time")
-    table = [line.split() for line in lines]
-    (faults,) = (row for row in table if row[:4] == ["crash", "of", "the", "BLAS"])
-    assert faults[5:9] == ["1", "→", "1", "1"]
-    (fates,) = (row for row in table if row[:2] == ["requests", "by"])
-    assert fates == ["requests", "by", "last", "fault", "none", *names, "all"]
-    total = next(row for row in table if row[:1] == ["together"])[1:]
-    outcomes = (
-        "completed",
-        "ActorFailedError",
-        "CompletionTimeoutError",
-        "ContextLostError",
-        "ContextPoisonedError",
-        "StaleRefError",
-    )
-    rows = [row[1:] for row in table if row[:1] and row[0] in outcomes and len(row) == len(names) + 3]
-    assert [sum(int(row[column]) for row in rows) for column in range(len(names) + 2)] == [
-        int(number) for number in total
-    ]
-    fate = {"inline": "lost, put again", "process": "identical"}[isolation]
-    assert sum(line.endswith(fate) for line in lines) == 4
-    assert ("Inline, arrays are lost with their context." in done.out) is (isolation == "inline")
-    assert lines[-1] == "all 6 checks hold"
-
-
+@pytest.mark.usefixtures("few")
 def test_a_lost_fault_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
-    step = recover(cli, code=1)
-    assert failed_checks(step) == ["faults not felt, or not recovered from"]
-    crash, poison = step["data"]["faults"]
+    document = recover(cli, code=1)
+    assert failed_checks(document) == ["faults not felt, or not recovered from"]
+    crash, poison = document["faults"]
     assert (crash["failed"], crash["recovery_ms"]) == (0, None)
     assert poison["recovery_ms"] > 0
 
 
+@pytest.mark.usefixtures("few")
 def test_a_wrong_result_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     to_host = ta.AccelRef.to_host
 
@@ -233,29 +144,52 @@ def test_a_wrong_result_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
         return host * 1.01 if host.shape == (64, 64) else host
 
     monkeypatch.setattr(ta.AccelRef, "to_host", spoiled)
-    step = recover(cli, code=1)
     # Nobody gets the right product, so there is no recovery either.
-    assert failed_checks(step) == ["faults not felt, or not recovered from", "relative error of every result"]
+    assert failed_checks(recover(cli, code=1)) == [
+        "faults not felt, or not recovered from",
+        "relative error of every result",
+    ]
 
 
+@pytest.mark.usefixtures("few")
 def test_a_changed_array_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     to_host = ta.AccelRef.to_host
     seen: list[None] = []
 
     async def spoiled(self: ta.AccelRef, *, out: Any = None) -> Any:
         host = await to_host(self, out=out)
-        if self.shape == (2097152,):
+        if host.dtype == np.float64:
             seen.append(None)
             host.view(np.uint8)[-1] ^= len(seen)
         return host
 
     monkeypatch.setattr(ta.AccelRef, "to_host", spoiled)
-    step = recover(cli, code=1)
-    assert failed_checks(step) == [CHECKS["inline"]]
-    hashes = [array["sha256_before"] == array["sha256_after"] for array in step["data"]["arrays"]]
+    document = recover(cli, code=1)
+    assert failed_checks(document) == ["arrays lost or changed"]
+    hashes = [array["sha256_before"] == array["sha256_after"] for array in document["arrays"]]
     assert hashes == [True, False, True, True]
+    assert document["summary"].endswith("arrays lost or changed")
 
 
+@pytest.mark.usefixtures("few")
+def test_a_lost_array_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_host = ta.AccelRef.to_host
+    seen: list[None] = []
+
+    async def lost(self: ta.AccelRef, *, out: Any = None) -> Any:
+        if self.dtype == np.int8:
+            seen.append(None)
+            if len(seen) == 2:
+                raise ta.StaleRefError("it is lost", device="cpu:0")
+        return await to_host(self, out=out)
+
+    monkeypatch.setattr(ta.AccelRef, "to_host", lost)
+    document = recover(cli, code=1)
+    assert failed_checks(document) == ["arrays lost or changed"]
+    assert [array["sha256_after"] == "lost" for array in document["arrays"]] == [False, False, False, True]
+
+
+@pytest.mark.usefixtures("few")
 def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     inject = ta.testing.inject_fault
 
@@ -263,23 +197,26 @@ def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pyt
         return inject(device, operation, fail=ZeroDivisionError("other"), count=count)
 
     monkeypatch.setattr(ta.testing, "inject_fault", other)
-    step = recover(cli, code=1)
-    assert failed_checks(step) == ["requests failed for another reason"]
+    assert failed_checks(recover(cli, code=1)) == ["requests failed for another reason"]
 
 
+@pytest.mark.usefixtures("few")
 def test_a_generation_too_many_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def poison_instead(device: ta.Device, *_: Any, **__: Any) -> None:
         ta.testing.poison(device)
 
     monkeypatch.setattr(ta.testing, "inject_fault", poison_instead)
-    step = recover(cli, code=1)
-    assert failed_checks(step) == ["generations more or less than contexts lost"]
-    assert [fault["generation_after"] for fault in step["data"]["faults"]] == [2, 3]
+    document = recover(cli, code=1)
+    assert failed_checks(document) == ["generations more or less than contexts lost"]
+    assert [fault["generation_after"] for fault in document["faults"]] == [2, 3]
 
 
+@pytest.mark.usefixtures("few")
 def test_a_device_that_gives_up_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.cli._run._INTENSITY", ta.Intensity(0, 60.0))
-    done = cli("demo", "recover", "--isolation", "inline")
+    monkeypatch.setattr(
+        _recover, "_OPTIONS", attrs.evolve(_recover._OPTIONS, intensity=ta.Intensity(0, 60.0))
+    )
+    done = cli("demo", "recover")
     assert done.code == 1
     assert done.err.startswith("trio-accel: DeviceLostError: demo/cpu:0: the device was given up")
     assert done.err.count("\n") == 1

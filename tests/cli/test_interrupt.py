@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 import trio_accel as ta
-from trio_accel.cli._run import _leave_at_once, at_a_second_signal
+from trio_accel.cli._run import _leave_at_once
 from trio_accel.testing import _leaks
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -34,8 +33,9 @@ while True:
     except BaseException: pass
 """
 
-# Each runs for many seconds if nobody stops it.
-LONG = ["recover --rounds 64", "recover --rounds 64 --isolation inline"]
+# Each runs for minutes if nobody stops it.
+LONG = ["recover --rounds 64", "--rounds 64"]
+DEMO = pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def is_nothing_left(process: subprocess.Popen[str], temporary: Path) -> bool:
     return False
 
 
+@DEMO
 @pytest.mark.parametrize("step", LONG)
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_in_the_middle_of_a_step(launch: Start, temporary: Path, step: str, delay: float) -> None:
@@ -85,6 +86,7 @@ def test_in_the_middle_of_a_step(launch: Start, temporary: Path, step: str, dela
     assert is_nothing_left(process, temporary)
 
 
+@DEMO
 def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
     process = launch("demo", *LONG[0].split())
     assert process.stdout is not None
@@ -94,9 +96,11 @@ def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
     assert is_nothing_left(process, temporary)
 
 
+@DEMO
 def test_in_json_the_document_says_so(launch: Start) -> None:
     process = launch("demo", *LONG[1].split(), "--json")
-    time.sleep(2.0)
+    while not below(process.pid):
+        time.sleep(0.01)
     out, err = interrupt(process)
     # The log may have told of contexts that were lost.
     assert (process.returncode, err.splitlines()[-1]) == (130, "trio-accel: interrupted")
@@ -104,6 +108,7 @@ def test_in_json_the_document_says_so(launch: Start) -> None:
     assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
 
 
+@DEMO
 @pytest.mark.slow
 def test_the_terminal_is_restored(launch: Start, temporary: Path) -> None:
     controller, terminal = pty.openpty()
@@ -162,12 +167,12 @@ def test_a_signal_behind_the_last_step_changes_nothing() -> None:
     assert done.stdout.strip().endswith(ta.__version__)
 
 
-@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
+@DEMO
 @pytest.mark.parametrize("is_terminal", [False, True])
 @pytest.mark.parametrize("phase", ["opening", "running", "closing"])
 def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_terminal: bool) -> None:
     arguments = LONG[0] if phase != "closing" else "recover"
-    process = launch("demo", *arguments.split(), "--isolation", "process")
+    process = launch("demo", *arguments.split())
     assert process.stdout is not None
     started = set[tuple[int, int]]()
     if phase == "opening":
@@ -202,22 +207,8 @@ def below(pid: int) -> set[tuple[int, int]]:
     return found
 
 
-def test_a_second_signal_puts_back_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-
-    def fail() -> None:
-        steps.append("fails")
-        raise OSError
-
-    def leave(code: int) -> NoReturn:
-        steps.append(str(code))
-        raise SystemExit
-
-    monkeypatch.setattr(os, "_exit", leave)
-    with at_a_second_signal(fail, lambda: steps.append("put back")):
-        with pytest.raises(SystemExit):
-            _leave_at_once(signal.SIGTERM)
-        assert steps == ["fails", "put back", "143"]
-    with pytest.raises(SystemExit):
-        _leave_at_once(signal.SIGINT)
-    assert steps[3:] == ["130"]
+def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    _leave_at_once(signal.SIGTERM)
+    assert codes == [143]

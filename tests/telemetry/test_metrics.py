@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 
@@ -11,28 +10,21 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from opentelemetry.sdk.metrics import Counter, MeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    HistogramDataPoint,
     InMemoryMetricReader,
-    MetricExporter,
-    MetricExportResult,
     MetricsData,
-    PeriodicExportingMetricReader,
 )
-from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
-from opentelemetry.sdk.metrics.export import Metric as Metric_
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import trio_accel as ta
+from trio_accel.devices import CacheStatistics
 from trio_accel.telemetry import (
-    CacheRow,
     Recorder,
-    add_histograms,
     export_metrics,
     exposition,
     prometheus,
@@ -74,6 +66,13 @@ async def recorder() -> AsyncGenerator[Recorder, None]:
 PATH = 'shop/slee"per\\\n'
 
 
+def openmetrics(recorder: Recorder) -> str:
+    registry = CollectorRegistry()
+    registry.register(prometheus(recorder))
+    encode, _ = choose_encoder("application/openmetrics-text")
+    return encode(registry).decode()
+
+
 def parse_openmetrics(text: str) -> list[Metric]:
     # It has no types.
     return list(openmetrics_parser.text_string_to_metric_families(text))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
@@ -89,7 +88,7 @@ def values(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, s
 
 FORMATS: dict[str, Callable[[Recorder], Iterable[Metric]]] = {
     "text": lambda recorder: parse_text(exposition(recorder)),
-    "openmetrics": lambda recorder: parse_openmetrics(exposition(recorder, openmetrics=True)),
+    "openmetrics": lambda recorder: parse_openmetrics(openmetrics(recorder)),
 }
 
 
@@ -160,7 +159,7 @@ async def test_a_device_in_metrics() -> None:
         with record(system) as recorder:
             array = await device.put(np.ones(1000))
             await recorder.refresh()
-            found = values(parse_openmetrics(exposition(recorder, openmetrics=True)))
+            found = values(parse_openmetrics(openmetrics(recorder)))
             of_device = {"system": "shop", "device": "shop/cpu:0"}
 
             def value(name: str, **labels: str) -> float:
@@ -188,9 +187,8 @@ async def test_plans_and_templates_in_metrics() -> None:
             await recorder.refresh()
             libraries = {row.library: row for row in recorder.snapshot().devices[0].libraries}
             blas = libraries["trio_accel.linalg:BlasActor"]
-            assert (blas.plans, blas.templates) == (CacheRow(), CacheRow(found=4, made=1))
-            assert (blas.plans.share, blas.templates.share) == (None, 0.8)
-            found = values(parse_openmetrics(exposition(recorder, openmetrics=True)))
+            assert (blas.plans, blas.templates) == (CacheStatistics(), CacheStatistics(found=4, made=1))
+            found = values(parse_openmetrics(openmetrics(recorder)))
             opened = read_opentelemetry(reader.get_metrics_data())
     provider.shutdown()
     for event, count in (("found", 4), ("made", 1), ("evicted", 0)):
@@ -236,6 +234,7 @@ async def test_opentelemetry_reads_the_same(
         assert value("trio_accel.messages", **of_sleep, outcome="completed") == 3
         assert value("trio_accel.messages", **of_sleep, outcome="failed") == 1
         assert value("trio_accel.message_run", **of_sleep) == pytest.approx(6.5)
+        assert value("trio_accel.message_run_count", **of_sleep) == 4
         assert value("trio_accel.message_latency", **of_sleep, quantile="0.99") == pytest.approx(2.0)
         assert value("trio_accel.uptime", system="shop") == pytest.approx(6.5)
         assert data is not None
@@ -252,88 +251,6 @@ async def test_opentelemetry_reads_the_same(
         assert again["trio_accel.uptime", frozenset({("system", "shop")})] == pytest.approx(7.5)
     assert reader.get_metrics_data() is None or not read_opentelemetry(reader.get_metrics_data())
     provider.shutdown()
-
-
-class KeptMetrics(MetricExporter):
-    """Keeps what it is to export."""
-
-    def __init__(self) -> None:
-        super().__init__({Counter: AggregationTemporality.DELTA})
-        self.data: list[MetricsData] = []
-        self.is_shut = False
-
-    def export(
-        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
-    ) -> MetricExportResult:
-        self.data.append(metrics_data)
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        return True
-
-    def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:
-        self.is_shut = True
-
-
-def histograms_of(data: MetricsData) -> dict[str, Metric_]:
-    metrics = [
-        metric for one in data.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
-    ]
-    assert len({metric.name for metric in metrics}) == len(metrics)
-    return {metric.name: metric for metric in metrics if isinstance(metric.data, HistogramPoints)}
-
-
-async def test_histograms_are_what_the_sdk_makes_of_the_same_values(
-    autojump_clock: trio.testing.MockClock, recorder: Recorder
-) -> None:
-    kept = KeptMetrics()
-    exporter = add_histograms(kept)
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    with export_metrics(recorder, provider, histograms=exporter):
-        await trio.to_thread.run_sync(reader.collect)
-    # Afterwards there are none.
-    reader.collect()
-    [data, *rest] = kept.data
-    assert not any(histograms_of(later) for later in rest)
-    provider.shutdown()
-    assert kept.is_shut
-
-    # Of three messages that took 2 s, the second and the third were sent when the one before was done.
-    bounds = recorder.snapshot().operations[0].run.bounds
-    own = InMemoryMetricReader()
-    reference = MeterProvider([own], shutdown_on_exit=False)
-    instrument = reference.get_meter("reference").create_histogram(
-        "run", explicit_bucket_boundaries_advisory=bounds
-    )
-    for seconds in (2.0, 2.0, 2.0, 0.5):
-        instrument.record(seconds)
-    reference_data = own.get_metrics_data()
-    assert reference_data is not None
-    [expected] = histograms_of(reference_data)["run"].data.data_points
-    reference.shutdown()
-    found = histograms_of(data)
-    assert found.keys() == {"trio_accel.message_queue", "trio_accel.message_run"}
-    [point] = found["trio_accel.message_run"].data.data_points
-    assert isinstance(point, HistogramDataPoint)
-    assert isinstance(expected, HistogramDataPoint)
-    assert (list(point.bucket_counts), point.count) == (list(expected.bucket_counts), expected.count)
-    assert tuple(point.explicit_bounds) == tuple(expected.explicit_bounds)
-    assert point.sum == pytest.approx(expected.sum)
-    assert point.attributes == {"system": "shop", "path": PATH, "message_type": "Sleep"}
-    assert point.time_unix_nano - point.start_time_unix_nano == pytest.approx(6.5e9)
-    [queued] = found["trio_accel.message_queue"].data.data_points
-    assert isinstance(queued, HistogramDataPoint)
-    assert (queued.count, queued.bucket_counts[0], queued.sum) == (4, 4, 0.0)
-
-
-@pytest.mark.slow
-async def test_another_exporter_is_refused(recorder: Recorder) -> None:
-    with (
-        pytest.raises(TypeError, match="add_histograms"),
-        export_metrics(recorder, MeterProvider(shutdown_on_exit=False), histograms=KeptMetrics()),
-    ):
-        pass
 
 
 def enter(recorder: Recorder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ import pytest
 import trio
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
-    ConsoleMetricExporter,
     HistogramDataPoint,
     InMemoryMetricReader,
     MetricsData,
-    PeriodicExportingMetricReader,
 )
 from prometheus_client.parser import text_string_to_metric_families
+from telemetry.read_snapshot import read_snapshot
 from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_completed
 
 import trio_accel as ta
@@ -32,13 +30,10 @@ from trio_accel.patterns import (
     HotSwap,
     Last,
     RunningSequence,
-    Servant,
     Swap,
 )
 from trio_accel.telemetry import (
     Recorder,
-    SystemSnapshot,
-    add_histograms,
     export_metrics,
     exposition,
     record,
@@ -48,12 +43,10 @@ from trio_accel.telemetry import (
 def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """All samples of the metrics by name and labels, but for that of the system."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for openmetrics in (True, False):
-        text = exposition(recorder, openmetrics=openmetrics)
-        for family in text_string_to_metric_families(text.removesuffix("# EOF\n")):
-            for sample in family.samples:
-                labels = {name: value for name, value in sample.labels.items() if name != "system"}
-                found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    for family in text_string_to_metric_families(exposition(recorder)):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "system"}
+            found[sample.name, tuple(sorted(labels.items()))] = sample.value
     return found
 
 
@@ -79,7 +72,7 @@ async def test_own_figures_are_in_metrics_and_in_snapshots(system: ta.System) ->
         assert found["lengths_bucket", (("le", end),)] == np.count_nonzero(values <= bound)
     assert found["lengths_count", ()] == len(values)
     assert found["lengths_sum", ()] == pytest.approx(values.sum())
-    assert SystemSnapshot.from_json(snapshot.to_json()) == snapshot
+    assert read_snapshot(snapshot.to_json()) == snapshot
 
 
 def exported(data: MetricsData | None) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:
@@ -151,24 +144,6 @@ async def test_opentelemetry_has_what_patterns_show(system: ta.System, autojump_
     assert found["trio_accel.queue_wait_seconds", (path,)] == pytest.approx(1.0)
     assert found["trio_accel.requests", (("outcome", "answered"), path)] == 3
     assert found["trio_accel.refused_requests", (path, ("tenant", "gold"))] == 1
-    provider.shutdown()
-
-
-async def test_an_exporter_has_own_histograms_whole(system: ta.System) -> None:
-    kept: list[MetricsData] = []
-    inner = ConsoleMetricExporter(StringIO(), lambda data: kept.append(data) or "")
-    exporter = add_histograms(inner)
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    values = np.array([0.1, 0.2, 3.0, 3.0, 50.0])
-    with record(system) as recorder, export_metrics(recorder, provider, histograms=exporter):
-        for value in values:
-            recorder.histogram("lengths", bounds=[0.2, 3.0]).observe(value, kind="text")
-        reader.collect()
-    point = exported(kept[-1])["lengths", (("kind", "text"),)]
-    expected, _ = np.histogram(values, [-math.inf, 0.2 + 1e-9, 3.0 + 1e-9, math.inf])
-    assert (tuple(point.bucket_counts), point.explicit_bounds) == (tuple(expected), (0.2, 3.0))
-    assert (point.count, point.sum) == (5, pytest.approx(values.sum()))
     provider.shutdown()
 
 
@@ -351,27 +326,3 @@ async def test_a_hot_swap_shows_its_swaps(system: ta.System, autojump_clock: Moc
     for outcome in ("swapped", "failed"):
         labels = (("outcome", outcome), ("path", "test/model"))
         assert found["trio_accel_model_swaps_total", labels] == 1
-
-
-async def test_the_history_has_what_was_measured_before(system: ta.System, autojump_clock: MockClock) -> None:
-    class Echo(Servant[int, int]):
-        async def call(self, item: int) -> int:
-            await trio.sleep(0.01)
-            return item
-
-    echo = await system.spawn(Echo, name="echo")
-    with record(system) as recorder:
-        recorder.look()
-        for number in range(100):
-            await echo.ask(Call(number))
-        recorder.look()
-        first, second = recorder.history
-        for _ in range(100):
-            recorder.look()
-        assert len(recorder.history) == 60
-    assert (first[1], first[2]) == (0.0, [])
-    assert second[1] == pytest.approx(100 / 1.0)
-    ((name, p50, p99),) = second[2]
-    assert name == "test/echo Call"
-    assert p50 == pytest.approx(0.01)
-    assert p99 == pytest.approx(0.01)

@@ -1,4 +1,4 @@
-"""The commands and their options; the run of the demo's steps, and that of a program with its timeline."""
+"""The commands and their options; the run of a program with its timeline."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
-from json import dumps
 from pathlib import Path
 from typing import Annotated, cast
 
-import attrs
-import trio
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 import trio_accel as ta
-from trio_accel.cli._board import Bench, Step, StepResult, as_json, make_console, open_screen
+from trio_accel.cli._console import make_console
 from trio_accel.cli._info import show_info
-from trio_accel.cli._recover import RecoverStep
-from trio_accel.cli._run import (
-    InputError,
-    InterruptError,
-    Isolation,
-    isolation_of,
-    open_device,
-    run_async,
-    run_for_json,
-)
+from trio_accel.cli._recover import run_recover
+from trio_accel.cli._run import InputError, InterruptError
 
-_STUCK_AFTER = 2.0
-_WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker process"}
 _EXIT_CODES = (
     "Exit codes: 0 every check holds, 1 a check fails, 2 an input or an option cannot be used, "
     "130 ended by Ctrl-C."
@@ -40,7 +26,6 @@ _EXIT_CODES = (
 
 
 Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
-IsolationOption = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
@@ -108,23 +93,20 @@ def trace(
 
 @demo.default
 @demo.command
-def recover(
-    *, rounds: _Count = 1, backend: Backend = None, isolation: IsolationOption = None, json: Json = False
-) -> int:
-    """Crash, poison and kill under load, and show the fate of every request.
+def recover(*, rounds: _Count = 1, backend: Backend = None, json: Json = False) -> int:
+    """Crash, poison and kill under load, and show what becomes of requests and arrays.
 
-    Four clients ask for products while the BLAS actor is crashed, the context is poisoned, its worker
-    process is killed, and an operation hangs; on a GPU kernels trap and fail an assertion, too. Inline, in
-    this process, only the first two can be survived. Prints the tree of actors and the hashes of arrays
-    before and after, and how long each fault was felt; every result is compared with NumPy in float64.
+    Clients ask for products of a device in a worker process. Meanwhile the BLAS actor is crashed, the
+    context is poisoned, the worker process is killed, and an operation hangs; on a GPU kernels trap and fail
+    an assertion, too. Prints the tree of actors and the hashes of arrays before and after, and how long each
+    fault was felt; every result is compared with NumPy in float64.
 
     Args:
         rounds: How often each fault is injected.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes. Default: in a worker process where it can.
         json: Print one JSON document and nothing else.
     """
-    return run_demo(RecoverStep(rounds=rounds), backend, isolation, json)
+    return run_recover(rounds=rounds, backend=backend, is_json=json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -158,83 +140,6 @@ def _end_options(arguments: list[str]) -> list[str]:
     while index < len(arguments) and arguments[index].startswith("-"):
         index += 2 if arguments[index] in ("-o", "--output") else 1
     return [*arguments[:index], "--", *arguments[index:]] if index < len(arguments) else arguments
-
-
-@attrs.define(kw_only=True, eq=False)
-class _Document:
-    """The document of ``--json``, filled while the step runs.
-
-    Attributes:
-        device: The device.
-        isolation: Where its context lives.
-        results: The step, once it has run.
-    """
-
-    device: ta.DeviceInfo | None = None
-    isolation: Isolation | None = None
-    results: list[StepResult] = attrs.field(factory=list[StepResult])
-
-    def render(self, code: int, error: str | None) -> str:
-        info = self.device
-        document = {
-            "command": "demo",
-            "version": ta.__version__,
-            "ok": code == 0,
-            "exit_code": code,
-            "error": error,
-            "device": None if info is None else info.name,
-            "backend": None if info is None else info.backend,
-            "description": None if info is None else info.description,
-            "isolation": self.isolation,
-            "steps": [as_json(result) for result in self.results],
-        }
-        return dumps(document, allow_nan=False, indent=2)
-
-
-def run_demo(step: Step, backend: str | None, isolation: Isolation | None, is_json: bool) -> int:
-    """Run a step.
-
-    Args:
-        step: The step.
-        backend: Device to open, ``None`` for the best one.
-        isolation: Where its context lives; ``None`` for a worker process where the device has one.
-        is_json: Print one JSON document and nothing else.
-
-    Returns:
-        0 if every check holds, else 1.
-
-    Raises:
-        InputError: The backend or an option cannot be used.
-        InterruptError: A signal ended the run.
-        AccelError, ActorError: The step failed.
-    """
-    document = _Document()
-    job = partial(_run_step, step, backend, isolation, document, is_json)
-    return run_for_json(job, document.render) if is_json else run_async(job)
-
-
-async def _run_step(
-    step: Step, backend: str | None, isolation: Isolation | None, document: _Document, is_json: bool
-) -> int:
-    console = make_console(is_quiet=is_json)
-    async with ta.open_system("demo") as system, open_screen(console) as screen:
-        # An operation hangs there and has to be given up; no other one takes so long.
-        opening = partial(open_device, preferred="process", stuck_after=_STUCK_AFTER)
-        async with await opening(system, backend, isolation) as device:
-            document.device, document.isolation = device.info, isolation_of(device)
-            where = f"{device.info.name} ({_WHERE[document.isolation]}), {device.info.description}"
-            screen.begin(step.name, f"trio-accel {ta.__version__} on {where}")
-            start = trio.current_time()
-            result = await step.run(Bench(system=system, device=device, progress=screen))
-            seconds = round(trio.current_time() - start, 6)
-            result = attrs.evolve(result, name=step.name, seconds=seconds)
-            document.results.append(result)
-            screen.finish(result)
-        failed = sum(not check.is_ok for check in result.checks)
-        told = f"{failed} of {len(result.checks)} checks failed"
-        good = f"[bold green]all {len(result.checks)} checks hold[/]"
-        console.print(good if result.is_ok else f"[bold red]{told}[/]")
-    return 0 if result.is_ok else 1
 
 
 def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> int:

@@ -17,7 +17,7 @@ from rich.text import Text
 import trio_accel as ta
 from trio_accel.backends import describe
 from trio_accel.backends.base import BackendReport, DeviceReport
-from trio_accel.cli._board import as_json, facts, make_console, print_line
+from trio_accel.cli._console import as_json, facts, make_console, print_line
 from trio_accel.cli._run import in_thread, printable, run_async
 from trio_accel.devices import describe_workers
 
@@ -51,7 +51,7 @@ async def _show(is_json: bool) -> int:
             "command": "info",
             "version": ta.__version__,
             "devices": list(map(_device, devices)),
-            "links": as_json(topology.links),
+            "links": list(map(as_json, topology.links)),
             "islands": topology.islands(),
             "backends": [_backend(backend) for backend in found],
             "accelerator": accelerator,
@@ -86,7 +86,7 @@ def _backend(report: BackendReport) -> dict[str, object]:
     return {
         "name": report.name,
         "problem": report.problem,
-        "software": as_json(report.software),
+        "software": list(map(as_json, report.software)),
         "unusable": [
             {"name": one.info.name, "description": one.info.description, "problem": one.problem}
             for one in _unusable(report)

@@ -5,28 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
-from typing import Literal, TypeAlias, TypeVar, TypeVarTuple, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar, TypeVarTuple, cast
 
 import trio
 
 import trio_accel as ta
 
-Isolation: TypeAlias = Literal["inline", "process"]
-
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-# Seconds that the command waits after Ctrl-C for an operation that still runs.
-_CLOSE_GRACE = 0.2
-# The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
-_INTENSITY = ta.Intensity(100, 60.0)
-# It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
-_BACKOFF = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 _SHOW_CURSOR = "\x1b[?25h"
-# The exit that a second signal calls, in place of the orderly end.
-_last_steps: list[Callable[[], object]] = []
 
 
 class InputError(Exception):
@@ -112,16 +101,6 @@ def _only_error(error: BaseException) -> BaseException:
     return _only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
-@contextmanager
-def at_a_second_signal(*steps: Callable[[], object]) -> Generator[None]:
-    """Have ``steps`` called if a second signal ends the process without cleaning up meanwhile."""
-    _last_steps.extend(steps)
-    try:
-        yield
-    finally:
-        del _last_steps[len(_last_steps) - len(steps) :]
-
-
 async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     """``function(*args)`` in a worker thread, left to itself when cancelled: Ctrl-C does not wait."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
@@ -153,55 +132,18 @@ async def _watch(signals: AsyncIterator[int], scope: trio.CancelScope, interrupt
 
 def _leave_at_once(number: int) -> None:
     """End the process without cleaning up: a second signal means that the orderly way is too slow."""
-    for step in _last_steps:
-        with suppress(Exception):
-            step()
     if sys.stderr.isatty():
         os.write(2, f"\r{_SHOW_CURSOR}".encode())
     os._exit(128 + number)
 
 
-async def open_device(
-    system: ta.System,
-    backend: str | None,
-    isolation: Isolation | None,
-    *,
-    preferred: Isolation | None = None,
-    stuck_after: float | None = None,
-) -> ta.Device:
-    """Open a device.
-
-    Args:
-        system: Where.
-        backend: Its name, ``None`` for the best one.
-        isolation: Where its context lives, ``None`` for what is preferred.
-        preferred: Where it lives if the device has that; ``None`` for the backend's default.
-        stuck_after: Seconds after which an operation counts as hung, ``None`` for never.
+async def open_device(system: ta.System, backend: str | None, options: ta.DeviceOptions) -> ta.Device:
+    """Open a device by its name, or the best one.
 
     Raises:
         InputError: There is no such device, or it does not have the isolation.
     """
-    options = ta.DeviceOptions(
-        isolation=isolation or preferred,
-        close_grace=_CLOSE_GRACE,
-        intensity=_INTENSITY,
-        backoff=_BACKOFF,
-        stuck_after=stuck_after,
-    )
     try:
         return await system.open_device(backend, options=options)
-    except ta.NotSupportedError as error:
-        if isolation is not None or preferred is None:
-            raise _unusable(error) from error
-    except ValueError as error:
-        raise _unusable(error) from error
-    return await open_device(system, backend, None, stuck_after=stuck_after)
-
-
-def _unusable(error: Exception) -> InputError:
-    return InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}")
-
-
-def isolation_of(device: ta.Device) -> Isolation:
-    """Tell where the context of a device lives."""
-    return device.options.isolation or device.info.isolations[0]
+    except (ta.NotSupportedError, ValueError) as error:
+        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error

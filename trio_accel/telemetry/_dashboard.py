@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import socket
@@ -45,8 +44,6 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
-# Seconds between points of the history.
-_PACE = 2.0
 # Messages that are sent to the page: those with the highest rates.
 _OPERATIONS = 40
 # Stands in the page for its first snapshot.
@@ -249,30 +246,17 @@ class _Feed:
         """Return the last snapshot, or another one if that may be made already."""
         if trio.current_time() >= self._due:
             began = perf_counter()
-            self._note()
             self._text = _for_page(self._recorder.snapshot(), shows_errors=self._shows_errors)
             pause = max(SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
             self._due = trio.current_time() + pause
         return self._text
-
-    def first(self) -> str:
-        """Return the newest snapshot, with what was before."""
-        newest = self.newest()
-        return f'{{"past":{json.dumps(list(self._recorder.history))},{newest[1:]}'
-
-    def _note(self) -> None:
-        if trio.current_time() >= self._recorder.looked_at + _PACE:
-            self._recorder.look()
 
     async def run(self) -> None:
         """Make snapshots."""
         while True:
             while not self._readers:
                 self._wanted = trio.Event()
-                self._note()
-                # A page that is opened later begins with this.
-                with trio.move_on_after(_PACE):
-                    await self._wanted.wait()
+                await self._wanted.wait()
             # Somebody who opens a page may have had one made a moment ago.
             await trio.sleep_until(self._due)
             self._hurry = trio.Event()
@@ -359,7 +343,7 @@ def _application(feed: _Feed) -> Starlette:
 
         async def read(request: Request) -> Response:
             # The page begins with what is so now. In the text of a script, no sign may end it.
-            first = feed.first().replace("<", "\\u003c").encode() if _FIRST in content else b""
+            first = feed.newest().replace("<", "\\u003c").encode() if _FIRST in content else b""
             return Response(content.replace(_FIRST, first), headers=_HEADERS, media_type=_KINDS[name])
 
         return Route("/" if name == "index.html" else f"/{name}", read)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from ..actors import Reading
 from ..backends.base.kit.modules import import_extra
+from ..devices import CacheStatistics
 from ._gpus import GpuWatch
 from ._recorder import Recorder
-from ._snapshot import ActorRow, CacheRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot
+from ._snapshot import ActorRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot
 from ._tally import OTHER_ACTORS
 
 if TYPE_CHECKING:
@@ -24,60 +26,81 @@ __all__ = ["exposition", "prometheus", "prometheus_gpus"]
 
 # Actors that are told apart; the number of metrics that a program exports has to be bounded.
 _MOST_ACTORS = 1000
-_UNUSED = CacheRow()
-_PREFIX = "trio_accel_"
+_UNUSED = CacheStatistics()
 
 Labels: TypeAlias = tuple[str, ...]
-Sample: TypeAlias = tuple[Labels, float]
+Sample: TypeAlias = tuple[Labels, float | Histogram]
+Samples: TypeAlias = Callable[[SystemSnapshot], Iterable[Sample]]
+Labelled: TypeAlias = tuple[dict[str, str], float | Histogram]
 
 
 @attrs.frozen(kw_only=True)
-class Figure:
-    """One metric.
+class Family:
+    """One metric with its values at a moment.
 
     Attributes:
-        name: Words of its name, with an underscore between; without the unit.
+        name: Words of its name, with an underscore between. The unit may be the last one.
         unit: ``"seconds"``, ``"bytes"`` or nothing.
         kind: A ``"counter"`` only rises, until the counted object begins anew; a ``"gauge"`` goes up and
-            down.
+            down; a ``"histogram"`` counts by ranges.
         help: Its meaning, in a sentence.
-        labels: Names of its labels; that of the system comes before them.
-        samples: Its values in a snapshot, each with those of the labels.
+        samples: Its values, each with its labels.
+        is_own: Whether it is the program's own, so that its name is shown as it is.
     """
 
     name: str
-    unit: str = ""
+    unit: str
     kind: str
     help: str
-    labels: Labels = ()
-    samples: Callable[[SystemSnapshot], Iterable[Sample]]
+    samples: list[Labelled]
+    is_own: bool = False
 
 
-def _of_actors(figure: Callable[[ActorRow], float]) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+def _of_actors(figure: Callable[[ActorRow], float], snapshot: SystemSnapshot) -> Iterator[Sample]:
     """One value for each actor; those of the last ones are added up, if there are very many."""
-
-    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
-        for actor in snapshot.actors[:_MOST_ACTORS]:
-            yield (actor.path,), figure(actor)
-        if len(snapshot.actors) > _MOST_ACTORS:
-            yield (OTHER_ACTORS,), sum(figure(actor) for actor in snapshot.actors[_MOST_ACTORS:])
-
-    return samples
+    for actor in snapshot.actors[:_MOST_ACTORS]:
+        yield (actor.path,), figure(actor)
+    if len(snapshot.actors) > _MOST_ACTORS:
+        yield (OTHER_ACTORS,), sum(figure(actor) for actor in snapshot.actors[_MOST_ACTORS:])
 
 
-def _of_devices(
-    figure: Callable[[DeviceRow], float | None],
-) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+def _of_devices(figure: Callable[[DeviceRow], float | None], snapshot: SystemSnapshot) -> Iterator[Sample]:
     """One value for each device of which it is known."""
-    return lambda snapshot: (
-        ((device.path,), value) for device in snapshot.devices if (value := figure(device)) is not None
-    )
+    for device in snapshot.devices:
+        if (value := figure(device)) is not None:
+            yield (device.path,), value
+
+
+def _of_system(figure: Callable[[SystemSnapshot], float], snapshot: SystemSnapshot) -> Iterator[Sample]:
+    yield (), figure(snapshot)
+
+
+def _of_messages(figure: Callable[..., Histogram], snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for row in snapshot.operations:
+        yield (row.path, row.message_type), figure(row)
+
+
+def _of_libraries(
+    figures: Callable[[LibraryRow], Mapping[str, float]], snapshot: SystemSnapshot
+) -> Iterator[Sample]:
+    """Some values for each library of a device, by the last label; it has none where that is empty."""
+    for device in snapshot.devices:
+        for library in device.libraries:
+            for label, value in figures(library).items():
+                yield (device.path, library.library, *filter(None, [label])), value
 
 
 def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for row in snapshot.operations:
         for outcome in ("completed", "failed", "cancelled", "dropped"):
             yield (row.path, row.message_type, outcome), getattr(row, outcome)
+
+
+def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for row in snapshot.operations:
+        for quantile, value in (("0.5", row.p50), ("0.99", row.p99)):
+            if value is not None:
+                yield (row.path, row.message_type, quantile), value
 
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -90,24 +113,9 @@ def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
 
 def _memory(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for device in snapshot.devices:
-        memory = device.memory
-        if memory is not None:
+        if device.memory is not None:
             for kind in ("used", "reserved", "workspace", "foreign"):
-                yield (device.path, kind), getattr(memory, kind)
-
-
-def _of_libraries(
-    figures: Callable[[LibraryRow], Mapping[str, float]],
-) -> Callable[[SystemSnapshot], Iterable[Sample]]:
-    """Some values for each library of a device, by the last label; it has none where that is empty."""
-
-    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
-        for device in snapshot.devices:
-            for library in device.libraries:
-                for label, value in figures(library).items():
-                    yield (device.path, library.library, *filter(None, [label])), value
-
-    return samples
+                yield (device.path, kind), getattr(device.memory, kind)
 
 
 def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -116,87 +124,100 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
-def _cache(row: CacheRow) -> Mapping[str, float]:
+def _cache(row: CacheStatistics) -> Mapping[str, float]:
     return attrs.asdict(row) if row != _UNUSED else {}
 
 
-def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
-    for row in snapshot.operations:
-        for quantile, value in (("0.5", row.p50), ("0.99", row.p99)):
-            if value is not None:
-                yield (row.path, row.message_type, quantile), value
-
-
-# Name, kind, unit, labels with commas between them, help.
+# Name, kind, unit, labels with commas between them, where the value is read from, help.
 _TABLE = """
-uptime              gauge   seconds - Seconds since the system was opened.
-dead_letters        counter -       - Messages that were sent and will not be served.
-actors              gauge   -       state Actors by their state.
-messages            counter -       path,message_type,outcome Messages by actor and type, and what became of them.
-message_latency     gauge   seconds path,message_type,quantile Seconds from sending to the end that a share of the last messages took at most.
-actor_restarts      counter -       path How often an actor was restarted.
-actor_expired       counter -       path Requests that were dropped because their deadline had passed.
-mailbox_messages    gauge   -       path Messages in the mailbox of an actor.
-mailbox_senders     gauge   -       path Senders that wait for room in the mailbox of an actor.
-actor_in_flight     gauge   -       path Messages that an actor serves, and requests whose reply it gives later.
-device_up           gauge   -       device 1 while a device has a context, 0 while one is made.
-device_generation   gauge   -       device Which context of the device this is, from 1.
-device_losses       counter -       device Contexts that a device has lost.
-device_recovery     gauge   seconds device Seconds from the last loss of a context to the next context.
-device_pending      gauge   -       device Requests that wait while the context of a device is made.
-device_age          gauge   seconds device How old the figures are that a device has told of itself: launches, requests and memory.
-device_launches     counter -       device Operations launched by the current context of a device.
-device_in_flight    gauge   -       device Operations that a device has now.
-device_requests     gauge   -       device,library,state Requests of the libraries of a device.
-device_plans        counter -       device,library,event Plans of the libraries of the current context of a device: found, made, evicted.
-device_templates    counter -       device,library,event Launch templates of the worker of a device: found, made, evicted.
-device_memory       gauge   bytes   device,kind Memory of a device by what it is taken for.
-device_arrays       gauge   bytes   device,path Memory of the arrays of a device by the actor that made them.
-device_workspace    gauge   bytes   device,library Memory that the libraries of a device hold for themselves.
-device_memory_limit gauge   bytes   device The most memory that the arrays of a device may take.
+uptime              gauge     seconds - uptime Seconds since the system was opened.
+dead_letters        counter   -       - dead_letters Messages that were sent and will not be served.
+actors              gauge     -       state * Actors by their state.
+messages            counter   -       path,message_type,outcome * Messages by actor and type, and what became of them.
+message_latency     gauge     seconds path,message_type,quantile * Seconds from sending to the end that a share of the last messages took at most.
+message_queue       histogram seconds path,message_type queue Seconds from sending a message to its handler's start.
+message_run         histogram seconds path,message_type run Seconds from the start of a message's handler to its end.
+actor_restarts      counter   -       path restarts How often an actor was restarted.
+actor_expired       counter   -       path expired Requests that were dropped because their deadline had passed.
+mailbox_messages    gauge     -       path mailbox_depth Messages in the mailbox of an actor.
+mailbox_senders     gauge     -       path mailbox_waiting Senders that wait for room in the mailbox of an actor.
+actor_in_flight     gauge     -       path * Messages that an actor serves, and requests whose reply it gives later.
+device_up           gauge     -       device * 1 while a device has a context, 0 while one is made.
+device_generation   gauge     -       device generation Which context of the device this is, from 1.
+device_losses       counter   -       device losses Contexts that a device has lost.
+device_recovery     gauge     seconds device recovery_time Seconds from the last loss of a context to the next context.
+device_pending      gauge     -       device pending Requests that wait while the context of a device is made.
+device_age          gauge     seconds device age How old the figures are that a device has told of itself: launches, requests and memory.
+device_launches     counter   -       device * Operations launched by the current context of a device.
+device_in_flight    gauge     -       device * Operations that a device has now.
+device_requests     gauge     -       device,library,state * Requests of the libraries of a device.
+device_plans        counter   -       device,library,event * Plans of the libraries of the current context of a device: found, made, evicted.
+device_templates    counter   -       device,library,event * Launch templates of the worker of a device: found, made, evicted.
+device_memory       gauge     bytes   device,kind * Memory of a device by what it is taken for.
+device_arrays       gauge     bytes   device,path * Memory of the arrays of a device by the actor that made them.
+device_workspace    gauge     bytes   device,library * Memory that the libraries of a device hold for themselves.
+device_memory_limit gauge     bytes   device * The most memory that the arrays of a device may take.
 """  # noqa: E501  a row for a metric
-_READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
-    "uptime": lambda snapshot: [((), snapshot.uptime)],
-    "dead_letters": lambda snapshot: [((), snapshot.dead_letters)],
+# The readers of values that are no single attribute.
+_READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,
     "message_latency": _quantiles,
-    "actor_restarts": _of_actors(lambda actor: actor.restarts),
-    "actor_expired": _of_actors(lambda actor: actor.expired),
-    "mailbox_messages": _of_actors(lambda actor: actor.mailbox_depth),
-    "mailbox_senders": _of_actors(lambda actor: actor.mailbox_waiting),
-    "actor_in_flight": _of_actors(lambda actor: actor.running + actor.deferred),
-    "device_up": _of_devices(lambda device: device.state == "running"),
-    "device_generation": _of_devices(lambda device: device.generation),
-    "device_losses": _of_devices(lambda device: device.losses),
-    "device_recovery": _of_devices(lambda device: device.recovery_time),
-    "device_pending": _of_devices(lambda device: device.pending),
-    "device_age": _of_devices(lambda device: device.age),
-    "device_launches": _of_devices(lambda device: None if device.age is None else device.launched),
-    "device_in_flight": _of_devices(lambda device: None if device.age is None else device.in_flight),
-    "device_requests": _of_libraries(lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}),
-    "device_plans": _of_libraries(lambda row: _cache(row.plans)),
-    "device_templates": _of_libraries(lambda row: _cache(row.templates)),
+    "actor_in_flight": partial(_of_actors, lambda actor: actor.running + actor.deferred),
+    "device_up": partial(_of_devices, lambda device: device.state == "running"),
+    "device_launches": partial(_of_devices, lambda device: None if device.age is None else device.launched),
+    "device_in_flight": partial(_of_devices, lambda device: None if device.age is None else device.in_flight),
+    "device_requests": partial(
+        _of_libraries, lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}
+    ),
+    "device_plans": partial(_of_libraries, lambda row: _cache(row.plans)),
+    "device_templates": partial(_of_libraries, lambda row: _cache(row.templates)),
     "device_memory": _memory,
     "device_arrays": _arrays,
-    "device_workspace": _of_libraries(lambda row: {"": row.workspace} if row.workspace else {}),
-    "device_memory_limit": _of_devices(lambda device: None if device.memory is None else device.memory.limit),
+    "device_workspace": partial(_of_libraries, lambda row: {"": row.workspace} if row.workspace else {}),
+    "device_memory_limit": partial(
+        _of_devices, lambda device: None if device.memory is None else device.memory.limit
+    ),
 }
-
-
-def _figure(row: str) -> Figure:
-    name, kind, unit, labels, text = row.split(maxsplit=4)
-    names = () if labels == "-" else tuple(labels.split(","))
-    return Figure(name=name, unit=unit.strip("-"), kind=kind, help=text, labels=names, samples=_READ[name])
-
-
-FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
-
-HISTOGRAMS = {
-    "queue": "Seconds from sending a message to its handler's start.",
-    "run": "Seconds from the start of a message's handler to its end.",
+_BY_LABELS: Mapping[str, Callable[..., Iterator[Sample]]] = {
+    "-": _of_system,
+    "path": _of_actors,
+    "device": _of_devices,
+    "path,message_type": _of_messages,
 }
-"""Describe the two histograms of messages."""
+_UNITS = ("seconds", "bytes")
+
+
+def families(snapshot: SystemSnapshot) -> Iterator[Family]:
+    """Yield all metrics of a snapshot: those of the table, and then those of the program and of actors."""
+    for row in _TABLE.strip().splitlines():
+        name, kind, unit, labels, source, text = row.split(maxsplit=5)
+        read = _READ[name] if source == "*" else partial(_BY_LABELS[labels], attrgetter(source))
+        names: list[str] = ["system", *([] if labels == "-" else labels.split(","))]
+        found: list[Labelled] = [
+            (dict(zip(names, (snapshot.system, *values), strict=True)), value)
+            for values, value in read(snapshot)
+        ]
+        yield Family(name=name, unit=unit.strip("-"), kind=kind, help=text, samples=found)
+    named: dict[tuple[str, bool], Family] = {}
+    for one in snapshot.readings:
+        key = one.name, not one.path
+        if key not in named:
+            last = one.name.rpartition("_")[2]
+            unit = last if last in _UNITS else ""
+            named[key] = Family(
+                name=one.name, unit=unit, kind=one.kind, help=one.help, samples=[], is_own=not one.path
+            )
+        if one.kind == named[key].kind:
+            named[key].samples.append(_sample(one, snapshot.system))
+    yield from named.values()
+
+
+def _sample(one: Reading, system: str) -> Labelled:
+    labels = {"system": system, **dict(one.labels), **({"path": one.path} if one.path else {})}
+    if one.kind != "histogram":
+        return labels, one.value
+    return labels, Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
 
 
 def prometheus(recorder: Recorder) -> Collector:
@@ -215,7 +236,7 @@ def prometheus(recorder: Recorder) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    return _collector(lambda: _metrics(recorder))
+    return _collector(lambda: families(recorder.snapshot()))
 
 
 def prometheus_gpus(watch: GpuWatch) -> Collector:
@@ -233,17 +254,20 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
     return _collector(lambda: _gpus(watch))
 
 
-def _gpus(watch: GpuWatch) -> Iterator[Metric]:
+def _gpus(watch: GpuWatch) -> Iterator[Family]:
     readings = watch.latest
-    yield _family("gauge", "gpu_age", "seconds", "Seconds since GPUs were read.", (), [((), watch.age)])
+    age: list[Labelled] = [({}, watch.age)]
+    yield Family(
+        name="gpu_age", unit="seconds", kind="gauge", help="Seconds since GPUs were read.", samples=age
+    )
     for name, unit, text in _OF_GPUS:
-        known: list[Sample] = [
-            ((one.uuid or str(one.index),), value)
+        known: list[Labelled] = [
+            ({"gpu": one.uuid or str(one.index)}, value)
             for one in readings
             if (value := one.error is None if name == "up" else getattr(one, name)) is not None
         ]
         kind = "counter" if name.startswith("ecc") else "gauge"
-        yield _family(kind, f"gpu_{name}", unit, text, ("gpu",), known)
+        yield Family(name=f"gpu_{name}", unit=unit, kind=kind, help=text, samples=known)
 
 
 # Attribute of a reading, unit and meaning.
@@ -261,34 +285,31 @@ _OF_GPUS = (
 )
 
 
-def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
-    """Return the metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
+def exposition(recorder: Recorder) -> str:
+    """Return the metrics as text, in the format of Prometheus. Needs the extra ``metrics``.
 
     Args:
         recorder: The recorder.
-        openmetrics: Whether it is to be OpenMetrics 1.0, which ends with ``# EOF``.
 
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
     collector = prometheus(recorder)
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.exposition import choose_encoder
+    from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
     registry.register(collector)
-    encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else "")
-    return encode(registry).decode()
+    return generate_latest(registry).decode()
 
 
-def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
+def _collector(read: Callable[[], Iterable[Family]]) -> Collector:
     # Its base is only there with the extra.
     import_extra("prometheus_client", "metrics")
     from prometheus_client.registry import Collector
 
     class MetricsCollector(Collector):
         def collect(self) -> Iterator[Metric]:
-            return metrics()
+            return map(_metric, read())
 
         def describe(self) -> list[Metric]:
             # Nothing is asked when it is registered: the system may be another thread's.
@@ -297,67 +318,24 @@ def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
     return MetricsCollector()
 
 
-def _metrics(recorder: Recorder) -> Iterator[Metric]:
-    snapshot = recorder.snapshot()
-    for one in FIGURES:
-        samples = (((snapshot.system, *labels), value) for labels, value in one.samples(snapshot))
-        yield _family(one.kind, one.name, one.unit, one.help, ("system", *one.labels), samples)
-    for what, text in HISTOGRAMS.items():
-        yield _histogram(what, text, snapshot)
-    named: dict[str, list[Reading]] = {}
-    for reading in snapshot.readings:
-        named.setdefault(f"{_PREFIX}{reading.name}" if reading.path else reading.name, []).append(reading)
-    for name, readings in named.items():
-        yield _of_readings(name, readings, snapshot.system)
-
-
-def _of_readings(name: str, readings: list[Reading], system: str) -> Metric:
+def _metric(family: Family) -> Metric:
     from prometheus_client.metrics_core import Metric
 
-    first = readings[0]
-    metric = Metric(name.removesuffix("_total") if first.kind == "counter" else name, first.help, first.kind)
-    for reading in readings:
-        if reading.kind != first.kind:
+    name = family.name if family.is_own else f"trio_accel_{family.name}"
+    if family.kind == "counter":
+        name = name.removesuffix("_total")
+    metric = Metric(name, family.help, family.kind, family.unit)
+    name = f"{metric.name}_total" if family.kind == "counter" else metric.name
+    for given, value in family.samples:
+        labels = {key: _plain(text) for key, text in given.items()}
+        if not isinstance(value, Histogram):
+            metric.add_sample(name, labels, value)
             continue
-        labels = {"system": _plain(system), **{key: _plain(value) for key, value in reading.labels}}
-        if reading.path:
-            labels["path"] = _plain(reading.path)
-        if reading.kind != "histogram":
-            end = "_total" if reading.kind == "counter" else ""
-            metric.add_sample(f"{metric.name}{end}", labels, reading.value)
-            continue
-        below = list(accumulate(reading.counts))
-        for bound, count in zip([*map(str, reading.bounds), "+Inf"], below, strict=True):
+        below = value.cumulated()
+        for bound, count in zip([*map(str, value.bounds), "+Inf"], below, strict=True):
             metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
         metric.add_sample(f"{name}_count", labels, below[-1])
-        metric.add_sample(f"{name}_sum", labels, reading.value)
-    return metric
-
-
-def _family(kind: str, name: str, unit: str, text: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
-    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-    metric = make(f"{_PREFIX}{name}", text, labels=labels, unit=unit)
-    for values, value in samples:
-        metric.add_metric(list(map(_plain, values)), value)
-    return metric
-
-
-def _histogram(what: str, text: str, snapshot: SystemSnapshot) -> Metric:
-    from prometheus_client.metrics_core import HistogramMetricFamily
-
-    metric = HistogramMetricFamily(
-        f"{_PREFIX}message_{what}", text, labels=("system", "path", "message_type"), unit="seconds"
-    )
-    for row in snapshot.operations:
-        times: Histogram = row.queue if what == "queue" else row.run
-        ends = [*map(str, times.bounds), "+Inf"]
-        metric.add_metric(
-            [_plain(snapshot.system), _plain(row.path), _plain(row.message_type)],
-            list(zip(ends, map(float, times.cumulated()), strict=True)),
-            times.total,
-        )
+        metric.add_sample(f"{name}_sum", labels, value.total)
     return metric
 
 

@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,10 +33,8 @@ from ..devices.base._refusals import what_to_do
 from ._snapshot import (
     ActorMemoryRow,
     ActorRow,
-    CacheRow,
     DeviceRow,
     LibraryRow,
-    MemoryRow,
     OperationRow,
     SystemSnapshot,
 )
@@ -174,9 +172,6 @@ class OwnMetrics:
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
-# Messages in a point of the history, and its points: two minutes of a dashboard's.
-_IN_HISTORY = 12
-_POINTS = 60
 # The most readings of all actors in a snapshot.
 _MOST_READINGS = 2000
 # The most actors of one device in a snapshot.
@@ -205,12 +200,6 @@ class Recorder:
         self._tallies = Tallies(operations, self._failures.message, self._since)
         self._devices = _DeviceRows(system)
         self._own = OwnMetrics()
-        # Time since the epoch, messages per second, and of the busiest messages the name, p50 and p99.
-        self.history: deque[tuple[float, float, list[tuple[str, float | None, float | None]]]] = deque(
-            maxlen=_POINTS
-        )
-        # The time is that of Trio's clock: that of the day may be set back.
-        self.looked_at: float = float("-inf")
         self._users = 0
         self._ends = ExitStack()
 
@@ -247,6 +236,7 @@ class Recorder:
             rates[tally.path] += row.rate
         self._tallies.saw(now)
         nbytes = self._devices.array_bytes()
+        of_actors = [reading for one in actors for reading in one.readings]
         rows = [_actor(one, by_path[one.path], rates[one.path], nbytes[one.path]) for one in actors]
         return SystemSnapshot(
             time=time.time(),
@@ -261,18 +251,8 @@ class Recorder:
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
-            readings=self.readings(actors),
+            readings=(*self._own.readings(), *of_actors[:_MOST_READINGS]),
         )
-
-    def look(self) -> None:
-        """Add a point to `history`, without a snapshot."""
-        self.looked_at, busy = trio.current_time(), dict[MessageTally, float]()
-        for tally in self._tallies.by_key.values():
-            tally.count()
-            busy[tally] = tally.rate(self.looked_at)
-        chosen = sorted(busy, key=lambda tally: -busy[tally])[:_IN_HISTORY]
-        times = [(f"{one.path} {one.message_type}", *_quantiles([one])) for one in chosen]
-        self.history.append((time.time(), sum(busy.values()), times))
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
@@ -308,12 +288,6 @@ class Recorder:
         """
         return self._own.named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
 
-    def readings(self, actors: Iterable[ActorSnapshot] | None = None) -> tuple[Reading, ...]:
-        """Return the figures of the program's own, and then those that actors show, or those of all."""
-        shown = self.system.tree().walk() if actors is None else actors
-        of_actors = [reading for one in shown for reading in one.readings]
-        return (*self._own.readings(), *of_actors[:_MOST_READINGS])
-
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that those of the next snapshot are fresh.
 
@@ -321,7 +295,7 @@ class Recorder:
         answers when it has a context again.
         """
         await trio.lowlevel.checkpoint()
-        for answered in self._devices.ask():
+        for answered in self._devices.ask(oldest=0.0):
             await answered.wait()
 
     def _observe(self, event: Event) -> None:
@@ -495,13 +469,13 @@ class _DeviceRows:
                     known.recovery_time = now - known.lost_at
                     known.lost_at = None
 
-    def ask(self) -> list[trio.Event]:
-        """Have the devices asked whose counts are old; returns what is set when they have answered."""
+    def ask(self, oldest: float = _FRESH) -> list[trio.Event]:
+        """Have the devices asked whose counts are so old; returns what is set when they have answered."""
         devices = self.devices
         now = trio.current_time()
         for device in devices:
             known = self._known[device]
-            if known.asking is None and known.told_at < now - _FRESH and not self._is_closed:
+            if known.asking is None and known.told_at <= now - oldest and not self._is_closed:
                 known.asking, known.scope = trio.Event(), trio.CancelScope()
                 trio.lowlevel.spawn_system_task(self._ask, device, known, name=f"statistics of {device.path}")
         return [known.asking for known in self._known.values() if known.asking is not None]
@@ -564,7 +538,7 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         launched=told.launched,
         completed=told.completed,
         in_flight=told.in_flight,
-        memory=MemoryRow(**attrs.asdict(told.memory)),
+        memory=told.memory,
         libraries=tuple(
             [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
         ),
@@ -591,7 +565,5 @@ def _library(library: str, told: DeviceStatistics) -> LibraryRow:
         library=library,
         waiting=queue.waiting,
         in_flight=queue.in_flight,
-        plans=CacheRow(**attrs.asdict(planned.plans)),
-        templates=CacheRow(**attrs.asdict(planned.templates)),
-        workspace=planned.workspace,
+        **attrs.asdict(planned, recurse=False),
     )

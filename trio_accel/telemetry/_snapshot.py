@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import json
-import types
-import typing
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from functools import cache
 from itertools import accumulate
-from typing import Any, Self, TypeVar, cast
 
 import attrs
 
 from ..actors import ActorFigures, Reading, is_number
 from ..backends.base import MemoryStatistics
-from ..devices import CacheStatistics
+from ..devices import LibraryStatistics
 
 __all__ = [
     "ActorMemoryRow",
     "ActorRow",
-    "CacheRow",
     "DeviceRow",
     "FailureRow",
     "Histogram",
     "LibraryRow",
-    "MemoryRow",
     "OperationRow",
     "SystemSnapshot",
 ]
 
-T = TypeVar("T")
 SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
-# The largest count, or number of bytes or seconds: what is beyond 64 bits was made up.
-_LARGEST = 2.0**64
 
 
 @attrs.frozen(kw_only=True)
@@ -55,36 +44,9 @@ class Histogram:
         """The number of values."""
         return sum(self.counts)
 
-    @property
-    def mean(self) -> float | None:
-        """Their mean; None if there are none."""
-        return self.total / self.count if self.count else None
-
     def cumulated(self) -> tuple[int, ...]:
         """Tell how many values are at most each bound; the last is the number of all."""
         return tuple(accumulate(self.counts))
-
-    def quantile(self, share: float) -> float | None:
-        """About the value that a share of all values does not exceed, even within its range.
-
-        Args:
-            share: From 0 to 1, such as 0.99.
-
-        Returns:
-            None if there are no values. The last bound if it is above that.
-        """
-        if not 0 <= share <= 1:
-            raise ValueError(f"quantile: share must be from 0 to 1, got {share!r}")
-        below = self.cumulated()
-        if not below or not below[-1]:
-            return None
-        rank = max(share * below[-1], 1e-9)
-        place = bisect_left(below, rank)
-        if place >= len(self.bounds):
-            return self.bounds[-1]
-        low = self.bounds[place - 1] if place else 0.0
-        before = below[place - 1] if place else 0
-        return low + (self.bounds[place] - low) * (rank - before) / self.counts[place]
 
 
 @attrs.frozen(kw_only=True)
@@ -163,17 +125,7 @@ class OperationRow:
 
 
 @attrs.frozen(kw_only=True)
-class CacheRow(CacheStatistics):
-    """Counts of the entries of a cache; as `CacheStatistics`."""
-
-    @property
-    def share(self) -> float | None:
-        """The share of uses, from 0 to 1, that found what they needed; None without uses."""
-        return self.found / (self.found + self.made) if self.found or self.made else None
-
-
-@attrs.frozen(kw_only=True)
-class LibraryRow:
+class LibraryRow(LibraryStatistics):
     """One library of a device: its requests, its plans in this generation, and its workspace.
 
     Attributes:
@@ -188,14 +140,6 @@ class LibraryRow:
     library: str
     waiting: int = 0
     in_flight: int = 0
-    plans: CacheRow = CacheRow()
-    templates: CacheRow = CacheRow()
-    workspace: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class MemoryRow(MemoryStatistics):
-    """Memory of a device, in bytes; as `MemoryStatistics`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -260,7 +204,7 @@ class DeviceRow:
     launched: int = 0
     completed: int = 0
     in_flight: int = 0
-    memory: MemoryRow | None = None
+    memory: MemoryStatistics | None = None
     libraries: tuple[LibraryRow, ...] = ()
     actors: tuple[ActorMemoryRow, ...] = ()
 
@@ -294,7 +238,7 @@ class FailureRow:
 
 @attrs.frozen(kw_only=True)
 class SystemSnapshot:
-    """A system at one moment. Plain data: `to_json` writes it, `from_json` reads it elsewhere.
+    """A system at one moment. Plain data: `to_json` writes it.
 
     Attributes:
         time: When, in seconds since the epoch.
@@ -330,70 +274,10 @@ class SystemSnapshot:
         """Return the snapshot as one line of JSON text."""
         return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read a snapshot that `to_json` wrote. Fields that a newer version has added are left out.
 
-        Raises:
-            ValueError: The text is no JSON, or no snapshot.
-        """
-        try:
-            data = json.loads(text)
-        except RecursionError:
-            raise ValueError("the snapshot is nested too deeply") from None
-        return _read(cls, data, "the snapshot")
-
-
-def _read(kind: type[T], data: object, what: str) -> T:
-    """Make an object of what was a JSON object, and see that all its values have the types they should."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{what} is no JSON object")  # noqa: TRY004  # of a text
-    given = cast("Mapping[str, object]", data)
-    values: dict[str, Any] = {}
-    for name, hint, is_optional in _members_of(cast("Any", kind)):
-        if name in given:
-            values[name] = _value(hint, given[name], f"{what}: {name}")
-        elif not is_optional:
-            raise ValueError(f"{what} has no {name}")
-    return kind(**values)
-
-
-@cache
-def _members_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """Name and type of each attribute, and whether it has a default."""
-    hints = typing.get_type_hints(kind)
-    fields = attrs.fields(cast("type[attrs.AttrsInstance]", kind))
-    return tuple([(one.name, hints[one.name], one.default is not attrs.NOTHING) for one in fields])
-
-
-def _members(one: object) -> dict[str, object]:
+def _members(one: attrs.AttrsInstance) -> dict[str, object]:
     """Convert a row to JSON's types."""
-    return {name: getattr(one, name) for name, _, _ in _members_of(cast("Any", type(one)))}
-
-
-def _value(hint: Any, data: object, what: str) -> object:
-    # The comparison is false for NaN, too, which JSON does not have and Python reads.
-    if isinstance(data, (int, float)) and not -_LARGEST < data < _LARGEST:
-        raise ValueError(f"{what} is a number that no program has")
-    if type(data) is hint:
-        return data
-    if typing.get_origin(hint) is types.UnionType:
-        [hint] = [one for one in typing.get_args(hint) if one is not type(None)]
-        return None if data is None else _value(hint, data, what)
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"{what} is no list")
-        one = typing.get_args(hint)[0]
-        items = cast("Iterable[object]", data)
-        return tuple([_value(one, item, what) for item in items])
-    if attrs.has(hint):
-        return _read(hint, data, what)
-    is_number = isinstance(data, (int, float)) and not isinstance(data, bool)
-    if hint is float and is_number:
-        return float(cast("float", data))
-    if not isinstance(data, hint) or isinstance(data, bool):
-        raise ValueError(f"{what} is no {hint.__name__}")  # noqa: TRY004  # of a text
-    return data
+    return {field.name: getattr(one, field.name) for field in attrs.fields(type(one))}
 
 
 def check_interval(interval: object) -> float:

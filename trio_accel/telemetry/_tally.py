@@ -30,7 +30,7 @@ OTHER_ACTORS = "(other)"
 _EDGES = np.array(BOUNDS)
 # Messages whose times are kept as they came, to be counted by ranges in one go.
 _AT_ONCE = 512
-# The last messages, and the last seconds, of which p50 and p99 are taken.
+# The last messages, of which p50 and p99 are taken; none where so many seconds nothing came.
 _LAST = 1024
 _LATELY = 60.0
 _SETTLED = 5.0
@@ -68,7 +68,8 @@ class MessageTally:
     # By ranges, and in all: a row for the queue, and one for the handler.
     _ranges: Counts = attrs.field(factory=lambda: np.zeros((2, len(BOUNDS) + 1), np.int64), init=False)
     _totals: Seconds = attrs.field(factory=lambda: np.zeros(2), init=False)
-    _recent: deque[tuple[float, Seconds]] = attrs.field(factory=deque[tuple[float, "Seconds"]], init=False)
+    _recent: Seconds = attrs.field(factory=lambda: np.empty(0), init=False)
+    _counted_at: float = attrs.field(default=0.0, init=False)
     _history: deque[tuple[float, int]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -107,15 +108,9 @@ class MessageTally:
         for row, seconds in enumerate(times.T):
             self._ranges[row] += np.bincount(np.searchsorted(_EDGES, seconds), minlength=len(BOUNDS) + 1)
         self._totals += times.sum(axis=0)
+        self._recent = np.concatenate([self.recent(), times.sum(axis=1)])[-_LAST:]
         # Real seconds: how long something is remembered is no matter of the program's clock.
-        self._recent.append((time.monotonic(), times.sum(axis=1)))
-        self._forget()
-
-    def _forget(self) -> None:
-        """Keep about the last thousand messages."""
-        kept = sum(len(some) for _, some in self._recent)
-        while self._recent and kept - len(self._recent[0][1]) >= _LAST:
-            kept -= len(self._recent.popleft()[1])
+        self._counted_at = time.monotonic()
 
     def add(self, other: MessageTally) -> None:
         """Count what another one has counted, as what was before: no rate rises."""
@@ -128,8 +123,8 @@ class MessageTally:
         self.cancelled_count += other.cancelled_count
         self.dropped_count += other.dropped_count
         self._history = deque([(at, count + other._counted) for at, count in self._history])
-        self._recent = deque(sorted([*self._recent, *other._recent], key=lambda one: one[0]))
-        self._forget()
+        self._recent = np.concatenate([self.recent(), other.recent()])[-_LAST:]
+        self._counted_at = max(self._counted_at, other._counted_at)
 
     def queue(self) -> Histogram:
         """Return the seconds in the queue; those of `count` by now."""
@@ -145,10 +140,7 @@ class MessageTally:
 
     def recent(self) -> Seconds:
         """Return the seconds from sending to the end of the last messages."""
-        since = time.monotonic() - _LATELY
-        while self._recent and self._recent[0][0] < since:
-            self._recent.popleft()
-        return np.concatenate([some for _, some in self._recent]) if self._recent else np.empty(0)
+        return self._recent if time.monotonic() < self._counted_at + _LATELY else np.empty(0)
 
     def rate(self, now: float) -> float:
         """Tell how many ended per second, over the last 5 seconds or since it was asked for before."""

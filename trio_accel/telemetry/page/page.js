@@ -288,18 +288,7 @@ function link(state, text) {
 }
 
 const first = $("first").textContent;
-if (first) {
-  const begun = JSON.parse(first);
-  for (const [time, rate, times] of begun.past ?? []) {
-    past.rate.push([time * 1000, rate]);
-    for (const [name, p50, p99] of times) {
-      if (!past.latency.has(name)) past.latency.set(name, { p50: [], p99: [] });
-      if (p50 !== null) past.latency.get(name).p50.push([time * 1000, p50]);
-      if (p99 !== null) past.latency.get(name).p99.push([time * 1000, p99]);
-    }
-  }
-  show(begun);
-}
+if (first) show(JSON.parse(first));
 const source = new EventSource("events");
 source.onmessage = (event) => { link("live", "live"); show(JSON.parse(event.data)); };
 source.onerror = () => link(source.readyState === EventSource.CLOSED ? "lost" : "wait",

@@ -1,0 +1,58 @@
+"""What commands print with: the console, lines, two columns of facts, and objects as JSON."""
+
+from __future__ import annotations
+
+import errno
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from trio_accel.cli._run import printable
+
+
+class PipeConsole(Console):
+    """A console that reports a closed pipe as ``BrokenPipeError`` instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error out: the command line ends quietly."""
+        raise BrokenPipeError(errno.EPIPE, "standard output was closed")
+
+
+def make_console(*, is_quiet: bool = False) -> Console:
+    """Return the console on stdout; a quiet one prints nothing."""
+    return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
+
+
+def print_line(console: Console, markup: str) -> None:
+    """Print a line: words are wrapped on a terminal, nothing is in a pipe."""
+    console.print(markup, soft_wrap=not console.is_terminal)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return the names and values in two columns without lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, escape(printable(value)))
+    return table
+
+
+def count_of(number: int, noun: str) -> str:
+    """``"1 fault"``, but ``"2 faults"``: a number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def as_json(one: attrs.AttrsInstance) -> dict[str, Any]:
+    """Return an attrs object in terms of JSON: numbers that are not finite become null."""
+    return attrs.asdict(one, value_serializer=lambda _, __, value: _finite(value))
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
