@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_module import ArrayModule
 
 import trio_accel as ta
 from trio_accel import train
@@ -51,7 +52,7 @@ def slopes(parameters: Arrays, x: Any, y: Any) -> tuple[float, dict[str, Any]]:
     return float(-logs[rows, y].mean()), found
 
 
-class NumpyMlp(train.ArrayModule):
+class NumpyMlp(ArrayModule):
     """The network in a program."""
 
     @classmethod
@@ -141,7 +142,7 @@ def reference(
     return losses, parameters
 
 
-class StagedMlp(train.ArrayModule):
+class StagedMlp(ArrayModule):
     """The network as two stages, or its hidden layer shared by ranks, or both."""
 
     @property

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, room_bytes
+from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, last_calls, room_bytes
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -98,6 +98,17 @@ class Rooms:
         for communicator in self._used:
             communicator.end(is_done=is_done)
         self._used.clear()
+
+    def last(self, call: int) -> list[tuple[int, str]]:
+        """Return for each rank how often it has come to others in a call, and to what it came last."""
+        found = [(0, "came to none") for _ in self._devices]
+        for (name, *members), first in self._places.items():
+            told = last_calls(self._path(), first, len(members), call)
+            for rank, (count, text) in zip(cast("list[int]", members), told, strict=True):
+                if count:
+                    where = f" in group {name!r}" if name else ""
+                    found[rank] = (found[rank][0] + count, f"came last to {text}{where}")
+        return found
 
     async def _begun(self, name: str, members: tuple[int, ...]) -> int:
         """Return the number of the communicator of some ranks; 0 for one rank."""
@@ -197,9 +208,15 @@ class ProgramCalls(PartCall):
         finally:
             rooms.end(is_done=len(self._replies) == self._size)
         if not self._errors and late.cancelled_caught:
-            missing = [rank for rank in range(self._size) if rank not in self._replies]
+            missing, last = (
+                [rank for rank in range(self._size) if rank not in self._replies],
+                rooms.last(number),
+            )
             text = f"ranks {missing} have not ended their call within {within:g} s"
-            self._errors[missing[0]] = CompletionTimeoutError(text)
+            if any(count for count, _ in last):
+                text += ": " + ", ".join(f"rank {rank} {last[rank][1]}" for rank in missing)
+            # The one that has come to the fewest holds the others up.
+            self._errors[min(missing, key=last.__getitem__)] = CompletionTimeoutError(text)
         if self._errors:
             try:
                 self._raise()

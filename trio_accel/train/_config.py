@@ -271,7 +271,8 @@ class Config:
         clip_norm: The largest norm of all gradients together; longer ones are shortened.
         checkpoint: Where the state is kept; None for nowhere.
         replays: How often in a row a step is done again after a loss.
-        timeout: Seconds that a step may take before it counts as lost; None for any time.
+        timeout: Seconds that a step may take before it fails; None for any time. The error names the ranks
+            that are late, and on processors what each came to last.
         on_nan: What happens where a loss or a gradient is not finite: an error, the step is skipped, or the
             training ends. The state is that of before in any case. Steps that a scaled loss spoils are
             skipped without that.

@@ -111,7 +111,13 @@ def value_and_grad(
 
     async def run(parameters: Nested, *args: Any, **kwargs: Any) -> tuple[AccelRef, Any]:
         leaves: list[Any] = []
-        value = f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs)
+        try:
+            value = f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs)
+        except BaseException:
+            for leaf in leaves:
+                # They are of no use to anybody now, and no fault of the caller's.
+                leaf.is_told = True
+            raise
         out: AccelRef = await _Tape(value, leaves).joined()
         place = 1
 

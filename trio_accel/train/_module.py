@@ -11,19 +11,17 @@ import logging
 import math
 import operator
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
-import numpy as np
 
 from ..programs import Array, current_rank, method
 from ._layout import Batch, Layout, rows_of, shared
 from ._mesh import Mesh, Turn, turns
 
-__all__ = ["ArrayModule", "Module"]
+__all__ = ["Module"]
 
 _logger = logging.getLogger("trio_accel.train")
 
@@ -76,20 +74,26 @@ class Beginning:
         return self._made
 
 
-class _Trained(ABC):
-    """Base of models that are programs.
+class Module:
+    """A model of PyTorch, which computes its gradients by autograd, in a program.
+
+    Derive from it at the level of a module that imports `torch` at its top, with `configure` and `loss`; for
+    a pipeline with `stage` and `between` in place of the latter. Parameters and buffers are the state of the
+    training. A parameter of which each rank of a shared layer has a part has ``is_sharded = True``.
 
     Args:
         a: One copy of the state: flat arrays by name.
         b: The other one, of the same names and shapes.
         plan: What of the configuration a rank needs.
-        options: Arguments of `configure` or `initial`.
+        options: Arguments of `configure`.
 
     Attributes:
         mesh: The place of this rank among all.
+        model: What `configure` has returned.
     """
 
     mesh: Mesh
+    model: Any
 
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
@@ -101,9 +105,24 @@ class _Trained(ABC):
         self._b = {name: self._native(array) for name, array in b.items()}
         self._prepare(options)
 
-    @abstractmethod
+    def configure(self, **options: Any) -> Any:
+        """Return the `torch.nn.Module`, on the host and with the parameters of the beginning."""
+        raise NotImplementedError(f"{type(self).__name__} must define configure()")
+
+    def loss(self, batch: Mapping[str, Any]) -> Any:
+        """Return the mean loss of some samples, as a tensor without axes; `batch` has tensors by name."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss()")
+
+    def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:
+        """Return what this stage makes of `x`, which the first one has not; the last one, the mean loss."""
+        return self.loss(batch)
+
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and buffers of the beginning, as arrays of the host by name."""
+        _torch().manual_seed(seed)
+        model = self.configure(**options)
+        parameters = {name: _on_host(one) for name, one in model.named_parameters()}
+        return parameters, {name: _on_host(one) for name, one in model.named_buffers()}
 
     def between(self, rows: int) -> tuple[int, ...]:
         """Return the shape of what a stage of a pipeline gives to the next one, for so many samples."""
@@ -142,9 +161,8 @@ class _Trained(ABC):
         factor, clip = 1.0 / work.scale, self.plan["clip"]
         if clip is not None and norm > clip:
             factor *= clip / norm
-        before = {**source, "parameters": source["parameters"][own]}
         after = {**target, "parameters": target["parameters"][own]}
-        self._optimize(before, after, gradient if factor == 1.0 else gradient * factor, work)
+        self._optimize(after, gradient if factor == 1.0 else gradient * factor, work)
         if is_apart:
             data.all_gather(self._copied(after["parameters"]), target["parameters"])
         return {"loss": mean, "norm": norm}
@@ -194,209 +212,9 @@ class _Trained(ABC):
             work.rank.group("pipeline").exchange(sends, receives)
         return got
 
-    def _optimize(self, before: State, after: State, g: Any, work: Work) -> None:
-        """Compute a step of the optimizer by a gradient, with the formulas of PyTorch's."""
-        numbers, param, rate, number = self.plan["numbers"], before["parameters"], work.rate, work.number
-        if self.plan["optimizer"] == "adamw":
-            one, two = numbers["beta1"], numbers["beta2"]
-            m, v = after["exp_avg"], after["exp_avg_sq"]
-            m[:] = before["exp_avg"] + (1 - one) * (g - before["exp_avg"])
-            v[:] = two * before["exp_avg_sq"] + (1 - two) * (g * g)
-            root = (v / (1 - two**number)) ** 0.5 + numbers["eps"]
-            slope = m / (root * (1 - one**number))
-            after["parameters"][:] = (1 - rate * numbers["weight_decay"]) * param - rate * slope
-            return
-        g = g + numbers["weight_decay"] * param
-        if "momentum_buffer" in after:
-            g = numbers["momentum"] * before["momentum_buffer"] + g
-            after["momentum_buffer"][:] = g
-        after["parameters"][:] = param - rate * g
-
-    @abstractmethod
+    # From here on stands what knows of PyTorch.
     def _native(self, array: Array) -> Any:
-        """Return an array of the state as one of the model's library, with the same memory."""
-
-    @abstractmethod
-    def _prepare(self, options: Mapping[str, Any]) -> None:
-        """Make the model."""
-
-    @abstractmethod
-    def _begin(self, source: State, target: State, work: Work) -> None:
-        """Give the model its parameters, buffers and random numbers, and set the gradients to zero."""
-
-    @abstractmethod
-    def _samples(self, batch: Batch) -> Batch:
-        """Return samples as the model takes them."""
-
-    @abstractmethod
-    def _empty(self, shape: tuple[int, ...]) -> Any:
-        """Return an array for what another stage gives."""
-
-    @abstractmethod
-    def _forward(self, part: Batch, x: Any) -> tuple[Any, Any]:
-        """Return what the next stage gets, or the loss; and what `_backward` takes."""
-
-    @abstractmethod
-    def _backward(self, kept: Any, slope: Any) -> Any:
-        """Add to the gradients, and return that of what the stage has got."""
-
-    @abstractmethod
-    def _summed(self, data: Any) -> Any:
-        """Return the flat gradient, summed over the ranks with other samples.
-
-        With a sharded optimizer, a rank gets its part alone.
-        """
-
-    @abstractmethod
-    def _counts(self) -> Any:
-        """Return for each element of the flat gradient its share in the sum over all ranks."""
-
-    @abstractmethod
-    def _numbers(self, *numbers: Any) -> Any:
-        """Return numbers as one array of float64 where the model computes."""
-
-    @abstractmethod
-    def _wide(self, array: Any) -> Any:
-        """Return an array in the dtype of the parameters that the optimizer changes."""
-
-    @abstractmethod
-    def _copied(self, array: Any) -> Any:
-        """Return a copy of an array."""
-
-    def _end_with(self, is_last: bool, rank: Any) -> None:
-        """Hear whether the next backward pass is the last one."""
-        return
-
-    def _keep(self, buffers: Any) -> None:
-        """Take the model's buffers over."""
-        return
-
-
-class ArrayModule(_Trained):
-    """A model that computes its own gradients, in a program, with arrays of NumPy.
-
-    Derive from it at the level of a module, with `initial` and `gradients`; for a stage of a pipeline with
-    `forward`, `backward` and `between` in place of the latter. On a GPU its arrays are those of the device:
-    use `Module` there, or `CallModule`.
-
-    Attributes:
-        rng: Random numbers of this step and rank: the same ones if the step is done again.
-        sharded: Names of the parameters of which each rank of a shared layer has a part.
-    """
-
-    rng: np.random.Generator
-    sharded: ClassVar[Sequence[str]] = ()
-
-    @abstractmethod
-    def initial(self, rng: np.random.Generator, **options: Any) -> Mapping[str, Array]:
-        """Return the parameters of the beginning by name."""
-
-    def gradients(
-        self, parameters: Mapping[str, Array], batch: Mapping[str, Array]
-    ) -> tuple[float, Mapping[str, Array]]:
-        """Return the mean loss of some samples, and its gradients by the names of the parameters."""
-        raise NotImplementedError(f"{type(self).__name__} must define gradients()")
-
-    def forward(
-        self, parameters: Mapping[str, Array], x: Array, batch: Mapping[str, Array]
-    ) -> tuple[Any, object]:
-        """Return what this stage makes of `x`, the last one the mean loss; and what `backward` needs."""
-        return self.gradients(parameters, batch)
-
-    def backward(
-        self, parameters: Mapping[str, Array], kept: Any, slope: Any
-    ) -> tuple[Array, Mapping[str, Array]]:
-        """Return the gradients for `x` and for the parameters, by that of what `forward` has made."""
-        return None, {name: one * slope for name, one in kept.items()}
-
-    def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See the base class."""
-        return dict(self.initial(np.random.default_rng(seed), **options)), {}
-
-    def _native(self, array: Array) -> Any:
-        return array
-
-    def _prepare(self, options: Mapping[str, Any]) -> None:
-        self.options: Mapping[str, Any] = options
-
-    def _begin(self, source: State, target: State, work: Work) -> None:
-        self.rng = np.random.default_rng((self.plan["seed"], work.number, work.rank.number))
-        self._parameters = self.layout.views(source["parameters"].astype(self.plan["compute"]))
-        self._total = np.zeros(self.layout.padded, self.plan["reduce"])
-
-    def _samples(self, batch: Batch) -> Batch:
-        return batch
-
-    def _empty(self, shape: tuple[int, ...]) -> Any:
-        return np.empty(shape, self.plan["compute"])
-
-    def _forward(self, part: Batch, x: Any) -> tuple[Any, Any]:
-        made, kept = self.forward(self._parameters, x, part)
-        return float(made) if self.mesh.is_last else np.ascontiguousarray(made), kept
-
-    def _backward(self, kept: Any, slope: Any) -> Any:
-        below, found = self.backward(self._parameters, kept, slope)
-        self._total += self.layout.flattened(found, self.plan["compute"])
-        return None if below is None else np.ascontiguousarray(below)
-
-    def _summed(self, data: Any) -> Any:
-        if not self.plan["shard"]:
-            data.all_reduce(self._total, "sum")
-            return self._total
-        own = np.empty(len(self._total) // data.size, self._total.dtype)
-        data.reduce_scatter(self._total, own)
-        return own
-
-    def _counts(self) -> Any:
-        counts = np.full(self.layout.padded, 1.0 / self.mesh.tensor)
-        for name, place, _ in self.layout.places():
-            if name in self.sharded:
-                counts[place] = 1.0
-        return counts
-
-    def _numbers(self, *numbers: Any) -> Any:
-        return np.array(numbers, np.float64)
-
-    def _wide(self, array: Any) -> Any:
-        return array.astype(self.plan["master"], copy=False)
-
-    def _copied(self, array: Any) -> Any:
-        return array.copy()
-
-
-class Module(_Trained):
-    """A model of PyTorch, which computes its gradients by autograd, in a program.
-
-    Derive from it at the level of a module that imports `torch` at its top, with `configure` and `loss`; for
-    a pipeline with `stage` and `between` in place of the latter. Parameters and buffers are the state of the
-    training. A parameter of which each rank of a shared layer has a part has ``is_sharded = True``.
-
-    Attributes:
-        model: What `configure` has returned.
-    """
-
-    model: Any
-
-    def configure(self, **options: Any) -> Any:
-        """Return the `torch.nn.Module`, on the host and with the parameters of the beginning."""
-        raise NotImplementedError(f"{type(self).__name__} must define configure()")
-
-    def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the mean loss of some samples, as a tensor without axes; `batch` has tensors by name."""
-        raise NotImplementedError(f"{type(self).__name__} must define loss()")
-
-    def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:
-        """Return what this stage makes of `x`, which the first one has not; the last one, the mean loss."""
-        return self.loss(batch)
-
-    def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See the base class."""
-        _torch().manual_seed(seed)
-        model = self.configure(**options)
-        parameters = {name: _on_host(one) for name, one in model.named_parameters()}
-        return parameters, {name: _on_host(one) for name, one in model.named_buffers()}
-
-    def _native(self, array: Array) -> Any:
+        """Return an array of the state as a tensor with the same memory."""
         return _torch().from_dlpack(array)
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
@@ -446,7 +264,7 @@ class Module(_Trained):
             _logger.info("the model cannot be warmed up by zeros", exc_info=True)
         self._slopes.zero_()
         one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
-        self._optimize(one, one, self._wide(self._slopes[:1]), Work(None, {}, 1, 1.0, 0.0, 1.0))
+        self._optimize(one, self._wide(self._slopes[:1]), Work(None, {}, 1, 1.0, 0.0, 1.0))
         if self._side is not None:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -544,18 +362,17 @@ class Module(_Trained):
     def _pairs(self) -> Iterator[tuple[tuple[str, slice, tuple[int, ...]], Any]]:
         return zip(self.buffers.places(), self.model.buffers(), strict=True)
 
-    def _optimize(self, before: State, after: State, g: Any, work: Work) -> None:
-        if self.plan["optimizer"] != "adamw":
-            super()._optimize(before, after, g, work)
-            return
-        # PyTorch's own step is one launch.
-        torch, numbers = _torch(), self.plan["numbers"]
-        param = after["parameters"]
-        param.grad = g
-        betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
-        optimizer = torch.optim.AdamW([param], work.rate, betas, *rest, fused=True)
-        step = torch.full((), float(work.number - 1), device=g.device)
-        optimizer.state[param] = {"step": step, **{name: after[name] for name in self.plan["states"]}}
+    def _optimize(self, state: State, g: Any, work: Work) -> None:
+        """Compute a step of the optimizer in place, by a gradient: PyTorch's own step is one launch."""
+        torch, numbers, param = _torch(), self.plan["numbers"], state["parameters"]
+        param.grad, kept = g, {name: state[name] for name in self.plan["states"]}
+        if self.plan["optimizer"] == "adamw":
+            betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
+            optimizer = torch.optim.AdamW([param], work.rate, betas, *rest, fused=True)
+            kept["step"] = torch.full((), float(work.number - 1), device=g.device)
+        else:
+            optimizer = torch.optim.SGD([param], work.rate, **numbers, fused=True)
+        optimizer.state[param] = kept
         optimizer.step()
         param.grad = None
 

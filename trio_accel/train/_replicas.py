@@ -20,7 +20,7 @@ from ._config import Config
 from ._grad import value_and_grad
 from ._layout import Batch, Layout, rows_of, shared
 from ._mesh import Mesh
-from ._module import Beginning, Told, _Trained
+from ._module import Beginning, Module, Told
 
 __all__ = ["CallModule"]
 
@@ -118,7 +118,7 @@ class Replicas(ABC, Generic[ModuleT]):
         return slice(first, first + part)
 
 
-class ProgramReplicas(Replicas[_Trained]):
+class ProgramReplicas(Replicas[Module]):
     """Models that are programs; each has two copies of the state, of which a step reads one."""
 
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
@@ -137,7 +137,7 @@ class ProgramReplicas(Replicas[_Trained]):
             {name: await array.copy() for name, array in state.items()} for state in self.states
         ]
         self._to_b = True
-        self._programs: list[Program[_Trained]] = []
+        self._programs: list[Program[Module]] = []
 
     async def _open_programs(self, batch: Batch) -> None:
         """Make the models; a batch tells what kernels are warmed up with, also those of spare workers."""
@@ -157,7 +157,7 @@ class ProgramReplicas(Replicas[_Trained]):
             "seed": config.seed,
             "sample": {name: [array.dtype.name, list(array.shape[1:])] for name, array in batch.items()},
         }
-        found: dict[int, Program[_Trained]] = {}
+        found: dict[int, Program[Module]] = {}
 
         async def make(rank: int) -> None:
             state = self.states[rank], self._next[rank]
@@ -174,7 +174,7 @@ class ProgramReplicas(Replicas[_Trained]):
     async def compute(self, work: Work) -> Told:
         if not self._programs:
             await self._open_programs(work.shares[0])
-        step = _Trained.step_to_b if self._to_b else _Trained.step_to_a
+        step = Module.step_to_b if self._to_b else Module.step_to_a
         common = {"number": work.number, "rate": work.rate, "scale": work.scale}
         chosen = [mesh.data_rank for mesh in self.meshes]
         works = [{**common, "weight": work.weights[rank]} for rank in chosen]

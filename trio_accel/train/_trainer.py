@@ -22,7 +22,7 @@ from . import _checkpoints
 from ._checkpoints import Progress
 from ._config import Config
 from ._layout import Batch, Layout, rows_of, shared
-from ._module import Told, _Trained
+from ._module import Module, Told
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, Work
 
 __all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
@@ -37,7 +37,7 @@ Batches: TypeAlias = (
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
 _Cells: TypeAlias = "list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]"
-_LOSSES = (ContextLostError, StaleRefError, InputFailedError, CompletionTimeoutError, ActorRestartingError)
+_LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingError)
 
 
 class NotFiniteError(FloatingPointError):
@@ -81,7 +81,7 @@ class Step:
 @asynccontextmanager
 async def open_trainer(
     devices: Iterable[Device],
-    module: type[_Trained | CallModule],
+    module: type[Module | CallModule],
     config: Config,
     **options: Any,
 ) -> AsyncGenerator[Trainer, None]:
@@ -95,11 +95,9 @@ async def open_trainer(
     Args:
         devices: The devices, in the order of the ranks; best in workers (`isolation="process"`), whose arrays
             survive. Inline devices lose theirs with the context.
-        module: The class of the model: a `Module` (PyTorch), an `ArrayModule` (NumPy), or a `CallModule` (own
-            operations).
+        module: The class of the model: a `Module` (PyTorch), or a `CallModule` (own operations).
         config: How it is trained.
-        options: Arguments of the model: of `Module.configure`, of `ArrayModule.initial`, or of the
-            constructor of a `CallModule`.
+        options: Arguments of the model: of `Module.configure`, or of the constructor of a `CallModule`.
 
     Raises:
         TypeError: What is no class of a model.
@@ -107,7 +105,7 @@ async def open_trainer(
         CheckpointError: The checkpoint is not whole, or is that of another model.
     """
     given: object = module
-    if not isinstance(given, type) or not issubclass(given, (_Trained, CallModule)):
+    if not isinstance(given, type) or not issubclass(given, (Module, CallModule)):
         raise TypeError(f"open_trainer: module must be a class of train.Module or its like, got {given!r}")
     kind: Any = CallReplicas if issubclass(given, CallModule) else ProgramReplicas
     async with open_world(devices) as world, trio.open_nursery() as nursery:
@@ -370,6 +368,9 @@ class Trainer:
 def _is_loss(error: BaseException | None) -> bool:
     """Tell whether an error comes from the loss of a context."""
     while error is not None:
+        if isinstance(error, CompletionTimeoutError):
+            # That of a deadline of the whole step has no context that was lost.
+            return error.generation is not None
         if isinstance(error, _LOSSES):
             return True
         error = error.__cause__

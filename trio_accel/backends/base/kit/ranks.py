@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -190,6 +190,22 @@ def _mapped(path: str, file_number: int, first: int, size: int) -> mmap.mmap:
         return mmap.mmap(file, room_bytes(size), offset=first)
     finally:
         os.close(file)
+
+
+def last_calls(path: str, first: int, size: int, call: int) -> Iterator[tuple[int, str]]:
+    """Yield for each rank of a room how often it has come in a call, and to what it came last.
+
+    Args:
+        path: See `RoomRank`.
+        first: Where the room begins.
+        size: How many ranks it has.
+        call: The number of the call.
+    """
+    memory = _mapped(path, os.stat(path).st_ino, first, size)
+    for rank in range(size):
+        place = _Place(memory, rank * (_HEAD + 2 * _HALF), _HALF)
+        of, count = divmod(int(place.words[_READY]), 1 << 32)
+        yield (count, place.text(count)) if of == call else (0, "")
 
 
 def forget_rooms() -> None:

@@ -1,0 +1,117 @@
+"""A model in NumPy that takes the place of PyTorch's: steps of ranks are tested where there is no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from trio_accel import train
+
+Arrays = Mapping[str, Any]
+
+
+class ArrayModule(train.Module):
+    """A model that computes its own gradients.
+
+    It has `initial` and `gradients`; a stage of a pipeline has `forward`, `backward` and `between` instead of
+    the latter. `rng` has the same numbers if a step is done again. Each rank of a shared layer has a part of
+    the parameters in `sharded`.
+    """
+
+    rng: np.random.Generator
+    sharded: ClassVar[Sequence[str]] = ()
+
+    def initial(self, rng: np.random.Generator, **options: Any) -> Arrays:
+        """Return the parameters of the beginning by name."""
+        raise NotImplementedError
+
+    def gradients(self, parameters: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        """Return the mean loss of some samples, and its gradients by the names of the parameters."""
+        raise NotImplementedError(f"{type(self).__name__} must define gradients()")
+
+    def forward(self, parameters: Arrays, x: Any, batch: Arrays) -> tuple[Any, object]:
+        """Return what this stage makes of `x`, the last one the mean loss; and what `backward` needs."""
+        return self.gradients(parameters, batch)
+
+    def backward(self, parameters: Arrays, kept: Any, slope: Any) -> tuple[Any, Arrays]:
+        """Return the gradients for `x` and for the parameters, by that of what `forward` has made."""
+        return None, {name: one * slope for name, one in kept.items()}
+
+    def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return dict(self.initial(np.random.default_rng(seed), **options)), {}
+
+    def _native(self, array: Any) -> Any:
+        return array
+
+    def _prepare(self, options: Mapping[str, Any]) -> None:
+        self.options: Mapping[str, Any] = options
+
+    def warm_up(self) -> None:
+        return
+
+    def _begin(self, source: Arrays, target: Arrays, work: Any) -> None:
+        self.rng = np.random.default_rng((self.plan["seed"], work.number, work.rank.number))
+        self._parameters = self.layout.views(source["parameters"].astype(self.plan["compute"]))
+        self._total = np.zeros(self.layout.padded, self.plan["reduce"])
+        for name in ("parameters", *self.plan["states"]):
+            target[name][:] = source[name]
+
+    def _samples(self, batch: Arrays) -> Arrays:
+        return batch
+
+    def _empty(self, shape: tuple[int, ...]) -> Any:
+        return np.empty(shape, self.plan["compute"])
+
+    def _forward(self, part: Arrays, x: Any) -> tuple[Any, Any]:
+        made, kept = self.forward(self._parameters, x, part)
+        return float(made) if self.mesh.is_last else np.ascontiguousarray(made), kept
+
+    def _backward(self, kept: Any, slope: Any) -> Any:
+        below, found = self.backward(self._parameters, kept, slope)
+        self._total += self.layout.flattened(found, self.plan["compute"])
+        return None if below is None else np.ascontiguousarray(below)
+
+    def _summed(self, data: Any) -> Any:
+        if not self.plan["shard"]:
+            data.all_reduce(self._total, "sum")
+            return self._total
+        own = np.empty(len(self._total) // data.size, self._total.dtype)
+        data.reduce_scatter(self._total, own)
+        return own
+
+    def _counts(self) -> Any:
+        counts = np.full(self.layout.padded, 1.0 / self.mesh.tensor)
+        for name, place, _ in self.layout.places():
+            if name in self.sharded:
+                counts[place] = 1.0
+        return counts
+
+    def _numbers(self, *numbers: Any) -> Any:
+        return np.array(numbers, np.float64)
+
+    def _wide(self, array: Any) -> Any:
+        return array.astype(self.plan["master"], copy=False)
+
+    def _copied(self, array: Any) -> Any:
+        return array.copy()
+
+    def _end_with(self, is_last: bool, rank: Any) -> None:
+        return
+
+    def _optimize(self, state: Arrays, g: Any, work: Any) -> None:
+        numbers, param, rate, number = self.plan["numbers"], state["parameters"], work.rate, work.number
+        if self.plan["optimizer"] == "adamw":
+            one, two = numbers["beta1"], numbers["beta2"]
+            m, v = state["exp_avg"], state["exp_avg_sq"]
+            m += (1 - one) * (g - m)
+            v[:] = two * v + (1 - two) * (g * g)
+            slope = m / ((np.sqrt(v / (1 - two**number)) + numbers["eps"]) * (1 - one**number))
+            param[:] = (1 - rate * numbers["weight_decay"]) * param - rate * slope
+            return
+        g = g + numbers["weight_decay"] * param
+        if "momentum_buffer" in state:
+            buffer = state["momentum_buffer"]
+            buffer[:] = g = numbers["momentum"] * buffer + g
+        param -= rate * g

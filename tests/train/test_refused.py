@@ -1,0 +1,262 @@
+"""Bad input of a training: what is refused, and that nothing was committed by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_trainer import config, raises_inside
+from train_models import CallMlp, NumpyMlp, batches
+
+import trio_accel as ta
+from trio_accel import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+
+INLINE = ta.DeviceOptions(isolation="inline")
+
+
+@pytest.fixture
+def open_(system: ta.System) -> Callable[..., Any]:
+    """Open a trainer of own operations in this process, which is fast."""
+
+    def opened(
+        ranks: int = 2, module: Any = CallMlp, chosen: train.Config | None = None, **options: Any
+    ) -> Any:
+        return _Opened(system, ranks, module, config() if chosen is None else chosen, options)
+
+    return opened
+
+
+class _Opened:
+    def __init__(self, system: ta.System, *given: Any) -> None:
+        self._system, self._given = system, given
+
+    async def __aenter__(self) -> train.Trainer:
+        ranks, module, chosen, options = self._given
+        self._devices = self._system.open_devices(["cpu"] * ranks, options=INLINE)
+        devices = await self._devices.__aenter__()
+        self._trainer = train.open_trainer(devices, module, chosen, **options)
+        return await self._trainer.__aenter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._trainer.__aexit__(None, None, None)
+        await self._devices.__aexit__(None, None, None)
+
+
+X, Y = np.zeros((8, 64)), np.zeros(8, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "says"),
+    [
+        ({"x": X[:1], "y": Y[:1]}, ValueError, "a batch of 1 samples cannot be shared among 2"),
+        ({"x": X, "y": Y[:7]}, ValueError, "one row for each sample"),
+        ({"x": X, "y": np.int64(3)}, ValueError, "one row for each sample"),
+        ({}, TypeError, "a dict of arrays by name, got dict"),
+        ([X, Y], TypeError, "a dict of arrays by name, got list"),
+        ({"x": X}, KeyError, "y"),
+        ({"x": X[:, :3], "y": Y}, ValueError, "shape"),
+    ],
+)
+async def test_batches(open_: Callable[..., Any], batch: Any, kind: type[Exception], says: str) -> None:
+    async with open_() as trainer:
+        before = await trainer.parameters()
+        with pytest.raises(kind, match=says):
+            await anext(trainer.steps([batch]))
+        assert (trainer.progress.step, trainer.progress.batches) == (0, 0)
+        # Good ones are taken all the same.
+        step = await anext(trainer.steps(batches(8)))
+        assert step.number == 1
+        assert not np.array_equal((await trainer.parameters())["w1"], before["w1"])
+
+
+async def test_fewer_samples_than_parts(open_: Callable[..., Any]) -> None:
+    async with open_(chosen=config(accumulate=5)) as trainer:
+        with pytest.raises(ValueError, match="a batch of 8 samples cannot be shared among 10"):
+            await anext(trainer.steps([{"x": X, "y": Y}]))
+
+
+async def test_a_loader_that_fails_or_ends(open_: Callable[..., Any]) -> None:
+    def failing() -> Iterator[train.Batch]:
+        yield from (batch for _, batch in zip(range(2), batches(8), strict=False))
+        raise LookupError("no more disk")
+
+    async def ending() -> AsyncIterator[train.Batch]:
+        for _, batch in zip(range(3), batches(8), strict=False):
+            yield batch
+
+    async with open_() as trainer:
+        with pytest.raises(LookupError, match="no more disk"):
+            async for _ in trainer.steps(failing(), until=9):
+                pass
+        assert trainer.progress.step == 2
+        # What was used is left out, so that a loader that begins anew goes on.
+        assert [step.number async for step in trainer.steps(ending(), until=9)] == [3]
+        assert [step.number async for step in trainer.steps(lambda first: batches(8), until=4)] == [4]
+
+
+class Failing(CallMlp):
+    """A loss that is not finite, or fails, for batches that say so."""
+
+    def loss(self, parameters: Any, batch: Any) -> Any:
+        return super().loss(parameters, {"x": batch["x"], "y": batch["y"]}) * ta.arrays.mean(batch["factor"])
+
+
+def factors(*given: float) -> list[train.Batch]:
+    return [{**batch, "factor": np.full(8, one)} for one, batch in zip(given, batches(8), strict=False)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+async def test_losses_that_are_not_finite(open_: Callable[..., Any], bad: float) -> None:
+    async with open_(module=Failing) as trainer:
+        steps = trainer.steps(factors(1.0, bad, 1.0))
+        assert (await anext(steps)).number == 1
+        before = await trainer.parameters()
+        with pytest.raises(
+            train.NotFiniteError, match=f"step 2: the loss is {bad}, .*; the state is that of"
+        ):
+            await anext(steps)
+        np.testing.assert_equal(await trainer.parameters(), before)
+    async with open_(module=Failing, chosen=config(on_nan="skip")) as trainer:
+        found = [step async for step in trainer.steps(factors(1.0, bad, 1.0))]
+        assert [(step.number, step.is_skipped) for step in found] == [(1, False), (1, True), (2, False)]
+        assert trainer.progress.batches == 3
+    async with open_(module=Failing, chosen=config(on_nan="stop")) as trainer:
+        assert [step.number async for step in trainer.steps(factors(1.0, bad, 1.0))] == [1]
+
+
+class Stumbling(CallMlp):
+    """A loss that raises on one rank, whose samples say so."""
+
+    def loss(self, parameters: Any, batch: Any) -> Any:
+        if batch["x"].shape[0] == 3:
+            raise ArithmeticError("three samples are too few")
+        return super().loss(parameters, batch)
+
+
+async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None:
+    async with open_(module=Stumbling) as trainer:
+        before = await trainer.parameters()
+        with pytest.raises(ArithmeticError, match="three samples are too few"):
+            await anext(trainer.steps(batches(7)))
+        np.testing.assert_equal(await trainer.parameters(), before)
+        assert (await anext(trainer.steps(batches(8)))).number == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: train.adamw(-1.0), "adamw: lr must be a number from 0"),
+        (lambda: train.adamw(math.nan), "adamw: lr must be a number from 0"),
+        (lambda: train.adamw(betas=(0.9, 1.0)), "adamw: betas must be a number from 0 to below 1, got 1.0"),
+        (lambda: train.sgd(momentum=-0.1), "sgd: momentum"),
+        (
+            lambda: train.warmup_cosine(1e-3, 10, 10),
+            "it needs 0 <= warmup < total, got warmup 10 and total 10",
+        ),
+        (lambda: train.warmup_linear(1e-3, -1, 10), "it needs 0 <= warmup < total"),
+        (lambda: train.Parallel(pipeline=0), "pipeline must be a whole number of at least 1, got 0"),
+        (lambda: train.Parallel(schedule="zero"), "schedule must be one of '1f1b', 'gpipe', got 'zero'"),  # type: ignore[arg-type]
+        (lambda: train.Precision(compute="int8"), "compute must be one of 'float16'"),
+        (lambda: train.Precision(master="float16"), "master must be one of 'float32', 'float64'"),
+        (lambda: config(accumulate=True), "accumulate must be a whole number"),
+        (lambda: config(on_nan="ignore"), "on_nan must be one of 'raise', 'skip', 'stop', got 'ignore'"),
+        (lambda: train.Checkpoint("x", keep=0), "keep must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_numbers_of_the_configuration(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1e-3])
+async def test_schedules_that_give_no_rate(open_: Callable[..., Any], rate: float) -> None:
+    chosen = config(optimizer=train.adamw(lambda step: 1e-3 if step == 1 else rate))
+    async with open_(chosen=chosen) as trainer:
+        steps = trainer.steps(batches(8))
+        await anext(steps)
+        with pytest.raises(ValueError, match=r"the schedule gives .* for step 2; a rate is finite"):
+            await anext(steps)
+        assert trainer.progress.step == 1
+
+
+async def test_a_schedule_that_divides_by_zero(open_: Callable[..., Any]) -> None:
+    async with open_(chosen=config(optimizer=train.sgd(lambda step: 1 / (step - 1)))) as trainer:
+        with pytest.raises(ZeroDivisionError):
+            await anext(trainer.steps(batches(8)))
+
+
+@pytest.mark.parametrize(
+    ("module", "parallel", "says"),
+    [
+        (NumpyMlp, train.Parallel(pipeline=2, tensor=2), "2 ranks are no multiple of pipeline 2 x tensor 2"),
+        (CallMlp, train.Parallel(tensor=2), "a CallModule has the whole model on each rank"),
+        (int, train.Parallel(), "module must be a class of train.Module or its like, got <class 'int'>"),
+    ],
+)
+async def test_what_devices_cannot_share(
+    system: ta.System, module: Any, parallel: train.Parallel, says: str
+) -> None:
+    async with system.open_devices(["cpu"] * 2, options=INLINE) as devices:
+        if module is int:
+            with pytest.raises(TypeError, match=says):
+                async with train.open_trainer(devices, module, config(parallel=parallel)):
+                    pass
+            return
+        with raises_inside(Exception, says):
+            async with train.open_trainer(devices, module, config(parallel=parallel)):
+                pass
+
+
+class Forgetful(NumpyMlp):
+    """Rank 1 comes to a collective that no other rank asks for."""
+
+    def gradients(self, parameters: Any, batch: Any) -> Any:
+        rank = ta.programs.current_rank()
+        if rank.number == 1:
+            rank.all_reduce(np.zeros(3))
+        return super().gradients(parameters, batch)
+
+
+async def test_a_model_whose_ranks_ask_for_different_collectives(tmp_path: Path) -> None:
+    options = ta.DeviceOptions(isolation="process")
+    async with (
+        ta.open_system("training") as system,
+        system.open_devices(["cpu"] * 2, options=options) as devices,
+        train.open_trainer(devices, Forgetful, config(timeout=2.0)) as trainer,
+    ):
+        # Rank 0 waits in another group.
+        says = (
+            r"rank 0 came last to number 1, all_reduce.* in group 'data', rank 1 came last to number 1, all"
+        )
+        with pytest.raises(ta.collectives.RankFailedError, match=says):
+            await anext(trainer.steps(batches(64)))
+        assert (trainer.progress.step, trainer.workers_lost) == (0, 0)
+
+
+class Waiting(NumpyMlp):
+    """Rank 1 takes its time."""
+
+    def gradients(self, parameters: Any, batch: Any) -> Any:
+        import time
+
+        if ta.programs.current_rank().number == 1:
+            time.sleep(1.0)
+        return super().gradients(parameters, batch)
+
+
+async def test_a_step_that_takes_too_long_names_the_rank() -> None:
+    async with (
+        ta.open_system("training") as system,
+        system.open_devices(["cpu"] * 2, options=ta.DeviceOptions(isolation="process")) as devices,
+        train.open_trainer(devices, Waiting, config(timeout=0.4)) as trainer,
+    ):
+        with pytest.raises(ta.collectives.RankFailedError, match=r"rank 1 came to none") as caught:
+            await anext(trainer.steps(batches(64)))
+        assert caught.value.rank == 1
+        assert trainer.progress.step == 0
