@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -210,13 +211,14 @@ class _Tape:
             if id(call) in leaves:
                 found[id(call)] = slope
                 continue
-            told: set[int] = set()
+            # An operand may be there twice.
+            missing = Counter(id(one) for one in _operands(call) if id(one) in self._depends)
             for operand, make in gradients(call, slope):
-                told.add(id(operand))
+                missing[id(operand)] -= 1
                 if id(operand) in self._depends:
                     before, one = self._slopes.get(id(operand)), make()
                     self._slopes[id(operand)] = one if before is None else before + one
-            if any(id(one) in self._depends and id(one) not in told for one in _operands(call)):
+            if any(count > 0 for count in missing.values()):
                 raise NotSupportedError(
                     f"value_and_grad: {call.function.name} has no gradient for an argument"
                 )

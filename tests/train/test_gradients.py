@@ -1,0 +1,199 @@
+"""Gradients of functions of own operations: each entry of the tables against central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel import train
+from trio_accel.train import _grad
+
+a: Any = ta.arrays
+n: Any = ta.nn
+matmul: Any = ta.linalg.matmul
+
+
+def numbers(shape: tuple[int, ...], seed: int = 0, low: float = -2.0, high: float = 2.0) -> Any:
+    return np.random.default_rng(seed).uniform(low, high, shape)
+
+
+@attrs.frozen
+class Case:
+    """A function of parameters, and where they lie."""
+
+    f: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...] = ((3, 4),)
+    low: float = -2.0
+    high: float = 2.0
+
+    def values(self) -> list[Any]:
+        return [numbers(shape, seed, self.low, self.high) for seed, shape in enumerate(self.shapes)]
+
+
+X, LABELS, ROWS = (3, 4), np.array([1, 3, 0]), np.array([[0, 2], [4, 0]])
+Y = numbers(X, 9, 0.1, 0.9)
+SIGNS = np.where(Y > 0.5, 1.0, -1.0)
+# Where the values of a function of one array lie, and what losses compare with.
+RANGES = dict.fromkeys(("acos", "asin"), (-0.9, 0.9))
+RANGES |= dict.fromkeys(("log", "log10", "log1p", "log2", "rsqrt", "sqrt"), (0.2, 3.0))
+RANGES |= {"binary_cross_entropy": (0.1, 0.9)}
+TARGETS: dict[str, Any] = {
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div"), Y),
+    **dict.fromkeys(("l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss"), Y),
+    **dict.fromkeys(("hinge_embedding_loss", "soft_margin_loss"), SIGNS),
+    "cross_entropy": LABELS,
+}
+OPTIONS: dict[str, tuple[Any, ...]] = {"threshold": (0.3, 0.1), "gaussian_nll_loss": (Y, np.ones(X))}
+
+
+def of_first(name: str) -> Case:
+    """A function of `nn`, of its first argument."""
+    f = getattr(n, name)
+    rest = OPTIONS.get(name, (TARGETS[name],) if name in TARGETS else ())
+    return Case(lambda x: f(x, *rest), (X,), *RANGES.get(name, (-2.0, 2.0)))
+
+
+CASES: dict[str, Case | list[Case]] = {
+    **{f"nn.{name}": of_first(name) for name in _grad._OF_FIRST if hasattr(n, name)},
+    **{
+        f"arrays.{name}": Case(getattr(a, name), (X,), *RANGES.get(name, (-2.0, 2.0)))
+        for name in _grad._OF_ONE
+    },
+    # Both arguments are broadcast along an axis.
+    **{
+        f"arrays.{name}": Case(getattr(a, name), ((3, 1, 4), (2, 1)), 0.5, 2.0 + ("i" in name))
+        for name in _grad._OF_TWO
+    },
+    "arrays.where": Case(lambda x, y: a.where(Y > 0.5, x, y), (X, (4,))),
+    "arrays.softmax": Case(lambda x: a.softmax(x, axis=1)),
+    "arrays.log_softmax": Case(lambda x: a.log_softmax(x, axis=0)),
+    "AccelRef.T": Case(lambda x: x.T),
+    "AccelRef.__getitem__": [
+        Case(lambda x: x[1]), Case(lambda x: x[-1, 1:3]),
+        Case(lambda x: x[:, None, 2:]), Case(lambda x: x[..., 1]),
+    ],
+    "AccelRef.copy": [Case(lambda x: x.copy()), Case(lambda x: x.cast("float64"))],
+    "AccelRef.mT": Case(lambda x: x.mT, ((2, 3, 4),)),
+    "AccelRef.reshape": Case(lambda x: x.reshape(2, -1)),
+    "arrays.broadcast_to": Case(lambda x: a.broadcast_to(x, (2, 3, 4)), ((3, 1),)),
+    "arrays.concat": Case(lambda x, y: a.concat([x, 2 * y, x], axis=1), ((3, 4), (3, 2))),
+    "arrays.expand_dims": Case(lambda x: a.expand_dims(x, axis=1)),
+    "arrays.layer_norm": [
+        Case(a.layer_norm, ((3, 4), (4,), (4,))),
+        Case(lambda x, w: a.layer_norm(x, w, axis=-1, eps=0.1), ((3, 4), (4,))),
+        Case(a.layer_norm),
+    ],
+    "arrays.logsumexp": [
+        Case(lambda x: a.logsumexp(x, axis=0)), Case(lambda x: a.logsumexp(x, keepdims=True)),
+    ],
+    "arrays.matrix_transpose": Case(a.matrix_transpose, ((2, 3, 4),)),
+    "arrays.mean": [Case(a.mean), Case(lambda x: a.mean(x, axis=-1, keepdims=True))],
+    "arrays.moveaxis": Case(lambda x: a.moveaxis(x, 0, -1), ((2, 3, 4),)),
+    "arrays.permute_dims": Case(lambda x: a.permute_dims(x, (2, 0, 1)), ((2, 3, 4),)),
+    "arrays.reshape": Case(lambda x: a.reshape(x, (4, 3))),
+    "arrays.rms_norm": [Case(a.rms_norm, ((3, 4), (4,))), Case(lambda x: a.rms_norm(x, axis=0, eps=0.1))],
+    "arrays.squeeze": Case(lambda x: a.squeeze(x, axis=1), ((3, 1, 4),)),
+    "arrays.stack": Case(lambda x, y: a.stack([x, y * y, x], axis=1), ((3, 4), (3, 4))),
+    "arrays.sum": [Case(a.sum), Case(lambda x: a.sum(x, axis=(0,), keepdims=True))],
+    "arrays.swapaxes": Case(lambda x: a.swapaxes(x, 0, 2), ((2, 3, 4),)),
+    "linalg.matmul": [
+        Case(matmul, shapes)
+        for shapes in (
+            ((3, 4), (4, 2)), ((4,), (4, 2)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)),
+            ((3, 4), (5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)), ((4,), (2, 4, 3)),
+        )
+    ],
+    "nn.embedding": Case(lambda w: n.embedding(ROWS, w), ((5, 3),)),
+    "nn.linear": [Case(n.linear, ((2, 3, 4), (5, 4), (5,))), Case(n.linear, ((3, 4), (5, 4)))],
+}  # fmt: skip
+NUMBERED = [
+    (name, number)
+    for name, cases in sorted(CASES.items())
+    for number in range(len(cases) if isinstance(cases, list) else 1)
+]
+
+
+def test_each_entry_of_the_tables_has_a_case() -> None:
+    names = {name.partition(".")[2] for name in CASES}
+    assert {name.partition(".")[2] for name in _grad._RULES} | {
+        *_grad._OF_ONE,
+        *_grad._OF_TWO,
+        *_grad._OF_FIRST,
+    } == names
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERED)
+async def test_gradients_are_those_of_differences(device: ta.Device, name: str, number: int) -> None:
+    cases = CASES[name]
+    case = cases[number] if isinstance(cases, list) else cases
+    values = case.values()
+    # Views of arrays are arrays, which are no calls.
+    shape = (await (case.f(*[await device.put(one) for one in values]) * 1.0)).shape
+    weights = numbers(shape, 99)
+
+    def f(parameters: Any) -> Any:
+        return a.sum(case.f(*parameters) * weights)
+
+    value, found = await train.value_and_grad(f)([await device.put(one) for one in values])
+    np.testing.assert_allclose(await value.item(), await total(device, case, values, weights), rtol=1e-12)
+    for place, slope in enumerate(found):
+        assert (slope.shape, slope.dtype) == (values[place].shape, "float64")
+        # Along a direction: each element for itself would ask a thousand times.
+        direction = numbers(values[place].shape, 50, -1.0, 1.0)
+        sides = []
+        for sign in (1, -1):
+            moved = [one.copy() for one in values]
+            moved[place] += sign * 1e-5 * direction
+            sides.append(await total(device, case, moved, weights))
+        want = (sides[0] - sides[1]) / 2e-5
+        np.testing.assert_allclose((await slope.to_host() * direction).sum(), want, rtol=1e-6, atol=1e-8)
+
+
+async def total(device: ta.Device, case: Case, values: list[Any], weights: Any) -> float:
+    made = await (case.f(*[await device.put(one) for one in values]) * 1.0)
+    return float((await made.to_host() * weights).sum())
+
+
+async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device: ta.Device) -> None:
+    given = {
+        "w": [await device.put(numbers((3,))), await device.put(numbers((3,), 1))],
+        "never": await device.put(Y),
+    }
+
+    def f(p: Any, x: Any) -> Any:
+        return a.sum(p["w"][0] * p["w"][0] * x + a.exp(p["w"][1]) * p["w"][0])
+
+    x = await device.put(numbers((3,), 2))
+    value, found = await train.value_and_grad(f)(given, x)
+    w, v, hosts = numbers((3,)), numbers((3,), 1), numbers((3,), 2)
+    np.testing.assert_allclose(await value.item(), (w * w * hosts + np.exp(v) * w).sum(), rtol=1e-14)
+    np.testing.assert_allclose(await found["w"][0].to_host(), 2 * w * hosts + np.exp(v), rtol=1e-14)
+    np.testing.assert_allclose(await found["w"][1].to_host(), np.exp(v) * w, rtol=1e-14)
+    assert not (await found["never"].to_host()).any()
+    alone = await train.grad(f)(given, x)
+    np.testing.assert_array_equal(await alone["w"][1].to_host(), await found["w"][1].to_host())
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+async def test_what_has_no_gradient_is_refused(device: ta.Device) -> None:
+    x = await device.put(Y)
+    for f, kind, says in (
+        (lambda p: a.sum(a.sort(p)), ta.NotSupportedError, "arrays.sort has no gradient here"),
+        (lambda p: a.sum(p[::2]), ta.NotSupportedError, "slices of step 1"),
+        (lambda p: n.mse_loss(p, p), ta.NotSupportedError, "mse_loss has no gradient for an argument"),
+        (lambda p: p * 2, ValueError, r"the value must have no axes, got shape \(3, 4\)"),
+        (lambda p: a.sum(x * 2), ValueError, "the value depends on no parameter"),
+        (lambda p: a.sum(a.sign(p)), ValueError, "the value depends on no parameter"),
+        (lambda p: 3.0, TypeError, "the function must return a call, got float"),
+    ):
+        with pytest.raises(kind, match=says):
+            await train.value_and_grad(f)(x)
+    with pytest.raises(
+        TypeError, match="parameters must be arrays on a device, in dicts and lists, got ndarray"
+    ):
+        await train.value_and_grad(a.sum)(Y)
