@@ -237,7 +237,7 @@ class CallReplicas(Replicas[CallModule]):
             norm, factor = math.sqrt(total) / work.scale, 1.0 / work.scale
             if config.clip_norm is not None and norm > config.clip_norm:
                 factor *= config.clip_norm / norm
-            self._next = await self._on_each(lambda rank: self._changed(rank, totals[rank] * factor, work))
+            self._next = await self._on_each(lambda rank: self._changed(rank, totals[rank], factor, work))
             if self.is_apart:
                 parts = [state["parameters"][self.own(rank)] for rank, state in enumerate(self._next)]
                 for state, whole in zip(self._next, await self._world.all_gather(parts), strict=True):
@@ -270,10 +270,10 @@ class CallReplicas(Replicas[CallModule]):
         wide = await total.cast(self._config.precision.master)
         return float(await (await arrays.sum(wide * wide)).to_host())
 
-    async def _changed(self, rank: int, gradient: Any, work: Work) -> dict[str, AccelRef]:
+    async def _changed(self, rank: int, gradient: AccelRef, factor: float, work: Work) -> dict[str, AccelRef]:
         """Return the state of a rank after the optimizer's step; that of before stays."""
         new = {name: await array.copy() for name, array in self.states[rank].items()}
-        wide = await (await gradient).cast(self._config.precision.master)
+        wide = await (await (gradient * factor)).cast(self._config.precision.master)
         await self._optimize(new, new["parameters"][self.own(rank)], wide, work)
         return new
 
