@@ -667,7 +667,7 @@ _REASONS: dict[str, str] = {
         "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
         "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
-        "patterns.Passed "
+        "patterns.Passed patterns.WaitingStatistics "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "

@@ -410,7 +410,7 @@ async def test_an_item_that_fits_into_no_batch_fails_alone(
     assert results[:3] == [2, 4, 6]
     assert results[8] == 18
     assert [type(error) for error in results[3:8]] == [LookupError, *[ValueError] * 4]
-    assert "costs 11, and a batch at most 10" in str(results[4])
+    assert "costs 11, and there are at most 10 at once" in str(results[4])
     assert sorted(map(sorted, model.calls)) == [[1, 2], [3, 9]]
     assert (await count(batcher)).refused == 5
 

@@ -121,7 +121,7 @@ class StageStatistics(CallStatistics):
     """
 
     name: str
-    unsure: int
+    unsure: int = 0
 
     @property
     def sure(self) -> int:
@@ -155,11 +155,6 @@ class NoAnswerError(Exception):
         return str(self.args[0])
 
 
-@attrs.define(eq=False)
-class _Counted(Tally):
-    unsure: int = 0
-
-
 class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
     """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
 
@@ -180,7 +175,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
     def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
         self._stages = tuple(stages)
         self._unsure: Unsure = unsure
-        self._counted = [_Counted() for _ in self._stages]
+        self._counted = [Tally() for _ in self._stages]
         for stage in self._stages:
             if not isinstance(stage, Stage):
                 raise TypeError(f"Cascade: stages must be Stage(name, model), got {stage!r}")
@@ -223,7 +218,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
                     is_confident=True,
                     passed=tuple(passed),
                 )
-            counted.unsure += 1
+            counted["unsure"] += 1
             results.append((confidence, len(passed), result))
             passed.append(Passed(stage=stage.name, confidence=confidence, error=None))
         return self._without_confidence(passed, results)
@@ -231,9 +226,9 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
     def statistics(self) -> CascadeStatistics:
         """Tell what was counted so far."""
         return CascadeStatistics(
-            **attrs.asdict(self._tally),
+            **self._tally,
             stages=tuple(
-                StageStatistics(name=stage.name, **attrs.asdict(counted))
+                StageStatistics(name=stage.name, **counted)
                 for stage, counted in zip(self._stages, self._counted, strict=True)
             ),
         )

@@ -352,5 +352,5 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             retired=self._retired,
             swaps=self._swaps,
             failed_swaps=self._failed_swaps,
-            **attrs.asdict(self._tally),
+            **self._tally,
         )

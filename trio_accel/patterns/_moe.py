@@ -409,7 +409,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
 
     def statistics(self) -> MoeStatistics:
         """Return the counts of its calls, and the spread of the load so far."""
-        return MoeStatistics(**attrs.asdict(self._tally), routing=self._routing)
+        return MoeStatistics(**self._tally, routing=self._routing)
 
     async def answer(self, item: Tokens | AccelRef) -> Routed:
         """Route the tokens of one array.

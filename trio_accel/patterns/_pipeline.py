@@ -165,8 +165,8 @@ class _Line:
         return PipelineStageStatistics(
             name=self.name,
             waiting=sum(entry.at is self for entry in self.near),
-            held=self.workers - self.free - self.tally.in_flight,
-            **attrs.asdict(self.tally),
+            held=self.workers - self.free - self.tally["in_flight"],
+            **self.tally,
         )
 
     def _take_out(self, entry: _Entry) -> None:
@@ -310,9 +310,7 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
     def statistics(self) -> PipelineStatistics:
         """Return the counts of the items and of the stages."""
-        return PipelineStatistics(
-            **attrs.asdict(self._tally), stages=tuple([line.statistics() for line in self._lines])
-        )
+        return PipelineStatistics(**self._tally, stages=tuple([line.statistics() for line in self._lines]))
 
 
 def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:

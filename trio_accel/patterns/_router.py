@@ -143,7 +143,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     def statistics(self) -> RouterStatistics:
         """Return the counts of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
-        return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
+        return RouterStatistics(**self._tally, replicas=replicas, rerouted=self._rerouted)
 
 
 CandidateT = TypeVar("CandidateT", bound="Member[Any, Any]")
@@ -279,7 +279,7 @@ class Member(Generic[ItemT, ResultT]):
     @property
     def in_flight(self) -> int:
         """Requests that it works on."""
-        return self.tally.in_flight
+        return self.tally["in_flight"]
 
     @property
     def is_dead(self) -> bool:
@@ -309,7 +309,7 @@ class Member(Generic[ItemT, ResultT]):
             name=self.name,
             is_available=self.is_available,
             is_dead=self.is_dead,
-            **attrs.asdict(self.tally),
+            **self.tally,
         )
 
 

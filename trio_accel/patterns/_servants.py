@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -155,19 +156,6 @@ def count(name: str, help: str, value: float, **labels: str) -> Reading:  # noqa
     return Reading(name=name, kind="counter", help=help, value=value, labels=tuple(labels.items()))
 
 
-def readings_of(counts: object) -> Iterator[Reading]:
-    """Yield what became of calls: those of the outcomes that a record counts."""
-    for outcome_of_it in ("answered", "failed", "cancelled"):
-        value = getattr(counts, outcome_of_it)
-        yield count("requests", "Requests of a pattern by what became of them.", value, outcome=outcome_of_it)
-
-
-WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the ranges of seconds that requests wait."""
-QUEUE_WAIT = "queue_wait_seconds", "Seconds that a request has waited before the model got it."
-REFUSED = "refused_requests", "Requests that a pattern has refused, by tenant where it knows tenants."
-
-
 def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
     """Fail an open request at the end of its incarnation: later ones do not know of it.
 
@@ -183,45 +171,41 @@ def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, ha
 
 @attrs.frozen(kw_only=True)
 class CallStatistics:
-    """Counts of calls: ``begun == in_flight + answered + failed + cancelled``, at any time.
+    """Counts of calls.
 
     Attributes:
-        begun: Calls that were begun.
         in_flight: Calls that have not ended.
         answered: Calls with a result.
         failed: Calls that ended with an error.
         cancelled: Calls that were cancelled, and ended without a result or an error.
     """
 
-    begun: int
-    in_flight: int
-    answered: int
-    failed: int
-    cancelled: int
-
-
-@attrs.define(eq=False)
-class Tally:
-    """Counter of calls: each call is one block, ``with tally:``; any number of blocks at once."""
-
-    begun: int = 0
     in_flight: int = 0
     answered: int = 0
     failed: int = 0
     cancelled: int = 0
 
+    @property
+    def begun(self) -> int:
+        """Calls that were begun: all of these."""
+        return self.in_flight + self.answered + self.failed + self.cancelled
+
+
+class Tally(Counter[str]):
+    """Counts calls by the names of `CallStatistics`.
+
+    Each call is one block, ``with tally:``; any number of blocks at once.
+    """
+
     def __enter__(self) -> None:
-        self.begun += 1
-        self.in_flight += 1
+        self["in_flight"] += 1
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.in_flight -= 1
+        self["in_flight"] -= 1
         if error is None:
-            self.answered += 1
-        elif _is_cancellation(error):
-            self.cancelled += 1
+            self["answered"] += 1
         else:
-            self.failed += 1
+            self["cancelled" if _is_cancellation(error) else "failed"] += 1
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -266,11 +250,13 @@ class TaskServant(Servant[ItemT, ResultT]):
 
     def statistics(self) -> object:
         """Return the counts of its calls since its incarnation began: `CallStatistics`."""
-        return CallStatistics(**attrs.asdict(self._tally))
+        return CallStatistics(**self._tally)
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counts of its calls by what became of them."""
-        yield from readings_of(self._tally)
+        text = "Requests of a pattern by what became of them."
+        for ending in ("answered", "failed", "cancelled"):
+            yield count("requests", text, self._tally[ending], outcome=ending)
 
     def start(
         self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True

@@ -199,7 +199,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
 
     def statistics(self) -> DecoderStatistics:
         """Return the counts of its requests and of speculation so far."""
-        return DecoderStatistics(**attrs.asdict(self._tally), decoding=self._rounds.statistics)
+        return DecoderStatistics(**self._tally, decoding=self._rounds.statistics)
 
     async def answer(self, item: Generate) -> Generation:
         """Continue one text.
