@@ -181,16 +181,8 @@ class RoutingStatistics:
     @classmethod
     def none(cls, experts: int) -> RoutingStatistics:
         """Return those of a router that has routed nothing."""
-        zero, none = (0,) * experts, (0.0,) * experts
-        return cls(
-            tokens=0,
-            counts=zero,
-            first_choices=zero,
-            probability=none,
-            importance=none,
-            served=zero,
-            failures=zero,
-        )
+        zeros = {field.name: (0,) * experts for field in attrs.fields(cls) if field.default is attrs.NOTHING}
+        return cls(**{**zeros, "tokens": 0})  # type: ignore[arg-type]
 
     def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
         mine, others = attrs.asdict(self, recurse=False), attrs.asdict(other, recurse=False)

@@ -130,6 +130,11 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
     return call
 
 
+def is_model(_: object, attribute: object, value: Any) -> None:
+    """Check an attribute that is a model."""
+    as_callable(value)
+
+
 async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outcome.Error:
     """Wait for a model, and catch its error: either is the outcome of a call.
 
@@ -327,29 +332,18 @@ Items: TypeAlias = Iterable[ItemT] | AsyncIterable[ItemT]
 Result: TypeAlias = outcome.Value[ResultT] | outcome.Error
 
 
-@attrs.define(eq=False)
-class _Slot:
-    """One item that was taken: its place in the order, and its outcome as soon as it has one."""
-
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    result: outcome.Value[Any] | outcome.Error | None = None
-    # Whether there is no item, as the iteration over them has failed.
-    is_end: bool = False
-
-    def set(self, result: outcome.Value[Any] | outcome.Error) -> None:
-        self.result = result
-        self.ended.set()
-
-
 @attrs.define(eq=False, repr=False)
 class ResultStream(Generic[T_co]):
     """An async iterator over results, for one task at a time. Made by `open_results`."""
 
-    _slots: trio.MemoryReceiveChannel[_Slot]
+    # Each item has a channel for its outcome: in the order of the items.
+    _slots: trio.MemoryReceiveChannel[trio.MemoryReceiveChannel[Result[Any]]]
     _room: trio.Semaphore
     _gives_outcomes: bool
-    # Taken out of the channel and not given yet: a cancelled `__anext__` loses no result.
-    _next: _Slot | None = attrs.field(default=None, init=False)
+    # Taken out and not given yet: a cancelled `__anext__` loses no result.
+    _next: trio.MemoryReceiveChannel[Result[Any]] | None = attrs.field(default=None, init=False)
+    # Why the iteration over the items has failed.
+    failed: Exception | None = attrs.field(default=None, init=False)
 
     def __aiter__(self) -> ResultStream[T_co]:
         return self
@@ -365,14 +359,14 @@ class ResultStream(Generic[T_co]):
             try:
                 self._next = await self._slots.receive()
             except trio.EndOfChannel:
-                raise StopAsyncIteration from None
-        slot = self._next
-        await slot.ended.wait()
+                failed, self.failed = self.failed, None
+                if failed is None:
+                    raise StopAsyncIteration from None
+                raise failed from failed.__cause__
+        result = await self._next.receive()
         self._next = None
         self._room.release()
-        assert slot.result is not None  # it has ended
-        is_plain = slot.is_end or not self._gives_outcomes
-        return cast("T_co", slot.result.unwrap() if is_plain else slot.result)
+        return cast("T_co", result if self._gives_outcomes else result.unwrap())
 
 
 @overload
@@ -420,10 +414,11 @@ def open_results(
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[ResultStream[Any], None]:
-        send, receive = trio.open_memory_channel[_Slot](limit)
+        send, receive = trio.open_memory_channel[trio.MemoryReceiveChannel[Result[Any]]](limit)
+        stream = ResultStream[Any](receive, room, outcomes)
 
-        async def ask_for(item: Any, slot: _Slot) -> None:
-            slot.set(await outcome_of(ask(item)))
+        async def ask_for(item: Any, slot: trio.MemorySendChannel[Result[Any]]) -> None:
+            slot.send_nowait(await outcome_of(ask(item)))
 
         async def feed() -> None:
             async with trio.open_nursery() as nursery, send:
@@ -435,16 +430,14 @@ def open_results(
                     except StopAsyncIteration:
                         break
                     except Exception as error:  # noqa: BLE001  # the reader's
-                        end = _Slot(is_end=True)
-                        end.set(outcome.Error(error))
-                        send.send_nowait(end)
+                        stream.failed = error
                         break
-                    slot = _Slot()
-                    send.send_nowait(slot)
+                    slot, its_result = trio.open_memory_channel[Result[Any]](1)
+                    send.send_nowait(its_result)
                     nursery.start_soon(ask_for, item, slot)
 
         async with running_beside(feed):
-            yield ResultStream(receive, room, outcomes)
+            yield stream
 
     return opened()
 

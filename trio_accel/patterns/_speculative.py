@@ -12,11 +12,21 @@ import attrs
 import numpy as np
 import outcome
 import trio
+from attrs.validators import optional
 from numpy.typing import NDArray
 
-from ..actors import named_options, running_beside
+from ..actors import must_be_whole, named_options, running_beside
 from ._batcher import BatchResults, ModelOfBatches, one_for_each
-from ._checks import ModelOutputError, Rows, Sampler, must_be_count, must_be_positive, scores_of
+from ._checks import (
+    ModelOutputError,
+    Rows,
+    Sampler,
+    must_be_count,
+    must_be_positive,
+    of_class,
+    scores_of,
+    whole,
+)
 from ._continuous import Last, RunningSequence, StepResult
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
@@ -81,20 +91,17 @@ class Generate:
     """
 
     prompt: tuple[int, ...] = attrs.field(converter=_tokens)
-    max_tokens: int = attrs.field(default=128, kw_only=True)
+    max_tokens: int = attrs.field(default=128, kw_only=True, validator=whole)
     stop: frozenset[int] = attrs.field(default=frozenset(), converter=_stops, kw_only=True)
     temperature: float = attrs.field(default=1.0, kw_only=True)
-    seed: int | None = attrs.field(default=None, kw_only=True)
-    stream: trio.abc.SendChannel[int] | None = attrs.field(default=None, kw_only=True)
+    seed: int | None = attrs.field(default=None, kw_only=True, validator=optional(must_be_whole(0)))
+    stream: trio.abc.SendChannel[int] | None = attrs.field(
+        default=None, kw_only=True, validator=of_class(trio.abc.SendChannel, type(None))
+    )
 
     def __attrs_post_init__(self) -> None:
-        must_be_count("Generate: max_tokens", self.max_tokens)
         if self.temperature != 0:
             must_be_positive("Generate: temperature, if not 0,", self.temperature)
-        if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
-            raise ValueError(f"Generate: seed must be a whole number from 0, or None, got {self.seed!r}")
-        if self.stream is not None and not isinstance(self.stream, trio.abc.SendChannel):
-            raise TypeError(f"Generate: stream must be a SendChannel, got {self.stream!r}")
 
 
 @attrs.frozen(kw_only=True)
