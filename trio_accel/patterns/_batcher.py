@@ -37,35 +37,6 @@ class Entry(Waiting[ItemT, ResultT]):
     key: Hashable = None
 
 
-class _Bucket(Generic[ItemT, ResultT]):
-    """The requests of one key, in order of arrival."""
-
-    __slots__ = ("cost", "entries")
-
-    def __init__(self) -> None:
-        # Any of them may leave, and a full one is taken from in front.
-        self.entries: OrderedDict[Entry[ItemT, ResultT], None] = OrderedDict()
-        self.cost: float = 0.0
-
-    def take(self, most: int, highest: float) -> list[Entry[ItemT, ResultT]]:
-        """Take the first ones, as many as fit: so many, of such a cost."""
-        taken: list[Entry[ItemT, ResultT]] = []
-        cost = 0.0
-        for entry in self.entries:
-            cost += entry.cost
-            if len(taken) == most or cost > highest:
-                break
-            taken.append(entry)
-        for entry in taken:
-            self.drop(entry)
-        return taken
-
-    def drop(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take one out."""
-        del self.entries[entry]
-        self.cost -= entry.cost
-
-
 @attrs.define(eq=False, kw_only=True)
 class BatchQueue(Generic[ItemT, ResultT]):
     """Requests by key. A batch is put together when it is launched, not before.
@@ -91,12 +62,16 @@ class BatchQueue(Generic[ItemT, ResultT]):
     is_adaptive: bool
     count: int = attrs.field(default=0, init=False)
     last_size: int = attrs.field(default=1, init=False)
-    _buckets: dict[Hashable, _Bucket[ItemT, ResultT]] = attrs.field(factory=dict[Hashable, Any], init=False)
+    # Of each key. Any of them may leave, and many are taken from in front.
+    _buckets: dict[Hashable, OrderedDict[Entry[ItemT, ResultT], None]] = attrs.field(
+        factory=dict[Hashable, Any], init=False
+    )
+    _costs: dict[Hashable, float] = attrs.field(factory=dict[Hashable, float], init=False)
 
     @property
     def entries(self) -> list[Entry[ItemT, ResultT]]:
         """All that wait."""
-        return [entry for bucket in self._buckets.values() for entry in bucket.entries]
+        return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def add(self, entry: Entry[ItemT, ResultT]) -> None:
         """Take a request in.
@@ -104,23 +79,22 @@ class BatchQueue(Generic[ItemT, ResultT]):
         Raises:
             TypeError: Its key is not hashable.
         """
-        bucket = self._buckets.get(entry.key)
-        if bucket is None:
-            bucket = self._buckets[entry.key] = _Bucket()
-        bucket.entries[entry] = None
-        bucket.cost += entry.cost
+        self._buckets.setdefault(entry.key, OrderedDict())[entry] = None
+        self._costs[entry.key] = self._costs.get(entry.key, 0.0) + entry.cost
         self.count += 1
 
     def remove(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take a request out that leaves."""
-        bucket = self._buckets[entry.key]
-        bucket.drop(entry)
-        self._drop_if_empty(entry.key, bucket)
+        """Take a request out."""
+        del self._buckets[entry.key][entry]
+        self._costs[entry.key] -= entry.cost
         self.count -= 1
+        if not self._buckets[entry.key]:
+            del self._buckets[entry.key], self._costs[entry.key]
 
-    def oldest(self) -> Entry[ItemT, ResultT]:
-        """Return the request that has waited for longest."""
-        return min((_first(bucket) for bucket in self._buckets.values()), key=lambda entry: entry.arrived)
+    def oldest(self, keys: Iterable[Hashable] | None = None) -> Entry[ItemT, ResultT]:
+        """Return the request that has waited for longest, of all or of some keys."""
+        first = map(self._first, self._buckets if keys is None else keys)
+        return min(first, key=lambda entry: entry.arrived)
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
         """Take the batch that is to be launched now: of those that are due, the one that began first.
@@ -132,39 +106,32 @@ class BatchQueue(Generic[ItemT, ResultT]):
         Returns:
             Its requests in order of arrival; none if no batch is due.
         """
-        due = [bucket for bucket in self._buckets.values() if self._due(bucket, now, is_idle=is_idle) <= now]
-        if not due:
-            return []
-        bucket = min(due, key=lambda bucket: _first(bucket).arrived)
-        taken = bucket.take(self.size, self.cost)
-        self._drop_if_empty(taken[0].key, bucket)
-        self.last_size = len(taken)
-        self.count -= self.last_size
+        due = [key for key in self._buckets if self.due_of(key, is_idle=is_idle) <= now]
+        taken: list[Entry[ItemT, ResultT]] = []
+        cost = 0.0
+        for entry in self._buckets[self.oldest(due).key] if due else ():
+            cost += entry.cost
+            if len(taken) == self.size or cost > self.cost:
+                break
+            taken.append(entry)
+        for entry in taken:
+            self.remove(entry)
+        self.last_size = len(taken) or self.last_size
         return taken
 
-    def due(self, now: float, *, is_idle: bool) -> float:
+    def due(self, *, is_idle: bool) -> float:
         """Tell when the next batch is to be launched, if no request comes; infinity if none waits."""
-        return min(
-            (self._due(bucket, now, is_idle=is_idle) for bucket in self._buckets.values()), default=math.inf
-        )
+        return min((self.due_of(key, is_idle=is_idle) for key in self._buckets), default=math.inf)
 
-    def due_with(self, entry: Entry[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
-        """Tell when the bucket of a request that waits is to be launched."""
-        return self._due(self._buckets[entry.key], now, is_idle=is_idle)
-
-    def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
+    def due_of(self, key: Hashable, *, is_idle: bool) -> float:
+        """Tell when the requests of a key are to be launched; minus infinity where it is high time."""
         enough = self.last_size if is_idle and self.is_adaptive else self.size
-        if len(bucket.entries) >= enough or bucket.cost >= self.cost:
-            return now
-        return _first(bucket).arrived + self.wait
+        if len(self._buckets[key]) >= enough or self._costs[key] >= self.cost:
+            return -math.inf
+        return self._first(key).arrived + self.wait
 
-    def _drop_if_empty(self, key: Hashable, bucket: _Bucket[ItemT, ResultT]) -> None:
-        if not bucket.entries:
-            del self._buckets[key]
-
-
-def _first(bucket: _Bucket[ItemT, ResultT]) -> Entry[ItemT, ResultT]:
-    return next(iter(bucket.entries))
+    def _first(self, key: Hashable) -> Entry[ItemT, ResultT]:
+        return next(iter(self._buckets[key]))
 
 
 # A loss is that of the whole batch, whatever its requests are.
@@ -486,7 +453,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
             self._queue.remove(oldest)
             self.refuse(oldest, self._full())
         self._queue.add(entry)
-        if self._queue.due_with(entry, trio.current_time(), is_idle=not self._running) < self._due:
+        if self._queue.due_of(entry.key, is_idle=not self._running) < self._due:
             self._bell.unpark_all()
 
     def leave(self, entry: Entry[ItemT, ResultT]) -> None:
@@ -503,10 +470,10 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
     async def _run(self) -> None:
         """Launch the batches that are due, as many at once as may run."""
         while True:
-            now, has_room = trio.current_time(), len(self._running) < self._most_running
-            entries = self._queue.take(now, is_idle=not self._running) if has_room else []
+            has_room, is_idle = len(self._running) < self._most_running, not self._running
+            entries = self._queue.take(trio.current_time(), is_idle=is_idle) if has_room else []
             if not entries:
-                self._due = self._queue.due(now, is_idle=not self._running) if has_room else -math.inf
+                self._due = self._queue.due(is_idle=is_idle) if has_room else -math.inf
                 with trio.CancelScope(deadline=self._due if has_room else math.inf):
                     await self._bell.park()
                 continue

@@ -387,11 +387,9 @@ class Pool(Router[Any, Any]):
     ) -> None:
         must_be_count("size", size, most=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
-        self._actor_class = actor_class
-        self._args = args
-        self._kwargs = kwargs
-        self._policy = member_policy
-        self._mailbox = member_mailbox
+        self._is_of_servants = isinstance(actor_class, type) and issubclass(actor_class, Servant)
+        self._arguments: tuple[object, ...] = actor_class, *args
+        self._options = {**kwargs, "policy": member_policy, "mailbox": member_mailbox}
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -403,17 +401,9 @@ class Pool(Router[Any, Any]):
     async def _start_member(self, context: ActorContext, name: str) -> Member[Any, Any]:
         # Type checkers look for the arguments of the actor among those of `spawn`.
         spawn = cast("Callable[..., Awaitable[Ref[Any]]]", context.spawn)
-        ref = await spawn(
-            self._actor_class,
-            *self._args,
-            name=name,
-            policy=self._policy,
-            mailbox=self._mailbox,
-            **self._kwargs,
-        )
-        is_servant = isinstance(self._actor_class, type) and issubclass(self._actor_class, Servant)
+        ref = await spawn(*self._arguments, name=name, **self._options)
         ask: Callable[[Any], Awaitable[Any]] = ref.ask
-        return Member(name, as_callable(ref) if is_servant else ask, ref)
+        return Member(name, as_callable(ref) if self._is_of_servants else ask, ref)
 
 
 async def _not_started(item: object) -> object:

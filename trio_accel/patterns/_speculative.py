@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -364,17 +364,21 @@ class _Draft:
 
     Attributes:
         text: The text.
+        sampler: Draws the tokens of this round.
         tokens: The tokens.
         rows: The distribution that each was drawn from.
         is_whole: Whether no more are wanted.
-        error: Why the draft gave no more.
+        error: Why the draft gave no more, or the verifier's distributions are of no use.
+        accepted: The tokens of the round; None where there are none.
     """
 
     text: _Text
+    sampler: Sampler
     tokens: list[int] = attrs.field(factory=list[int])
     rows: list[Rows] = attrs.field(factory=list[Rows])
     is_whole: bool = False
     error: Exception | None = None
+    accepted: list[int] | None = None
 
 
 class _Rounds:
@@ -402,48 +406,32 @@ class _Rounds:
         Raises:
             Exception: A model failed. All texts are as they were before.
         """
-        saved = [text.sampler.rng.bit_generator.state for text in texts]
-        results: list[outcome.Outcome[list[int]]] = []
-        try:
-            results += await self._round(texts)
-        finally:
-            for number, (text, state) in enumerate(zip(texts, saved, strict=True)):
-                if not results or isinstance(results[number], outcome.Error):
-                    text.sampler.rng.bit_generator.state = state
-        return results
-
-    async def _round(self, texts: list[_Text]) -> list[outcome.Outcome[list[int]]]:
-        drafts = [_Draft(text) for text in texts]
+        drafts = [_Draft(text, text.new_sampler()) for text in texts]
         await self._propose(drafts)
         going = [draft for draft in drafts if draft.error is None or self._draft_may_fail]
         asked = [Score(draft.text.so_far(draft.tokens), len(draft.tokens) + 1) for draft in going]
         found = one_for_each(await self._verifier(asked), len(asked)) if asked else []
-        accepted = dict[_Draft, outcome.Outcome[list[int]]]()
         for draft, scores in zip(going, found, strict=True):
             try:
-                accepted[draft] = outcome.Value(await self._accepted(draft, scores))
+                draft.accepted = await self._accepted(draft, scores)
             except ValueError as error:
                 # Its distributions or its prompt are wrong. A loss would be that of all texts.
-                accepted[draft] = outcome.Error(error)
+                draft.error = error
         # No checkpoint follows: all texts go on, or none.
-        return [self._append(draft, accepted.get(draft)) for draft in drafts]
+        return [self._append(draft) for draft in drafts]
 
     async def _accepted(self, draft: _Draft, found: object) -> list[int]:
         text, count = draft.text, len(draft.tokens) + 1
         vocabulary = text.vocabulary_after(draft.rows)
         scores = await scores_of("the verifier", found, count, vocabulary, are_logits=self._are_logits)
         text.know(scores)
-        return text.sampler.accepted(draft.tokens, draft.rows, scores)
+        return draft.sampler.accepted(draft.tokens, draft.rows, scores)
 
-    def _append(
-        self, draft: _Draft, accepted: outcome.Outcome[list[int]] | None
-    ) -> outcome.Outcome[list[int]]:
-        if accepted is None:
+    def _append(self, draft: _Draft) -> outcome.Outcome[list[int]]:
+        tokens = draft.accepted
+        if tokens is None:
             assert draft.error is not None  # or it would have gone on
             return outcome.Error(draft.error)
-        if isinstance(accepted, outcome.Error):
-            return accepted
-        tokens = accepted.unwrap()
         counted = DecodingStatistics(
             rounds=1,
             proposed=len(draft.tokens),
@@ -486,8 +474,8 @@ class _Rounds:
         except ModelOutputError as error:
             draft.error, draft.is_whole = error, True
             return
-        distribution = text.sampler.distribution(scores[0])
-        token = text.sampler.draw(distribution)
+        distribution = draft.sampler.distribution(scores[0])
+        token = draft.sampler.draw(distribution)
         draft.tokens.append(token)
         draft.rows.append(distribution)
         draft.is_whole = token in text.request.stop
@@ -498,13 +486,17 @@ class _Text:
 
     def __init__(self, request: Generate, *, are_logits: bool) -> None:
         self.request = request
-        self.sampler = Sampler(
-            rng=np.random.default_rng(request.seed), temperature=request.temperature, are_logits=are_logits
-        )
+        self._are_logits = are_logits
+        self._entropy: Any = np.random.SeedSequence(request.seed).entropy
         self.tokens: list[int] = []
         self.finish: Finish | None = None
         self.statistics = DecodingStatistics()
         self._vocabulary: int | None = None
+
+    def new_sampler(self) -> Sampler:
+        """Make the sampler of a round, of which a round that failed leaves nothing."""
+        rng = np.random.default_rng([self._entropy, len(self.tokens)])
+        return Sampler(rng=rng, temperature=self.request.temperature, are_logits=self._are_logits)
 
     @property
     def missing(self) -> int:
