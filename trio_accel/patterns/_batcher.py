@@ -436,8 +436,11 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket, self._overflow = bucket, overflow
         self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
-        # When the next batch is launched if no request comes; not to be moved while all that may run do.
-        self._due = -math.inf
+        # When the next batch is launched if no request comes.
+        self._due = math.inf
+        # Tasks that go through batches.
+        self._runners = 1
+        self._lead = trio.Lock()
 
     def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
         return Entry(item=message.item)
@@ -468,31 +471,35 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         return [*self._queue.entries, *(entry for batch in self._running for entry in batch.entries)]
 
     async def _run(self) -> None:
-        """Launch the batches that are due, as many at once as may run."""
+        """Wait for a batch, go through it, and again. Of the tasks that do so, one at a time waits."""
         while True:
-            has_room, is_idle = len(self._running) < self._most_running, not self._running
-            entries = self._queue.take(trio.current_time(), is_idle=is_idle) if has_room else []
-            if not entries:
-                self._due = self._queue.due(is_idle=is_idle) if has_room else -math.inf
-                with trio.CancelScope(deadline=self._due if has_room else math.inf):
-                    await self._bell.park()
-                continue
+            async with self._lead:
+                entries = await self._next_batch()
+                batch = Batch(entries)
+                self._running[batch] = None
+            if len(self._running) == self._runners < self._most_running:
+                self._runners += 1
+                self._nursery.start_soon(self._run)
             self._sizes.add(len(entries))
             self._tally["batches"] += 1
             self._tally["batched"] += len(entries)
             for entry in entries:
                 self._begin(entry)
-            batch = Batch(entries)
-            self._running[batch] = None
-            self._nursery.start_soon(self._run_batch, batch)
-            # Batches begin in their order.
-            await trio.lowlevel.checkpoint()
+            await self._go_through(batch)
+            del self._running[batch]
+            # The model may have nothing to do now: then the waiting batch is due earlier.
+            self._bell.unpark_all()
 
-    async def _run_batch(self, batch: Batch[Entry[ItemT, ResultT]]) -> None:
-        await self._go_through(batch)
-        del self._running[batch]
-        # The model may have nothing to do now: then the waiting batch is due earlier.
-        self._bell.unpark_all()
+    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
+        """Wait until a batch is due, and take it."""
+        while True:
+            is_idle = not self._running
+            entries = self._queue.take(trio.current_time(), is_idle=is_idle)
+            if entries:
+                return entries
+            self._due = self._queue.due(is_idle=is_idle)
+            with trio.CancelScope(deadline=self._due):
+                await self._bell.park()
 
     async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
         self._tally["launches"] += 1
