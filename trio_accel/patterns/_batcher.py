@@ -62,7 +62,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     is_adaptive: bool
     count: int = attrs.field(default=0, init=False)
     last_size: int = attrs.field(default=1, init=False)
-    # Of each key. Any of them may leave, and many are taken from in front.
+    # Any request of a key may leave, and many are taken from in front.
     _buckets: dict[Hashable, OrderedDict[Entry[ItemT, ResultT], None]] = attrs.field(
         factory=dict[Hashable, Any], init=False
     )
@@ -436,7 +436,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket, self._overflow = bucket, overflow
         self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
-        # When the next batch is launched if no request comes.
+        # The time at which the next batch is launched if no request comes.
         self._due = math.inf
         # Tasks that go through batches.
         self._runners = 1

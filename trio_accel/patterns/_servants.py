@@ -342,7 +342,7 @@ class ResultStream(Generic[T_co]):
     _gives_outcomes: bool
     # Taken out and not given yet: a cancelled `__anext__` loses no result.
     _next: trio.MemoryReceiveChannel[Result[Any]] | None = attrs.field(default=None, init=False)
-    # Why the iteration over the items has failed.
+    # The error of the iteration over the items.
     failed: Exception | None = attrs.field(default=None, init=False)
 
     def __aiter__(self) -> ResultStream[T_co]:

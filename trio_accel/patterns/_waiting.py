@@ -91,7 +91,7 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
 
     def __init__(self) -> None:
         self._waits = spread_of_waits()
-        # By the names of tenants; "" where nobody knows any.
+        # Refusals by the names of tenants; "" where nobody knows any.
         self._refused_of = Counter[str]()
 
     @abstractmethod
