@@ -436,11 +436,10 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket, self._overflow = bucket, overflow
         self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
-        # The time at which the next batch is launched if no request comes.
+        # The time at which a task looks whether a batch is due, if no request comes.
         self._due = math.inf
         # Tasks that go through batches.
         self._runners = 1
-        self._lead = trio.Lock()
 
     def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
         return Entry(item=message.item)
@@ -456,8 +455,10 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
             self._queue.remove(oldest)
             self.refuse(oldest, self._full())
         self._queue.add(entry)
-        if self._queue.due_of(entry.key, is_idle=not self._running) < self._due:
-            self._bell.unpark_all()
+        due = self._queue.due_of(entry.key, is_idle=not self._running)
+        if due < self._due:
+            self._due = due
+            self._wake()
 
     def leave(self, entry: Entry[ItemT, ResultT]) -> None:
         self._tally["cancelled"] += 1
@@ -470,16 +471,23 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
     def _open(self) -> Iterable[Entry[ItemT, ResultT]]:
         return [*self._queue.entries, *(entry for batch in self._running for entry in batch.entries)]
 
+    def _wake(self) -> None:
+        """Have a task wait for the batch that is due next, unless all are going through one."""
+        if self._bell:
+            self._bell.unpark()
+        elif self._runners < self._most_running:
+            self._runners += 1
+            self._nursery.start_soon(self._run)
+
     async def _run(self) -> None:
-        """Wait for a batch, go through it, and again. Of the tasks that do so, one at a time waits."""
+        """Wait for a batch, go through it, and again."""
         while True:
-            async with self._lead:
-                entries = await self._next_batch()
-                batch = Batch(entries)
-                self._running[batch] = None
-            if len(self._running) == self._runners < self._most_running:
-                self._runners += 1
-                self._nursery.start_soon(self._run)
+            entries = await self._next_batch()
+            batch = Batch(entries)
+            self._running[batch] = None
+            if self._queue.count:
+                # D122: another task waits for the others. For a lone asker none is woken.
+                self._wake()
             self._sizes.add(len(entries))
             self._tally["batches"] += 1
             self._tally["batched"] += len(entries)
@@ -487,12 +495,18 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
                 self._begin(entry)
             await self._go_through(batch)
             del self._running[batch]
-            # The model may have nothing to do now: then the waiting batch is due earlier.
-            self._bell.unpark_all()
+            if self._queue.count:
+                # The model may have no checkpoint of its own, and other tasks must run.
+                await trio.lowlevel.checkpoint()
 
     async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
         """Wait until a batch is due, and take it."""
         while True:
+            self._due = math.inf
+            if not self._queue.count:
+                # A lone asker comes here each time, and a scope would take a fifth of its time.
+                await self._bell.park()
+                continue
             is_idle = not self._running
             entries = self._queue.take(trio.current_time(), is_idle=is_idle)
             if entries:
