@@ -310,8 +310,6 @@ async def batched(at: Place, given: Given) -> Any:
         given = {"cost": lambda _: value, "max_cost": 5.0}
     elif "max_cost" in given:
         given = {"cost": lambda _: 1.0, **given}
-    elif "capacity" in given:
-        given = {"overflow": ta.Overflow.REJECT, **given}
     return await asked(at, P.Batcher, 1, of_many, **given)
 
 

@@ -49,9 +49,7 @@ async def batcher(system: ta.System, model: Model) -> Spawned:
     async def of_many(items: list[int]) -> list[int]:
         return [await model(item) for item in items]
 
-    return await system.spawn(
-        Batcher, of_many, max_size=3, max_wait=0.3, capacity=4, overflow=ta.Overflow.REJECT
-    ), int
+    return await system.spawn(Batcher, of_many, max_size=3, max_wait=0.3, capacity=4), int
 
 
 async def continuous(system: ta.System, model: Model) -> Spawned:

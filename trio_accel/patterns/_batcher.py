@@ -15,7 +15,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorError, MailboxFullError, Overflow, Reading, Spread
+from ..actors import ActorError, MailboxFullError, Reading, Spread
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError, must_be_count, must_be_positive
 from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
@@ -91,11 +91,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if not self._buckets[entry.key]:
             del self._buckets[entry.key], self._costs[entry.key]
 
-    def oldest(self, keys: Iterable[Hashable] | None = None) -> Entry[ItemT, ResultT]:
-        """Return the request that has waited for longest, of all or of some keys."""
-        first = map(self._first, self._buckets if keys is None else keys)
-        return min(first, key=lambda entry: entry.arrived)
-
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
         """Take the batch that is to be launched now: of those that are due, the one that began first.
 
@@ -109,7 +104,8 @@ class BatchQueue(Generic[ItemT, ResultT]):
         due = [key for key in self._buckets if self.due_of(key, is_idle=is_idle) <= now]
         taken: list[Entry[ItemT, ResultT]] = []
         cost = 0.0
-        for entry in self._buckets[self.oldest(due).key] if due else ():
+        first = min(due, key=self._arrived, default=None)
+        for entry in self._buckets.get(first, ()) if due else ():
             cost += entry.cost
             if len(taken) == self.size or cost > self.cost:
                 break
@@ -128,10 +124,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
         enough = self.last_size if is_idle and self.is_adaptive else self.size
         if len(self._buckets[key]) >= enough or self._costs[key] >= self.cost:
             return -math.inf
-        return self._first(key).arrived + self.wait
+        return self._arrived(key) + self.wait
 
-    def _first(self, key: Hashable) -> Entry[ItemT, ResultT]:
-        return next(iter(self._buckets[key]))
+    def _arrived(self, key: Hashable) -> float:
+        return next(iter(self._buckets[key])).arrived
 
 
 # A loss is that of the whole batch, whatever its requests are.
@@ -397,10 +393,8 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         bucket: The key of an item: items of different keys are never in one batch.
         cost: The cost of an item, at least 0, such as its tokens or bytes.
         max_cost: The highest cost of a batch. A call whose item costs more fails alone, with `ValueError`.
-        capacity: The most calls that wait for a batch; no bound without it, as each asker waits in any case.
-        overflow: Rule beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
-            `MailboxFullError`; ``DROP_OLDEST``: the one is that has waited for longest. ``WAIT`` goes without
-            a `capacity`.
+        capacity: The most calls that wait for a batch; one more is refused with `MailboxFullError`. No bound
+            without it.
         splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
         divides: Whether an error may be that of one call, so that it is worth while to halve the batch.
 
@@ -420,11 +414,9 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         cost: Callable[[ItemT], float] | None = None,
         max_cost: float | None = None,
         capacity: int | None = None,
-        overflow: Overflow = Overflow.WAIT,
         splits: int = 1,
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
-        _check_overflow(capacity, overflow)
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
             size=must_be_count("Batcher: max_size", max_size),
@@ -434,7 +426,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         )
         self._model: BatchModel[ItemT, ResultT] = as_callable(model)
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
-        self._bucket, self._overflow = bucket, overflow
+        self._bucket = bucket
         self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
         # The time at which a task looks whether a batch is due, if no request comes.
         self._due = math.inf
@@ -447,13 +439,8 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
     def put(self, entry: Entry[ItemT, ResultT]) -> None:
         entry.key = None if self._bucket is None else self._bucket(entry.item)
         entry.cost = self._cost_of(entry.item)
-        hash(entry.key)  # before another call has to make room for it
         if self._queue.count >= self._capacity:
-            if self._overflow is not Overflow.DROP_OLDEST:
-                raise self._full()
-            oldest = self._queue.oldest()
-            self._queue.remove(oldest)
-            self.refuse(oldest, self._full())
+            raise self._full()
         self._queue.add(entry)
         due = self._queue.due_of(entry.key, is_idle=not self._running)
         if due < self._due:
@@ -539,16 +526,4 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
             batches_running=len(self._running),
             last_size=self._queue.last_size,
             **self._tally,
-        )
-
-
-def _check_overflow(capacity: int | None, overflow: Overflow) -> None:
-    if not isinstance(overflow, Overflow):
-        raise TypeError(f"Batcher: overflow must be an Overflow, got {overflow!r}")
-    if capacity is None and overflow is not Overflow.WAIT:
-        raise ValueError(f"Batcher: overflow={overflow} needs a capacity")
-    if capacity is not None and overflow is Overflow.WAIT:
-        raise ValueError(
-            "Batcher: with overflow=WAIT each call waits in any case; leave the capacity out, or say "
-            "what happens beyond it: overflow=Overflow.REJECT"
         )
