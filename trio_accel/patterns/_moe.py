@@ -83,7 +83,7 @@ def assign(
     if overflow == "drop":
         for expert in range(shares.shape[1]):
             # First choices before second ones.
-            choices, tokens = np.nonzero(expert == experts.T)
+            choices, tokens = np.nonzero(np.equal(experts.T, expert))
             is_placed[tokens[capacity:], choices[capacity:]] = False
     return Assignment(experts=experts, weights=weights, is_placed=is_placed)
 
