@@ -130,7 +130,7 @@ GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor Call DeferredReply Device DeviceInfo "
     "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "
     "ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "Recorder System Terminated Timer TokenStream"
+    "Recorder System Terminated Timer"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

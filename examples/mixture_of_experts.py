@@ -17,9 +17,7 @@ Options of the router:
 * ``capacity_factor``: an expert takes so many times its even share of the choices at once, rounded up. None,
   the default, is no limit. First choices go before second ones, and earlier tokens before later ones.
 * ``overflow``: what happens to a choice whose expert is full. ``"drop"``, the default: its share is missing
-  in the sum. ``"next_best"``: it goes to the likeliest other expert that has room when all choices are
-  placed, with that one's weight; if there is none, it is dropped. ``"wait"``: the expert is called again when
-  it is done.
+  in the sum. ``"wait"``: the expert is called again when it is done.
 * ``on_failure``: what happens if an expert raises, or returns something else than a row for each token.
   ``"renormalise"``, the default, raises the weights of the token's other experts, so that their sum stays. A
   token without any other has a row of zeros, and is marked in ``is_lost``. ``errors`` has the errors by the
@@ -101,12 +99,10 @@ async def run(tokens: int, experts: int, backend: str | None) -> bool:
         is_right = np.allclose(routed.output, dense(rows, weights, matrices), rtol=1e-12)
         print(f"like the dense computation: {'right' if is_right else 'WRONG'}")
 
-        full = await system.spawn(
-            MoeRouter, gate, models, capacity_factor=1.0, overflow="next_best", name="full"
-        )
+        full = await system.spawn(MoeRouter, gate, models, capacity_factor=1.0, name="full")
         told = (await full.ask(Call(rows))).statistics
         print("chosen", told.counts, "served", told.served)
-        print("rerouted", told.rerouted, "dropped", told.dropped)
+        print("dropped", told.dropped)
 
         hurt = await system.spawn(MoeRouter, gate, [*models[:-1], Broken(models[-1].matrix)], name="hurt")
         routed = await hurt.ask(Call(rows))

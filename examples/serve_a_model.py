@@ -69,7 +69,7 @@ async def main(port: int) -> None:
             shown = {"status": status, "generation": device.generation, "pid": pid}
             return JSONResponse(shown, 200 if status == "alive" else 503)
 
-        batcher = await system.spawn(Predictions, model, capacity=1000, overflow=ta.Overflow.REJECT)
+        batcher = await system.spawn(Predictions, model, capacity=1000)
         routes = [Route("/predict", partial(predict, batcher), methods=["POST"]), Route("/health", health)]
         serve = partial(serve_client, Starlette(routes=routes), trio.CapacityLimiter(256))
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -1,33 +1,31 @@
 """Speculative decoding: a small model proposes tokens, and a large one checks several of them in one call.
 
 A large language model takes about as long for one token as for a few, because it reads all its weights once
-in either case. A `SpeculativeDecoder` makes use of that. The draft proposes tokens. The verifier returns its
+in either case. A `SpeculativeStep` makes use of that. The draft proposes tokens. The verifier returns its
 distributions at all of these places in one call. Tokens are accepted by a rule that keeps the verifier's
 distribution exactly (Leviathan et al. 2023, Chen et al. 2023). So a poor draft costs time, and nothing else.
+The step belongs into a `ContinuousBatcher`, which goes on with many texts at once.
 
 Here the draft knows which letter follows a letter, and the verifier which one follows two letters. Its table
 is an array of a device, and a call is one product there.
 
-Models: Both are models of `Score`: async callables, or addresses of servants. ``score.tokens`` is the text so
-far, and ``score.count`` how many distributions are wanted. The result is an array of shape (count,
-vocabulary), of NumPy or of a device. Its last row is the distribution of the token that follows all of
-``tokens``, the row before that of the last of ``tokens``, given those before it, and so on. The draft is
-asked for one row at a time, the verifier for one more than there are proposals. A model with a cache of
-attention finds the text in it by ``tokens``: proposals that were refused are not in the next request. Rows
-are probabilities; a sum that is off by 0.01 at most is made 1. With ``logits=True`` the decoder applies the
-softmax, and -inf is a token that must not come.
+Models: Both take a list of `Score`, one for each text: async callables, or addresses of servants.
+``score.tokens`` is the text so far, and ``score.count`` how many distributions are wanted. The result has an
+array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the distribution of the
+token that follows all of ``tokens``, the row before that of the last of ``tokens``, given those before it,
+and so on. The draft is asked for one row at a time, the verifier for one more than there are proposals. A
+model with a cache of attention finds the text in it by ``tokens``: proposals that were refused are not in the
+next request. Rows are probabilities; a sum that is off by 0.01 at most is made 1. With ``logits=True`` the
+step applies the softmax, and -inf is a token that must not come.
 
 Requests: ``Generate(prompt, ...)`` takes ``max_tokens`` (128), tokens that end the text (``stop``), a
-``temperature`` (1; 0 is greedy: the verifier's own text, token by token), a ``seed``, and a channel of Trio
-as ``stream``. The same seed gives the same text, whatever else the decoder is doing. The reply is a
-`Generation`: ``tokens``, ``finish`` (``"stop"`` or ``"length"``) and ``statistics``. ``GetStatistics()``
-returns the sum.
+``temperature`` (1; 0 is greedy: the verifier's own text, token by token) and a ``seed``. The same seed gives
+the same text, whatever runs beside it. The reply is a tuple of tokens. ``statistics`` of the step counts.
 
-Tokens as they come: `open_token_stream` is an async context manager around an async iterator. The decoder
-waits with each token until the reader has taken it, so a slow reader slows down its own request alone. When
-the block ends early, the request is cancelled. An error of a model is raised by the iterator, after the
-tokens before it. Do not send one streamed request to two decoders, as a hedged pool does: both would send
-their tokens.
+Tokens as they come: `open_parts` is an async context manager around an async iterator. A reader that is slow
+holds up its own text alone. When the block ends early, the text leaves the batch. An error of a model is
+raised by the iterator, after the tokens before it. Do not send one streamed request to two batchers, as a
+hedged pool does: the second one refuses it.
 
 How many proposals: If one is accepted with the probability a, a round of k gives (1 - a**(k + 1)) / (1 - a)
 tokens on average, for k calls of the draft and one of the verifier. Choose ``lookahead`` by
@@ -39,8 +37,7 @@ model with a large vocabulary apply the softmax on its device.
 What is refused: A row with NaN, infinity or a negative number, or whose sum is not 1, another number of rows,
 and vocabularies of several sizes are a `ModelOutputError`, which says whose result it was. A prompt with a
 token outside the vocabulary is a ValueError. An error of the verifier is the asker's, and so is one of the
-draft: with ``draft_may_fail=True`` the round goes on without it, and ``draft_failures`` counts it. A channel
-whose reader has closed it is a `trio.BrokenResourceError`.
+draft: with ``draft_may_fail=True`` the round goes on without it, and ``draft_failures`` counts it.
 
 Run it with: python speculative_decoding.py --tokens 60 --lookahead 4
 """
@@ -56,7 +53,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import Call, Generate, Generation, Score, SpeculativeDecoder, open_token_stream
+from trio_accel.patterns import Call, ContinuousBatcher, Generate, Score, SpeculativeStep, open_parts
 
 TEXT = (
     "an actor has a mailbox and takes one message at a time. a device is an actor too, and a message is "
@@ -85,38 +82,40 @@ class Verifier:
         self.table = table
         self.calls = 0
 
-    async def __call__(self, score: Score) -> ta.AccelRef:
-        """One distribution for each of the last places."""
+    async def __call__(self, scores: list[Score]) -> list[ta.AccelRef]:
+        """One distribution for each of the last places of each text."""
         self.calls += 1
+        return [await (np.eye(V * V)[self.rows(score)] @ self.table) for score in scores]
+
+    def rows(self, score: Score) -> list[int]:
+        """The numbers of the pairs of letters before these places."""
         ends = range(len(score.tokens) - score.count + 1, len(score.tokens) + 1)
-        rows = [score.tokens[end - 2] * V + score.tokens[end - 1] for end in ends]
-        return await (np.eye(V * V)[rows] @ self.table)
+        return [score.tokens[end - 2] * V + score.tokens[end - 1] for end in ends]
 
 
 async def run(tokens: int, lookahead: int, backend: str | None) -> None:
     """Write a text, and one letter by letter until a full stop."""
     pairs, triples = tables()
 
-    async def draft(score: Score) -> Array:
+    async def draft(scores: list[Score]) -> list[Array]:
         await trio.lowlevel.checkpoint()
-        return pairs[[score.tokens[-1]]]
+        return [pairs[[score.tokens[-1]]] for score in scores]
 
     async with ta.open_system("demo") as system, system.open_device(backend) as device:
         verifier = Verifier(await device.put(triples))
-        decoder = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=lookahead, name="decoder")
+        step = SpeculativeStep(verifier, draft, lookahead=lookahead)
+        batcher = await system.spawn(ContinuousBatcher[Generate, int], step, name="texts")
         prompt = [NUMBERS[letter] for letter in "an"]
         request = Generate(prompt, max_tokens=tokens, seed=3, temperature=0.7)
-        generation: Generation = await decoder.ask(Call(request))
-        print("".join(LETTERS[token] for token in generation.tokens))
-        statistics = generation.statistics
-        print(statistics.tokens, "tokens,", verifier.calls, "calls of the verifier")
-        print(f"{statistics.acceptance_rate:.0%} of the proposals were accepted")
+        print("".join(LETTERS[token] for token in await batcher.ask(Call(request))))
+        print(step.statistics.tokens, "tokens,", verifier.calls, "calls of the verifier")
+        print(f"{step.statistics.acceptance_rate:.0%} of the proposals were accepted")
 
         until = Generate(prompt, seed=3, temperature=0.7, stop={NUMBERS["."]})
-        async with open_token_stream(decoder, until) as stream:
+        async with open_parts(batcher, until) as stream:
             async for token in stream:
-                print(LETTERS[token], end="")
-        print(f" ({stream.generation.finish})")
+                print(LETTERS[token], end="", flush=True)
+        print(" (stop)" if stream.parts[-1] in until.stop else " (length)")
 
 
 def main() -> None:

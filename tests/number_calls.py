@@ -240,11 +240,9 @@ async def generated(at: Place, given: Given, **options: Any) -> Any:
     with trio.move_on_after(0.2):
         return await asked(
             at,
-            patterns.SpeculativeDecoder,
+            patterns.ContinuousBatcher,
             patterns.Generate(**over({"prompt": (0,)}, given)),
-            rows,
-            rows,
-            **options,
+            patterns.SpeculativeStep(rows, rows, **options),
         )
 
 
@@ -318,8 +316,6 @@ async def batched(at: Place, given: Given) -> Any:
         given = {"cost": lambda _: value, "max_cost": 5.0}
     elif "max_cost" in given:
         given = {"cost": lambda _: 1.0, **given}
-    elif "capacity" in given:
-        given = {"overflow": ta.Overflow.REJECT, **given}
     return await asked(at, P.Batcher, 1, of_many, **given)
 
 
@@ -526,9 +522,8 @@ CALLS: dict[str, Use] = {
         at, {name: (value,) if name in ("prompt", "stop") else value for name, value in given.items()}
     ),
     "patterns.PromptLookup": lambda _, given: P.PromptLookup(**over({"vocabulary": 3}, given)),
-    "patterns.SpeculativeStep": lambda _, given: P.SpeculativeStep(rows, **given),
+    "patterns.SpeculativeStep": lambda at, given: generated(at, {}, **given),
     "programs.method": lambda _, given: ta.programs.method(**given),
-    "patterns.SpeculativeDecoder": lambda at, given: generated(at, {}, **given),
     "patterns.padded": lambda at, given: padded(at, **given),
     "random.Generator": lambda at, given: R.Generator(at.device, **given).uniform(3),
     "Generator.advance": lambda at, given: R.Generator(at.device, seed=1).advance(**given),
@@ -672,14 +667,14 @@ _REASONS: dict[str, str] = {
         "devices.LibraryStatistics devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
         "patterns.ContinuousStatistics patterns.RunningSequence "
-        "patterns.CascadeAnswer patterns.CascadeStatistics patterns.DecoderStatistics "
-        "patterns.DecodingStatistics patterns.FairStatistics patterns.Generation "
+        "patterns.CascadeAnswer patterns.CascadeStatistics "
+        "patterns.DecodingStatistics patterns.FairStatistics "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
         "patterns.ParameterServerStatistics patterns.ParameterState patterns.Parameters "
-        "patterns.Passed "
+        "patterns.Passed patterns.WaitingStatistics "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
-        "patterns.Score patterns.StageStatistics patterns.Swapped patterns.TokenStream "
+        "patterns.Score patterns.StageStatistics patterns.Swapped "
         "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "

@@ -35,7 +35,7 @@ def dense(
     rankings = [sorted(range(len(experts)), key=lambda one, p=p: (-p[one], one)) for p in shares]
     # For each token: what it chose, and who computes that. None: nobody.
     chosen = [ranking[:top_k] for ranking in rankings]
-    given = place(rankings, chosen, len(experts), capacity, overflow)
+    given = place(chosen, len(experts), capacity, overflow)
     weights: list[dict[int, float]] = []
     for token, p in enumerate(shares):
         total = math.fsum(p[expert] for expert in chosen[token]) if normalise else 1.0
@@ -51,10 +51,8 @@ def dense(
     return output, weights
 
 
-def place(
-    rankings: list[list[int]], chosen: list[list[int]], experts: int, capacity: float, overflow: str
-) -> list[list[int | None]]:
-    """Who computes each choice; one that goes to the next best replaces what was chosen."""
+def place(chosen: list[list[int]], experts: int, capacity: float, overflow: str) -> list[list[int | None]]:
+    """Who computes each choice."""
     tokens, top_k = range(len(chosen)), len(chosen[0])
     given: list[list[int | None]] = [[None] * top_k for _ in tokens]
     used = [0] * experts
@@ -64,14 +62,6 @@ def place(
             if overflow == "wait" or used[expert] < capacity:
                 used[expert] += 1
                 given[token][choice] = expert
-    for choice in range(top_k if overflow == "next_best" else 0):
-        for token in tokens:
-            if given[token][choice] is None:
-                for expert in rankings[token]:
-                    if used[expert] < capacity and expert not in given[token]:
-                        used[expert] += 1
-                        given[token][choice] = chosen[token][choice] = expert
-                        break
     return given
 
 

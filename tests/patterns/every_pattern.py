@@ -28,7 +28,7 @@ from trio_accel.patterns import (
     Router,
     RunningSequence,
     Score,
-    SpeculativeDecoder,
+    SpeculativeStep,
     Stage,
 )
 
@@ -49,9 +49,7 @@ async def batcher(system: ta.System, model: Model) -> Spawned:
     async def of_many(items: list[int]) -> list[int]:
         return [await model(item) for item in items]
 
-    return await system.spawn(
-        Batcher, of_many, max_size=3, max_wait=0.3, capacity=4, overflow=ta.Overflow.REJECT
-    ), int
+    return await system.spawn(Batcher, of_many, max_size=3, max_wait=0.3, capacity=4), int
 
 
 async def continuous(system: ta.System, model: Model) -> Spawned:
@@ -90,16 +88,21 @@ async def swapped(system: ta.System, model: Model) -> Spawned:
     return await system.spawn(HotSwap[int, int], Deployment[int, int](opening)), int
 
 
-async def decoder(system: ta.System, model: Model) -> Spawned:
-    async def verifier(score: Score) -> Any:
-        await model(score.tokens[0])
-        return np.full((score.count, 20), 0.05)
+async def texts(system: ta.System, model: Model) -> Spawned:
+    def even(scores: list[Score]) -> list[Any]:
+        return [np.full((score.count, 20), 0.05) for score in scores]
 
-    async def draft(score: Score) -> Any:
+    async def verifier(scores: list[Score]) -> Any:
+        for score in scores:
+            await model(score.tokens[0])
+        return even(scores)
+
+    async def draft(scores: list[Score]) -> Any:
         await trio.lowlevel.checkpoint()
-        return np.full((score.count, 20), 0.05)
+        return even(scores)
 
-    ref = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=2)
+    step = SpeculativeStep(verifier, draft, lookahead=2)
+    ref = await system.spawn(ContinuousBatcher[Generate, int], step, max_sequences=3, capacity=4)
     return ref, lambda number: Generate((number,), max_tokens=2, seed=number)
 
 
@@ -124,4 +127,4 @@ async def pipeline(system: ta.System, model: Model) -> Spawned:
     return await system.spawn(Pipeline, PipelineStage(model, workers=2, capacity=2), last), int
 
 
-PATTERNS = [batcher, continuous, fair, hedged, pool, router, cascade, swapped, decoder, experts, pipeline]
+PATTERNS = [batcher, continuous, fair, hedged, pool, router, cascade, swapped, texts, experts, pipeline]

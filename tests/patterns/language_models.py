@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
+from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.patterns import Score
+import trio_accel as ta
+from trio_accel.patterns import Call, ContinuousBatcher, Generate, Score, SpeculativeStep
 
 Rows = NDArray[np.float64]
+Model = Callable[[Score], Awaitable[Any]]
+Batcher = ta.Ref[ContinuousBatcher[Generate, int]]
 
 
 class Chain:
@@ -59,3 +64,46 @@ class Remembering:
         self.calls += 1
         length = len(score.tokens)
         return np.array([self.row(score.tokens[: length - back]) for back in reversed(range(score.count))])
+
+
+class Many:
+    """A model of many texts at once, from a model of one; it may be lost at some of its calls."""
+
+    def __init__(self, model: Model, losses: frozenset[int] = frozenset()) -> None:
+        self.model, self.losses = model, losses
+        self.sizes: list[int] = []
+
+    async def __call__(self, scores: list[Score]) -> list[Any]:
+        self.sizes.append(len(scores))
+        rows = [await self.model(score) for score in scores]
+        if len(self.sizes) in self.losses:
+            raise ta.ContextLostError("killed", device="cpu:0")
+        return rows
+
+
+def step_of(draft: Model, verifier: Model, **options: Any) -> SpeculativeStep:
+    return SpeculativeStep(Many(verifier), Many(draft), **options)
+
+
+def length_of(request: Generate) -> int:
+    return max(len(request.prompt), 1)
+
+
+async def batcher_of(system: ta.System, step: SpeculativeStep, **options: Any) -> Batcher:
+    batcher = await system.spawn(ContinuousBatcher[Generate, int], step, length=length_of, **options)
+    # From here on it waits, so that requests which come in one turn of the loop begin in one step.
+    await wait_all_tasks_blocked()
+    return batcher
+
+
+async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[int, ...]]:
+    """The texts of requests that are asked for at once."""
+    found: dict[int, tuple[int, ...]] = {}
+
+    async def ask(number: int, request: Generate) -> None:
+        found[number] = await batcher.ask(Call(request))
+
+    async with trio.open_nursery() as nursery:
+        for number, request in enumerate(requests):
+            nursery.start_soon(ask, number, request)
+    return [found[number] for number in range(len(requests))]

@@ -16,7 +16,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.actors import Overflow
 from trio_accel.patterns import (
     Batcher,
     BatcherStatistics,
@@ -410,7 +409,7 @@ async def test_an_item_that_fits_into_no_batch_fails_alone(
     assert results[:3] == [2, 4, 6]
     assert results[8] == 18
     assert [type(error) for error in results[3:8]] == [LookupError, *[ValueError] * 4]
-    assert "costs 11, and a batch at most 10" in str(results[4])
+    assert "costs 11, and there are at most 10 at once" in str(results[4])
     assert sorted(map(sorted, model.calls)) == [[1, 2], [3, 9]]
     assert (await count(batcher)).refused == 5
 
@@ -454,22 +453,12 @@ async def test_buckets_are_never_mixed_and_a_bad_key_fails_alone(
     assert model.calls == [[1, 3], [2, 4]]
 
 
-@pytest.mark.parametrize(
-    ("overflow", "refused"),
-    [
-        (Overflow.REJECT, 5),
-        (Overflow.DROP_NEWEST, 5),
-        (Overflow.DROP_OLDEST, 3),
-    ],
-)
-async def test_what_does_not_fit_into_the_queue(
-    system: ta.System, autojump_clock: MockClock, overflow: Overflow, refused: int
-) -> None:
+async def test_what_does_not_fit_into_the_queue(system: ta.System, autojump_clock: MockClock) -> None:
     model = Doubler()
-    batcher = await spawn(system, model, max_size=2, max_in_flight=1, capacity=2, overflow=overflow)
+    batcher = await spawn(system, model, max_size=2, max_in_flight=1, capacity=2)
     # Two run, two wait, one is too many.
     results = dict(zip([1, 2, 3, 4, 5], await ask_all(batcher, [1, 2, 3, 4, 5]), strict=True))
-    assert isinstance(results.pop(refused), ta.MailboxFullError)
+    assert isinstance(results.pop(5), ta.MailboxFullError)
     assert results == {item: 2 * item for item in results}
     assert (await count(batcher)).refused == 1
 
@@ -489,10 +478,7 @@ async def test_what_does_not_fit_into_the_queue(
         ({"max_cost": 3}, ValueError, "go together"),
         ({"cost": len}, ValueError, "go together"),
         ({"cost": len, "max_cost": 0}, ValueError, "max_cost must be a finite number above 0"),
-        ({"capacity": 3}, ValueError, "leave the capacity out"),
-        ({"overflow": Overflow.REJECT}, ValueError, "needs a capacity"),
-        ({"capacity": 0, "overflow": Overflow.REJECT}, ValueError, "capacity"),
-        ({"overflow": "reject"}, TypeError, "must be an Overflow"),
+        ({"capacity": 0}, ValueError, "capacity must be at least 1"),
         ({"model": None}, TypeError, "a model is an async callable"),
     ],
 )

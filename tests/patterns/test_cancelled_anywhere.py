@@ -1,4 +1,4 @@
-"""A decoder and a router of experts whose asker is cancelled at any step: one outcome, nothing is left."""
+"""A text and a router of experts whose asker is cancelled at any step: one outcome, nothing is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import trio
 from cancel_at import cancelled_at_each_step
+from language_models import Batcher, batcher_of, step_of
 
 import trio_accel as ta
 from trio_accel import linalg
@@ -19,8 +20,7 @@ from trio_accel.patterns import (
     GetStatistics,
     MoeRouter,
     Score,
-    SpeculativeDecoder,
-    open_token_stream,
+    open_parts,
 )
 
 VOCABULARY, WIDTH, TOKENS = 5, 3, 7
@@ -43,8 +43,8 @@ def distributions(kind: int, put: Put) -> Callable[[Score], Awaitable[Any]]:
     return model
 
 
-async def decoder_of(system: ta.System, put: Put) -> ta.Ref[SpeculativeDecoder]:
-    return await system.spawn(SpeculativeDecoder, distributions(1, put), distributions(2, put), lookahead=2)
+async def texts_of(system: ta.System, put: Put) -> Batcher:
+    return await batcher_of(system, step_of(distributions(1, put), distributions(2, put), lookahead=2))
 
 
 async def router_of(system: ta.System, put: Put) -> ta.Ref[MoeRouter]:
@@ -82,27 +82,27 @@ async def check_nothing_is_left(system: ta.System, ref: ta.Ref[Any], begun: int,
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_text(system: ta.System, is_streamed: bool) -> None:
-    decoder = await decoder_of(system, on_the_host)
-    request, other = Generate((0,), max_tokens=6, seed=1), Generate((1,), max_tokens=6, seed=2)
-    text, other_text = [(await decoder.ask(Call(each))).tokens for each in (request, other)]
+    batcher = await texts_of(system, on_the_host)
+    request, other = Generate((0,), max_tokens=9, seed=1), Generate((1,), max_tokens=6, seed=2)
+    text, other_text = [await batcher.ask(Call(each)) for each in (request, other)]
     tasks = trio.lowlevel.current_statistics().tasks_living
     outcomes: list[tuple[int, ...]] = []
     others: list[tuple[int, ...]] = []
     seen: list[int] = []
 
     async def ask_other() -> None:
-        others.append((await decoder.ask(Call(other))).tokens)
+        others.append(await batcher.ask(Call(other)))
 
     async def ask() -> None:
         seen.clear()
         if not is_streamed:
-            outcomes.append((await decoder.ask(Call(request))).tokens)
+            outcomes.append(await batcher.ask(Call(request)))
             return
-        async with open_token_stream(decoder, request) as stream:
+        async with open_parts(batcher, request) as stream:
             async for token in stream:
                 seen.append(token)  # noqa: PERF401  # those before a cancellation count
         # The end of the block is a checkpoint, too.
-        outcomes.append(stream.generation.tokens)
+        outcomes.append(stream.parts)
 
     attempts = cancelled = 0
     async with trio.open_nursery() as nursery:
@@ -117,7 +117,7 @@ async def test_a_text(system: ta.System, is_streamed: bool) -> None:
                 cancelled += is_cancelled
                 assert (len(outcomes), len(others)) == (attempts - cancelled, attempts)
                 assert tuple(seen) == text[: len(seen)]
-                statistics = await check_nothing_is_left(system, decoder, 2 + 2 * attempts, tasks)
+                statistics = await check_nothing_is_left(system, batcher, 2 + 2 * attempts, tasks)
     assert cancelled > 20
     assert outcomes
     assert set(outcomes) == {text}
@@ -157,7 +157,7 @@ async def test_tokens_of_experts(system: ta.System) -> None:
             np.testing.assert_array_equal(output, right)
 
 
-@pytest.mark.parametrize("pattern", ["decoder", "router"])
+@pytest.mark.parametrize("pattern", ["texts", "router"])
 async def test_arrays_of_a_device_are_given_back(system: ta.System, device: ta.Device, pattern: str) -> None:
     """Models return arrays of a device, and the router is given one. How many steps that takes may vary."""
 
@@ -165,8 +165,8 @@ async def test_arrays_of_a_device_are_given_back(system: ta.System, device: ta.D
         return await linalg.scal(1.0, await device.put(array))
 
     ref: ta.Ref[Any]
-    if pattern == "decoder":
-        ref, item = await decoder_of(system, put), Generate((0,), max_tokens=3, seed=1)
+    if pattern == "texts":
+        ref, item = await texts_of(system, put), Generate((0,), max_tokens=3, seed=1)
     else:
         ref, item = await router_of(system, put), await device.put(tokens_of(1))
     await ref.ask(Call(item))

@@ -92,7 +92,7 @@ async def test_an_error_in_its_place_is_of_one_sequence(system: ta.System, autoj
             "cost of an item must be a number .*nan",
         ),
         ({"cost": always(-1), "max_cost": 5}, ValueError, "cost of an item must be a number from 0"),
-        ({"cost": always(6), "max_cost": 5}, ValueError, "costs 6, and all in the batch at most 5"),
+        ({"cost": always(6), "max_cost": 5}, ValueError, "costs 6, and there are at most 5 at once"),
         ({"priority": always(9)}, ValueError, "priority must be at least -8 and at most 8, got 9"),
         ({"priority": always(0.5)}, TypeError, "priority must be a whole number, got 0.5"),
         ({"tenant": always([])}, TypeError, "unhashable"),

@@ -82,7 +82,7 @@ async def route(
     tokens=st.integers(1, 12),
     experts=st.integers(1, 6),
     factor=st.none() | st.floats(0.1, 3),
-    overflow=st.sampled_from(["drop", "next_best", "wait"]),
+    overflow=st.sampled_from(["drop", "wait"]),
     normalise=st.booleans(),
     data=st.data(),
 )
@@ -350,11 +350,11 @@ async def test_an_expert_with_a_logit_of_minus_infinity_gets_nothing(system: ta.
     sizes: list[int] = []
     models = [expert_of(matrices(1)[0]), expert_of(matrices(1)[0], sizes), expert_of(matrices(1)[0])]
     logits = [[0.0, -math.inf, -1.0]] * 6
-    options = {"top_k": 1, "capacity_factor": 0.5, "overflow": "next_best"}
+    options = {"top_k": 1, "capacity_factor": 0.5}
     routed = await route(system, np.ones((6, WIDTH)), logits, models, **options)
     assert not sizes
-    assert routed.statistics.served == (1, 0, 1)
-    assert (routed.statistics.rerouted, routed.statistics.dropped) == (1, 4)
+    assert routed.statistics.served == (1, 0, 0)
+    assert routed.statistics.dropped == 5
 
 
 async def test_a_failing_gate_is_the_askers_error(system: ta.System) -> None:
@@ -424,7 +424,7 @@ async def test_tokens_gate_and_experts_may_be_of_a_device(system: ta.System, dev
 
     gate = on_device(await device.put(weights))
     experts = [on_device(await device.put(matrix)) for matrix in all_matrices]
-    router = await system.spawn(MoeRouter, gate, experts, top_k=2, capacity_factor=1.0, overflow="next_best")
+    router = await system.spawn(MoeRouter, gate, experts, top_k=2, capacity_factor=1.0)
     routed: Routed = await router.ask(Call(await device.put(x)))
     output, _ = dense(
         x,
@@ -432,6 +432,5 @@ async def test_tokens_gate_and_experts_may_be_of_a_device(system: ta.System, dev
         [lambda rows, matrix=matrix: rows @ matrix for matrix in all_matrices],
         top_k=2,
         capacity=math.ceil(16 * 2 / 3),
-        overflow="next_best",
     )
     np.testing.assert_allclose(routed.output, output, rtol=1e-12, atol=1e-13)

@@ -530,7 +530,7 @@ untyped_stage: Any = PipelineStage
             ValueError,
             "deadline must be a finite number above 0",
         ),
-        (lambda: untyped_stage(nothing, device="cpu"), TypeError, "device must be an open Device, got 'cpu'"),
+        (lambda: untyped_stage(nothing, device="cpu"), TypeError, "device must be a Device, got 'cpu'"),
         (lambda: untyped_stage(nothing, retry=3), TypeError, "retry must be a RetryPolicy, got 3"),
         (lambda: untyped_stage("model"), TypeError, "a model is an async callable or the address"),
         (lambda: untyped_stage(nothing, worker=3), TypeError, "did you mean 'workers'"),

@@ -1,9 +1,8 @@
-"""Speculative decoding as a step of a batcher: the tokens of a decoder, alone and beside others."""
+"""Speculative decoding of many texts at once: after losses, in streams, and with a prompt as the draft."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -11,63 +10,20 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_models import Chain, Remembering, random_chain
+from language_models import Many, Model, Remembering, batcher_of, random_chain, step_of, tokens_of
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
     Call,
-    ContinuousBatcher,
     DecodingStatistics,
     Generate,
-    Generation,
     ModelOutputError,
     PromptLookup,
     Score,
-    SpeculativeDecoder,
     SpeculativeStep,
     open_parts,
 )
-
-Model = Callable[[Score], Awaitable[Any]]
-Batcher = ta.Ref[ContinuousBatcher[Generate, int]]
-
-
-class Many:
-    """A model of many texts at once, from a model of one; it may be lost at some of its calls."""
-
-    def __init__(self, model: Model, losses: frozenset[int] = frozenset()) -> None:
-        self.model, self.losses = model, losses
-        self.sizes: list[int] = []
-
-    async def __call__(self, scores: list[Score]) -> list[Any]:
-        self.sizes.append(len(scores))
-        rows = [await self.model(score) for score in scores]
-        if len(self.sizes) in self.losses:
-            raise ta.ContextLostError("killed", device="cpu:0")
-        return rows
-
-
-def length_of(request: Generate) -> int:
-    return len(request.prompt)
-
-
-async def batcher_of(system: ta.System, step: SpeculativeStep, **options: Any) -> Batcher:
-    batcher = await system.spawn(ContinuousBatcher[Generate, int], step, length=length_of, **options)
-    # From here on it waits, so that requests which come in one turn of the loop begin in one step.
-    await trio.testing.wait_all_tasks_blocked()
-    return batcher
-
-
-async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
-
-    async def ask(number: int, request: Generate) -> None:
-        found[number] = await batcher.ask(Call(request))
-
-    async with trio.open_nursery() as nursery:
-        for number, request in enumerate(requests):
-            nursery.start_soon(ask, number, request)
-    return [found[number] for number in range(len(requests))]
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,7 +35,7 @@ async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[in
     stop=st.frozensets(st.integers(0, 4), max_size=1),
     losses=st.frozensets(st.integers(1, 40), max_size=8),
 )
-def test_tokens_are_those_of_a_decoder_beside_others_and_after_losses(
+def test_a_text_is_the_same_alone_and_beside_others_and_after_losses(
     seed: int,
     alike: float,
     lookahead: int,
@@ -98,15 +54,15 @@ def test_tokens_are_those_of_a_decoder_beside_others_and_after_losses(
 
     async def main() -> None:
         async with ta.open_system("test") as system:
-            decoder = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=lookahead)
-            alone: list[Generation] = [await decoder.ask(Call(request)) for request in requests]
+            lone = step_of(draft, verifier, lookahead=lookahead)
+            alone_in = await batcher_of(system, lone)
+            alone = [await alone_in.ask(Call(request)) for request in requests]
             step = SpeculativeStep(Many(verifier, losses), Many(draft, losses), lookahead=lookahead)
             # Prompts go through in chunks.
             batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, retry=40)
-            assert await tokens_of(batcher, requests) == [text.tokens for text in alone]
+            assert await tokens_of(batcher, requests) == alone
             # Rounds that were lost do not count.
-            total = sum((text.statistics for text in alone), DecodingStatistics())
-            assert step.statistics == total
+            assert step.statistics == lone.statistics
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -137,14 +93,70 @@ async def test_without_a_draft_a_step_gives_one_token(system: ta.System) -> None
         assert list(text) == alone
 
 
-async def test_tokens_are_streamed(system: ta.System) -> None:
-    chain = random_chain(2, 6)
-    batcher = await batcher_of(system, SpeculativeStep(Many(chain), Many(random_chain(1, 6))))
-    decoder = await system.spawn(SpeculativeDecoder, random_chain(1, 6), chain)
-    request = Generate((0,), max_tokens=30, seed=4)
+async def test_tokens_are_streamed_and_no_more_are_computed_than_are_read(system: ta.System) -> None:
+    verifier = random_chain(2, 8)
+    batcher = await batcher_of(system, step_of(random_chain(1, 8), verifier, lookahead=3), buffer=1)
+    request = Generate((0,), max_tokens=100, seed=3)
+    whole = await batcher.ask(Call(request))
+    calls = len(verifier.calls)
     async with open_parts(batcher, request) as stream:
-        tokens = [token async for token in stream]
-    assert stream.parts == tuple(tokens) == (await decoder.ask(Call(request))).tokens
+        tokens: list[int] = []
+        async for token in stream:
+            tokens.append(token)
+            await wait_all_tasks_blocked()
+            # It waits with the rest of a round, at most 4 tokens.
+            assert len(verifier.calls[-1].tokens) <= 1 + len(tokens) + 2 * 4
+    assert stream.parts == tuple(tokens) == whole
+    assert len(verifier.calls) == 2 * calls
+
+
+async def test_a_reader_that_leaves_ends_the_text(system: ta.System) -> None:
+    verifier = random_chain(2, 8)
+    batcher = await batcher_of(system, step_of(random_chain(1, 8), verifier))
+    async with open_parts(batcher, Generate((0,), max_tokens=10**9)) as stream:
+        await stream.__anext__()
+    await wait_all_tasks_blocked()
+    calls = len(verifier.calls)
+    await wait_all_tasks_blocked()
+    assert len(verifier.calls) == calls
+    assert system.tree().find(batcher.path).deferred == 0
+
+
+async def test_an_error_of_a_model_comes_after_the_tokens_before_it(system: ta.System) -> None:
+    chain = random_chain(2, 8)
+
+    async def fails_later(score: Score) -> Any:
+        if len(score.tokens) > 10:
+            raise OSError("gone")
+        return await chain(score)
+
+    batcher = await batcher_of(system, step_of(fails_later, fails_later))
+    tokens: list[int] = []
+
+    async def read() -> None:
+        async with open_parts(batcher, Generate((0,), seed=1)) as stream:
+            async for token in stream:
+                tokens.append(token)  # noqa: PERF401  # those before the error count
+
+    with pytest.raises(OSError, match="gone"):
+        await read()
+    assert len(tokens) in range(6, 11)
+
+
+async def test_what_a_step_gave_that_was_lost_behind_it_is_given_again(system: ta.System) -> None:
+    step, calls = SpeculativeStep(Many(Remembering(3, 6))), 0
+
+    async def lossy(batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        results = await step(batch)
+        if calls % 2:
+            raise ta.ContextLostError("killed", device="cpu:0")
+        return results
+
+    request = Generate((0,), max_tokens=6, seed=1)
+    tokens = await (await batcher_of(system, step)).ask(Call(request))
+    assert await (await batcher_of(system, lossy)).ask(Call(request)) == tokens
 
 
 def repeating(tokens: list[int]) -> Model:
@@ -230,17 +242,12 @@ async def test_bad_texts_fail_alone(system: ta.System) -> None:
     chain = random_chain(2, 6)
 
     async def model(score: Score) -> Any:
-        rows = await chain(Score(tuple(min(token, 5) for token in score.tokens), score.count))
+        rows = await within(chain)(score)
         return np.full_like(rows, math.nan) if score.tokens[0] == 3 else rows
 
-    batcher = await batcher_of(system, SpeculativeStep(Many(model), Many(chain_of(chain))))
-    send, receive = trio.open_memory_channel[int](0)
-    requests = [
-        Generate((0,), max_tokens=5, seed=1),
-        Generate((3,), max_tokens=5, seed=1),
-        Generate((2, 6), max_tokens=5, seed=1),
-        Generate((1,), max_tokens=5, seed=1, stream=send),
-    ]
+    batcher = await batcher_of(system, SpeculativeStep(Many(model), Many(within(chain))))
+    prompts = (0,), (3,), (2, 6)
+    requests = [Generate(prompt, max_tokens=5, seed=1) for prompt in prompts]
     found: dict[int, object] = {}
 
     async def ask(number: int) -> None:
@@ -249,19 +256,19 @@ async def test_bad_texts_fail_alone(system: ta.System) -> None:
         except ValueError as error:
             found[number] = error
 
-    with send, receive:
-        async with trio.open_nursery() as nursery:
-            for number in range(4):
-                nursery.start_soon(ask, number)
-    decoder = await system.spawn(SpeculativeDecoder, chain, chain)
-    assert found[0] == (await decoder.ask(Call(requests[0]))).tokens
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(ask, number)
+    alone = await batcher_of(system, step_of(chain, chain))
+    assert found[0] == await alone.ask(Call(requests[0]))
     assert isinstance(found[1], ModelOutputError)
     assert "the verifier returned NaN" in str(found[1])
     assert "the prompt has the token 6, and the vocabulary ends at 5" in str(found[2])
-    assert "stream is for a SpeculativeDecoder; use open_parts" in str(found[3])
 
 
-def chain_of(chain: Chain) -> Model:
+def within(chain: Model) -> Model:
+    """A model of six tokens that takes others, too."""
+
     async def model(score: Score) -> Any:
         return await chain(Score(tuple(min(token, 5) for token in score.tokens), score.count))
 
@@ -280,9 +287,8 @@ async def test_a_draft_that_fails(system: ta.System, may_fail: bool) -> None:
     batcher = await batcher_of(system, step)
     requests = [Generate((number,), max_tokens=4, temperature=0) for number in range(2)]
     if not may_fail:
-        with pytest.raises(ExceptionGroup) as caught:
+        with pytest.RaisesGroup(OSError, OSError):
             await tokens_of(batcher, requests)
-        assert all(isinstance(error, OSError) for error in caught.value.exceptions)
         return
     texts = await tokens_of(batcher, requests)
     assert [len(text) for text in texts] == [4, 4]

@@ -18,13 +18,11 @@ from trio_accel.patterns import (
     Call,
     Deployment,
     ExpertsFailedError,
-    Generate,
-    Generation,
     HotSwap,
     MoeRouter,
     Swap,
     SwapFailedError,
-    open_token_stream,
+    open_parts,
 )
 
 
@@ -127,24 +125,21 @@ async def test_a_swap_that_is_cancelled_and_cannot_be_tidied_up_has_failed(
     assert system.tree().find("test/models").restarts == 0
 
 
-async def test_a_reader_of_tokens_sees_its_own_group_as_it_is(autojump_clock: MockClock) -> None:
-    async def decoder(request: Generate) -> Generation:
-        await in_tasks(request)
-        raise AssertionError
+async def torn_batcher(item: object) -> tuple[int, ...]:
+    await in_tasks(item)
+    raise AssertionError
 
+
+async def test_a_reader_of_tokens_sees_its_own_group_as_it_is(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(OSError), trio.move_on_after(1):
-        async with open_token_stream(decoder, Generate((0,))):
+        async with open_parts(torn_batcher, 0):
             await in_tasks(None)
 
 
-async def test_a_decoder_that_is_torn_when_its_reader_leaves_is_not_heard(autojump_clock: MockClock) -> None:
-    async def decoder(request: Generate) -> Generation:
-        await in_tasks(request)
-        raise AssertionError
-
-    async with open_token_stream(decoder, Generate((0,))):
+async def test_a_batcher_that_is_torn_when_its_reader_leaves_is_not_heard(autojump_clock: MockClock) -> None:
+    async with open_parts(torn_batcher, 0):
         await trio.sleep(1)
     with trio.move_on_after(1) as scope:
-        async with open_token_stream(decoder, Generate((0,))) as stream:
+        async with open_parts(torn_batcher, 0) as stream:
             await stream.__anext__()
     assert scope.cancelled_caught

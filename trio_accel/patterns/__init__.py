@@ -20,5 +20,6 @@ from ._router import *
 from ._servants import *
 from ._speculative import *
 from ._stacked import *
+from ._waiting import *
 
 _export(__name__)

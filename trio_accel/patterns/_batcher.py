@@ -5,96 +5,36 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 import attrs
 import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
-from ..actors import (
-    ActorContext,
-    ActorError,
-    DeferredReply,
-    MailboxFullError,
-    Overflow,
-    Reading,
-    Spread,
-    handles,
-    quick,
-)
+from ..actors import ActorError, MailboxFullError, Reading, Spread
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError, must_be_count, must_be_positive
-from ._servants import (
-    QUEUE_WAIT,
-    REFUSED,
-    WAITS,
-    Call,
-    ItemT,
-    Model,
-    ResultT,
-    Servant,
-    as_callable,
-    count,
-    end_with_incarnation,
-    outcome_of,
-    readings_of,
-)
+from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
+from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics
 
 __all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
 
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-@attrs.define(eq=False)
-class Entry(Generic[ItemT, ResultT]):
+
+@attrs.define(eq=False, kw_only=True)
+class Entry(Waiting[ItemT, ResultT]):
     """A request that waits, or is in a batch.
 
     Attributes:
-        item: The model's input.
-        arrived: When it came.
         key: Requests of one key go together.
-        cost: Its part of the cost of a batch.
-        reply: Takes its outcome.
-        on_leave: Called when its asker leaves the batch; None while it is in no batch.
     """
 
-    item: ItemT
-    arrived: float
     key: Hashable = None
-    cost: float = 0.0
-    reply: DeferredReply[ResultT] = attrs.field(init=False)
-    on_leave: Callable[[], None] | None = attrs.field(default=None, init=False)
-
-
-class _Bucket(Generic[ItemT, ResultT]):
-    """The requests of one key, in order of arrival."""
-
-    __slots__ = ("cost", "entries")
-
-    def __init__(self) -> None:
-        # Any of them may leave, and a full one is taken from in front.
-        self.entries: OrderedDict[Entry[ItemT, ResultT], None] = OrderedDict()
-        self.cost: float = 0.0
-
-    def take(self, most: int, highest: float) -> list[Entry[ItemT, ResultT]]:
-        """Take the first ones, as many as fit: so many, of such a cost."""
-        taken: list[Entry[ItemT, ResultT]] = []
-        cost = 0.0
-        for entry in self.entries:
-            cost += entry.cost
-            if len(taken) == most or cost > highest:
-                break
-            taken.append(entry)
-        for entry in taken:
-            self.drop(entry)
-        return taken
-
-    def drop(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take one out."""
-        del self.entries[entry]
-        self.cost -= entry.cost
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -122,12 +62,16 @@ class BatchQueue(Generic[ItemT, ResultT]):
     is_adaptive: bool
     count: int = attrs.field(default=0, init=False)
     last_size: int = attrs.field(default=1, init=False)
-    _buckets: dict[Hashable, _Bucket[ItemT, ResultT]] = attrs.field(factory=dict[Hashable, Any], init=False)
+    # Any request of a key may leave, and many are taken from in front.
+    _buckets: dict[Hashable, OrderedDict[Entry[ItemT, ResultT], None]] = attrs.field(
+        factory=dict[Hashable, Any], init=False
+    )
+    _costs: dict[Hashable, float] = attrs.field(factory=dict[Hashable, float], init=False)
 
     @property
     def entries(self) -> list[Entry[ItemT, ResultT]]:
         """All that wait."""
-        return [entry for bucket in self._buckets.values() for entry in bucket.entries]
+        return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def add(self, entry: Entry[ItemT, ResultT]) -> None:
         """Take a request in.
@@ -135,23 +79,17 @@ class BatchQueue(Generic[ItemT, ResultT]):
         Raises:
             TypeError: Its key is not hashable.
         """
-        bucket = self._buckets.get(entry.key)
-        if bucket is None:
-            bucket = self._buckets[entry.key] = _Bucket()
-        bucket.entries[entry] = None
-        bucket.cost += entry.cost
+        self._buckets.setdefault(entry.key, OrderedDict())[entry] = None
+        self._costs[entry.key] = self._costs.get(entry.key, 0.0) + entry.cost
         self.count += 1
 
     def remove(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take a request out that leaves."""
-        bucket = self._buckets[entry.key]
-        bucket.drop(entry)
-        self._drop_if_empty(entry.key, bucket)
+        """Take a request out."""
+        del self._buckets[entry.key][entry]
+        self._costs[entry.key] -= entry.cost
         self.count -= 1
-
-    def oldest(self) -> Entry[ItemT, ResultT]:
-        """Return the request that has waited for longest."""
-        return min((_first(bucket) for bucket in self._buckets.values()), key=lambda entry: entry.arrived)
+        if not self._buckets[entry.key]:
+            del self._buckets[entry.key], self._costs[entry.key]
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
         """Take the batch that is to be launched now: of those that are due, the one that began first.
@@ -163,42 +101,34 @@ class BatchQueue(Generic[ItemT, ResultT]):
         Returns:
             Its requests in order of arrival; none if no batch is due.
         """
-        due = [bucket for bucket in self._buckets.values() if self._due(bucket, now, is_idle=is_idle) <= now]
-        if not due:
-            return []
-        bucket = min(due, key=lambda bucket: _first(bucket).arrived)
-        taken = bucket.take(self.size, self.cost)
-        self._drop_if_empty(taken[0].key, bucket)
-        self.last_size = len(taken)
-        self.count -= self.last_size
+        due = [key for key in self._buckets if self.due_of(key, is_idle=is_idle) <= now]
+        taken: list[Entry[ItemT, ResultT]] = []
+        cost = 0.0
+        first = min(due, key=self._arrived, default=None)
+        for entry in self._buckets.get(first, ()) if due else ():
+            cost += entry.cost
+            if len(taken) == self.size or cost > self.cost:
+                break
+            taken.append(entry)
+        for entry in taken:
+            self.remove(entry)
+        self.last_size = len(taken) or self.last_size
         return taken
 
-    def due(self, now: float, *, is_idle: bool) -> float:
+    def due(self, *, is_idle: bool) -> float:
         """Tell when the next batch is to be launched, if no request comes; infinity if none waits."""
-        return min(
-            (self._due(bucket, now, is_idle=is_idle) for bucket in self._buckets.values()), default=math.inf
-        )
+        return min((self.due_of(key, is_idle=is_idle) for key in self._buckets), default=math.inf)
 
-    def due_with(self, entry: Entry[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
-        """Tell when the bucket of a request that waits is to be launched."""
-        return self._due(self._buckets[entry.key], now, is_idle=is_idle)
-
-    def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
+    def due_of(self, key: Hashable, *, is_idle: bool) -> float:
+        """Tell when the requests of a key are to be launched; minus infinity where it is high time."""
         enough = self.last_size if is_idle and self.is_adaptive else self.size
-        if len(bucket.entries) >= enough or bucket.cost >= self.cost:
-            return now
-        return _first(bucket).arrived + self.wait
+        if len(self._buckets[key]) >= enough or self._costs[key] >= self.cost:
+            return -math.inf
+        return self._arrived(key) + self.wait
 
-    def _drop_if_empty(self, key: Hashable, bucket: _Bucket[ItemT, ResultT]) -> None:
-        if not bucket.entries:
-            del self._buckets[key]
+    def _arrived(self, key: Hashable) -> float:
+        return next(iter(self._buckets[key])).arrived
 
-
-def _first(bucket: _Bucket[ItemT, ResultT]) -> Entry[ItemT, ResultT]:
-    return next(iter(bucket.entries))
-
-
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 # A loss is that of the whole batch, whatever its requests are.
 _OF_ALL = (ActorError, CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError)
@@ -216,11 +146,8 @@ class BatchResults(Protocol[ResultT_co]):
         ...
 
 
-SIZES = tuple(2.0**power for power in range(11))
-"""Upper ends of the ranges of numbers of requests."""
-BATCH_SIZE = "batch_size", "Requests in a batch when the model gets it."
-
 BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
+ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 
 def may_be_one_request(error: Exception) -> bool:
@@ -238,159 +165,124 @@ def may_be_one_request(error: Exception) -> bool:
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
 
 
-@attrs.define
-class Counts:
-    """Counts of all batches.
-
-    Attributes:
-        requests: Calls that came.
-        answered: Calls with a result.
-        failed: Calls that were given an error of the model.
-        cancelled: Calls whose askers have gone.
-        refused: Calls that were never executed.
-        batches: Batches that were launched.
-        batched: Calls in these.
-        launches: How often the model was called.
-    """
-
-    requests: int = 0
-    answered: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    batches: int = 0
-    batched: int = 0
-    launches: int = 0
-
-
 @attrs.define(eq=False)
-class BatchRun(Generic[ItemT, ResultT]):
-    """One batch on its way through the model; for `splits` and `divides` see `Batcher`."""
+class Batch(Generic[EntryT]):
+    """Requests that the model has together."""
 
-    _model: BatchModel[ItemT, ResultT]
-    entries: list[Entry[ItemT, ResultT]]
-    _splits: int
-    _divides: Callable[[Exception], bool]
-    _counts: Counts
-    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    entries: list[EntryT]
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        for entry in self.entries:
-            entry.on_leave = self._look_who_waits
+    def end_if_alone(self, entry: EntryT) -> None:
+        """End the call of the model if it has this request, and all askers have gone."""
+        if entry in self.entries and all(one.reply.is_done for one in self.entries):
+            self.scope.cancel(reason="all askers of the batch were cancelled")
 
-    async def run(self) -> None:
-        """Give each request its outcome."""
-        self._counts.batches += 1
-        self._counts.batched += len(self.entries)
-        with self._scope:
-            error = await self._launch(self.entries)
+
+class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
+    """A servant whose model works on several requests at once; for the arguments see `Batcher`."""
+
+    def __init__(
+        self,
+        *,
+        cost: Callable[[Any], float] | None,
+        max_cost: float | None,
+        capacity: int | None,
+        splits: int,
+        divides: Callable[[Exception], bool],
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if (max_cost is None) is not (cost is None):
+            raise ValueError(f"{name}: cost and max_cost go together: give both, or none")
+        self._cost = cost
+        self._most_cost = math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
+        self._capacity = math.inf if capacity is None else must_be_count(f"{name}: capacity", capacity)
+        self._splits, self._divides = must_be_count(f"{name}: splits", splits, least=0), divides
+        self._sizes = Spread([2.0**power for power in range(11)])
+        # Rung when there may be something to do for the task that launches.
+        self._bell = trio.lowlevel.ParkingLot()
+
+    @abstractmethod
+    async def _launch(self, entries: list[EntryT]) -> Exception | None:
+        """Have the model work on requests, and reply; returns why there are no results."""
+
+    def _cost_of(self, item: object) -> float:
+        """Return the cost of an item.
+
+        Raises:
+            ValueError: It is none, or the item can never be served.
+        """
+        if self._cost is None:
+            return 0.0
+        path, cost = self.context.path, self._cost(item)
+        if not 0 <= cost <= sys.float_info.max:
+            raise ValueError(f"{path}: the cost of an item must be a number from 0, got {cost!r}")
+        if cost > self._most_cost:
+            told = f"the item costs {cost:g}, and there are at most {self._most_cost:g} at once"
+            raise ValueError(f"{path}: {told}; it can never be served")
+        return cost
+
+    def _full(self) -> MailboxFullError:
+        path = self.context.path
+        return MailboxFullError(f"{path}: {self._capacity} requests wait already", path=path)
+
+    async def _go_through(self, batch: Batch[EntryT]) -> None:
+        """Give each request of a batch its outcome."""
+        with batch.scope:
+            error = await self._launch(batch.entries)
             if error is not None:
-                await halve(
-                    self.entries,
-                    error,
-                    launch=self._launch,
-                    fail=self._fail,
-                    splits=self._splits,
-                    divides=self._divides,
-                )
+                await self._halve(batch.entries, error)
 
-    def _look_who_waits(self) -> None:
-        """End the call of the model if all askers have gone."""
-        if all(entry.reply.is_done for entry in self.entries):
-            self._scope.cancel(reason="all askers of the batch were cancelled")
-
-    async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
-        """Call the model once, and reply; returns why there are no results."""
-        self._counts.launches += 1
-        results = await outcome_of(self._results(entries))
-        if isinstance(results, outcome.Error):
-            return cast("Exception", results.error)
-        for entry, value in zip(entries, results.value, strict=True):
-            if isinstance(value, outcome.Error) and isinstance(value.error, Exception):
-                self._counts.failed += entry.reply.fail(value.error)
-            else:
-                self._counts.answered += entry.reply.set(value)
-        return None
-
-    async def _results(self, entries: list[Entry[ItemT, ResultT]]) -> list[ResultT]:
-        return one_for_each(await self._model([entry.item for entry in entries]), len(entries))
-
-    def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
-        for entry, one in error_for_each(entries, error):
-            self._counts.failed += entry.reply.fail(one)
-
-
-class Asked(Protocol):
-    """What has a reply to give."""
-
-    @property
-    def reply(self) -> DeferredReply[Any]:
-        """Takes its outcome."""
-        ...
-
-
-AskedT = TypeVar("AskedT", bound=Asked)
-
-
-async def halve(
-    batch: list[AskedT],
-    error: Exception,
-    *,
-    launch: Callable[[list[AskedT]], Awaitable[Exception | None]],
-    fail: Callable[[list[AskedT], Exception], None],
-    splits: int,
-    divides: Callable[[Exception], bool],
-) -> None:
-    """Halve the parts of a batch that failed until the requests that fail are alone; see `Batcher` (D122).
-
-    Args:
-        batch: Its requests.
-        error: Why it failed.
-        launch: Has the model work on some of them, and replies; returns why there are no results.
-        fail: Gives some of them an error.
-        splits: See `Batcher`.
-        divides: The same.
-    """
-    works, level = False, 0
-    failed = [(batch, error)]
-    while failed:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        parts, failed = failed, list[tuple[list[AskedT], Exception]]()
-        for part, of_part in parts:
-            # A program that has refused the batch goes on: then it pays to look for the bad request.
-            is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
-            may_go_on = works or level < splits or (splits > 0 and is_refusal)
-            if len(part) < 2 or not may_go_on or not _is_of_one(of_part, divides):
-                fail(part, of_part)
-                continue
-            middle = len(part) // 2
-            for half in (part[:middle], part[middle:]):
-                waiting = [one for one in half if not one.reply.is_done]
-                if not waiting:
+    async def _halve(self, batch: list[EntryT], error: Exception) -> None:
+        """Halve the parts of a batch that failed until the requests that fail are alone (D122)."""
+        works, level = False, 0
+        failed = [(batch, error)]
+        while failed:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            parts, failed = failed, list[tuple[list[EntryT], Exception]]()
+            for part, of_part in parts:
+                # A program that has refused the batch goes on: then it pays to look for the bad request.
+                is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
+                may_go_on = works or level < self._splits or (self._splits > 0 and is_refusal)
+                if len(part) < 2 or not may_go_on or not self._is_of_one(of_part):
+                    self._fail(part, of_part)
                     continue
-                of_half = await launch(waiting)
-                if of_half is None:
-                    works = True
-                else:
-                    failed.append((waiting, of_half))
-        level += 1
+                middle = len(part) // 2
+                for half in (part[:middle], part[middle:]):
+                    waiting = [entry for entry in half if not entry.reply.is_done]
+                    if not waiting:
+                        continue
+                    of_half = await self._launch(waiting)
+                    if of_half is None:
+                        works = True
+                    else:
+                        failed.append((waiting, of_half))
+            level += 1
 
+    def _is_of_one(self, error: Exception) -> bool:
+        try:
+            return self._divides(error)
+        except Exception as bad:  # noqa: BLE001  # a stranger's function
+            error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
+            return False
 
-def _is_of_one(error: Exception, divides: Callable[[Exception], bool]) -> bool:
-    try:
-        return divides(error)
-    except Exception as bad:  # noqa: BLE001  # a stranger's function
-        error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
-        return False
+    @enable_ki_protection
+    def _fail(self, entries: list[EntryT], error: Exception) -> None:
+        """Give those that still wait an error, each one of its own.
 
+        D122: several tasks that raise one exception object would write to one traceback.
+        """
+        for number, entry in enumerate([entry for entry in entries if not entry.reply.is_done]):
+            self._tally["failed"] += entry.reply.fail(_copy(error) if number else error)
+            self._release(entry)
 
-def error_for_each(batch: list[AskedT], error: Exception) -> Iterator[tuple[AskedT, Exception]]:
-    """Yield those that still wait, each with an error of its own.
+    def _release(self, entry: EntryT) -> None:
+        """Let a request go that has its outcome."""
 
-    D122: several tasks that raise one exception object would write to one traceback.
-    """
-    for number, one in enumerate([one for one in batch if not one.reply.is_done]):
-        yield one, _copy(error) if number else error
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show, with sizes of batches."""
+        yield from super().readings()
+        yield self._sizes.reading("batch_size", "Requests in a batch when the model gets it.")
 
 
 def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
@@ -433,23 +325,11 @@ def _copy(error: Exception) -> Exception:
     return copied.with_traceback(error.__traceback__)
 
 
-ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
-
-
 @attrs.frozen(kw_only=True)
-class BatcherStatistics:
+class BatcherStatistics(WaitingStatistics):
     """Counts of a `Batcher` since its incarnation began: the reply of `GetStatistics`.
 
-    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
-
     Attributes:
-        requests: Calls that came.
-        waiting: Calls that are in no batch yet.
-        in_flight: Calls in batches that the model has, whose askers wait.
-        answered: Calls with a result.
-        failed: Calls that were given an error of the model.
-        cancelled: Calls whose askers have gone.
-        refused: Calls that were never executed: no room, or an item that fits into no batch.
         batches: Batches that were launched.
         batches_running: Batches that the model has now.
         batched: Calls in all batches that were launched: divided by `batches`, the mean size of a batch.
@@ -457,22 +337,15 @@ class BatcherStatistics:
         last_size: Calls in the last batch that was launched; 1 before the first.
     """
 
-    requests: int
-    waiting: int
-    in_flight: int
-    answered: int
-    failed: int
-    cancelled: int
-    refused: int
-    batches: int
-    batches_running: int
-    batched: int
-    launches: int
-    last_size: int
+    batches: int = 0
+    batches_running: int = 0
+    batched: int = 0
+    launches: int = 0
+    last_size: int = 1
 
 
 @final
-class Batcher(Servant[ItemT, ResultT]):
+class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
     """Collect calls, and put them through a model together.
 
     A batch is launched when it is full, or when its first call has waited for `max_wait` seconds. At most
@@ -520,10 +393,8 @@ class Batcher(Servant[ItemT, ResultT]):
         bucket: The key of an item: items of different keys are never in one batch.
         cost: The cost of an item, at least 0, such as its tokens or bytes.
         max_cost: The highest cost of a batch. A call whose item costs more fails alone, with `ValueError`.
-        capacity: The most calls that wait for a batch; no bound without it, as each asker waits in any case.
-        overflow: Rule beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
-            `MailboxFullError`; ``DROP_OLDEST``: the one is that has waited for longest. ``WAIT`` goes without
-            a `capacity`.
+        capacity: The most calls that wait for a batch; one more is refused with `MailboxFullError`. No bound
+            without it.
         splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
         divides: Whether an error may be that of one call, so that it is worth while to halve the batch.
 
@@ -543,225 +414,116 @@ class Batcher(Servant[ItemT, ResultT]):
         cost: Callable[[ItemT], float] | None = None,
         max_cost: float | None = None,
         capacity: int | None = None,
-        overflow: Overflow = Overflow.WAIT,
         splits: int = 1,
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
-        _check_overflow(capacity, overflow)
+        super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
             size=must_be_count("Batcher: max_size", max_size),
-            cost=check_max_cost("Batcher", max_cost, cost),
+            cost=self._most_cost,
             wait=must_be_positive("Batcher: max_wait", max_wait, allows_zero=True),
             is_adaptive=adaptive,
         )
         self._model: BatchModel[ItemT, ResultT] = as_callable(model)
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
-        self._bucket, self._cost = bucket, cost
-        self._capacity, self._overflow = capacity, overflow
-        self._splits, self._divides = must_be_count("Batcher: splits", splits, least=0), divides
-        self._running: dict[BatchRun[ItemT, ResultT], None] = {}
-        # Tasks that run batches. While calls wait, and not all runners are busy, one of them leads: it waits
-        # until a batch is due, with the only timer. The others are parked.
-        self._runners = 0
-        self._parked = trio.lowlevel.ParkingLot()
-        self._is_led = False
-        self._timer: trio.CancelScope | None = None
-        self._bell = trio.lowlevel.ParkingLot()
-        self._counts = Counts()
-        self._sizes, self._waits = Spread(SIZES), Spread(WAITS)
+        self._bucket = bucket
+        self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
+        # The time at which a task looks whether a batch is due, if no request comes.
+        self._due = math.inf
+        # Tasks that go through batches.
+        self._runners = 1
 
-    @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
-        """Hold the tasks that run the batches."""
-        context.show_readings(self.readings)
-        try:
-            async with trio.open_nursery() as self._nursery:
-                yield
-                self._nursery.cancel_scope.cancel(reason="the batcher ends")
-        finally:
-            self._fail_all(context)
+    def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
+        return Entry(item=message.item)
 
-    def _attempt(self, message: Call[ItemT]) -> DeferredReply[ResultT]:
-        return self._take(message.item)
+    def put(self, entry: Entry[ItemT, ResultT]) -> None:
+        entry.key = None if self._bucket is None else self._bucket(entry.item)
+        entry.cost = self._cost_of(entry.item)
+        if self._queue.count >= self._capacity:
+            raise self._full()
+        self._queue.add(entry)
+        due = self._queue.due_of(entry.key, is_idle=not self._running)
+        if due < self._due:
+            self._due = due
+            self._wake()
 
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(_attempt)
-    async def _serve(self, message: Call[ItemT]) -> ResultT | DeferredReply[ResultT]:
-        return await self.call(message.item)
+    def leave(self, entry: Entry[ItemT, ResultT]) -> None:
+        self._tally["cancelled"] += 1
+        entry.reply.cancelled()
+        if not entry.has_begun:
+            self._queue.remove(entry)
+        for batch in self._running:
+            batch.end_if_alone(entry)
 
-    async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
-        """Take a call in."""
-        await trio.lowlevel.checkpoint()
-        return self._take(item)
+    def _open(self) -> Iterable[Entry[ItemT, ResultT]]:
+        return [*self._queue.entries, *(entry for batch in self._running for entry in batch.entries)]
 
-    def _take(self, item: ItemT) -> DeferredReply[ResultT]:
-        """Take the call in that is being served, without waiting; if something is wrong with it, fail it."""
-        now = trio.current_time()
-        entry: Entry[ItemT, ResultT] = Entry(item, now)
-        entry.reply = reply = self.context.defer(on_cancel=partial(self._leave, entry))
-        self._counts.requests += 1
-        try:
-            if self._bucket is not None:
-                entry.key = self._bucket(item)
-            if self._cost is not None:
-                entry.cost = cost_of(self.context.path, self._cost(item), self._queue.cost, "a batch")
-            hash(entry.key)  # before another call has to make room for it
-            self._make_room()
-            self._queue.add(entry)
-        except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
-            self._refuse(entry, error)
-            return reply
-        if self._timer is not None:
-            self._expect(self._timer, self._queue.due_with(entry, now, is_idle=not self._running), now)
-        elif not self._is_led:
-            self._call_leader()
-        return reply
+    def _wake(self) -> None:
+        """Have a task wait for the batch that is due next, unless all are going through one."""
+        if self._bell:
+            self._bell.unpark()
+        elif self._runners < self._most_running:
+            self._runners += 1
+            self._nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        """Wait for a batch, go through it, and again."""
+        while True:
+            entries = await self._next_batch()
+            batch = Batch(entries)
+            self._running[batch] = None
+            if self._queue.count:
+                # D122: another task waits for the others. For a lone asker none is woken.
+                self._wake()
+            self._sizes.add(len(entries))
+            self._tally["batches"] += 1
+            self._tally["batched"] += len(entries)
+            for entry in entries:
+                self._begin(entry)
+            await self._go_through(batch)
+            del self._running[batch]
+            if self._queue.count:
+                # The model may have no checkpoint of its own, and other tasks must run.
+                await trio.lowlevel.checkpoint()
+
+    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
+        """Wait until a batch is due, and take it."""
+        while True:
+            self._due = math.inf
+            if not self._queue.count:
+                # A lone asker comes here each time, and a scope would take a fifth of its time.
+                await self._bell.park()
+                continue
+            is_idle = not self._running
+            entries = self._queue.take(trio.current_time(), is_idle=is_idle)
+            if entries:
+                return entries
+            self._due = self._queue.due(is_idle=is_idle)
+            with trio.CancelScope(deadline=self._due):
+                await self._bell.park()
+
+    async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
+        self._tally["launches"] += 1
+        results = await outcome_of(self._results(entries))
+        if isinstance(results, outcome.Error):
+            return cast("Exception", results.error)
+        for entry, value in zip(entries, results.value, strict=True):
+            if isinstance(value, outcome.Error) and isinstance(value.error, Exception):
+                self._tally["failed"] += entry.reply.fail(value.error)
+            else:
+                self._tally["answered"] += entry.reply.set(value)
+        return None
+
+    async def _results(self, entries: list[Entry[ItemT, ResultT]]) -> list[ResultT]:
+        return one_for_each(await self._model([entry.item for entry in entries]), len(entries))
 
     def statistics(self) -> BatcherStatistics:
         """Return the counts since its incarnation began."""
-        running = (entry for run in self._running for entry in run.entries)
+        running = (entry for batch in self._running for entry in batch.entries)
         return BatcherStatistics(
             waiting=self._queue.count,
             in_flight=sum(not entry.reply.is_done for entry in running),
             batches_running=len(self._running),
             last_size=self._queue.last_size,
-            **attrs.asdict(self._counts),
+            **self._tally,
         )
-
-    def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show, with sizes of batches and waits for them."""
-        yield from readings_of(self._counts)
-        yield count(*REFUSED, self._counts.refused, tenant="")
-        yield self._sizes.reading(*BATCH_SIZE)
-        yield self._waits.reading(*QUEUE_WAIT)
-
-    def _make_room(self) -> None:
-        """Refuse the newest call or the oldest one if too many wait.
-
-        Raises:
-            MailboxFullError: It is the newest.
-        """
-        if self._capacity is None or self._queue.count < self._capacity:
-            return
-        path = self.context.path
-        full = MailboxFullError(f"{path}: {self._capacity} calls wait for a batch already", path=path)
-        if self._overflow is not Overflow.DROP_OLDEST:
-            raise full
-        oldest = self._queue.oldest()
-        self._queue.remove(oldest)
-        self._refuse(oldest, full)
-
-    def _refuse(self, entry: Entry[ItemT, ResultT], error: Exception) -> None:
-        self._counts.refused += 1
-        entry.reply.fail(error)
-
-    def _leave(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Let a call go whose asker was cancelled."""
-        self._counts.cancelled += 1
-        entry.reply.cancelled()
-        if entry.on_leave is None:
-            self._queue.remove(entry)
-            if not self._queue.count:
-                self._bell.unpark_all()
-        else:
-            entry.on_leave()
-
-    def _call_leader(self) -> None:
-        """Have a runner wait for the next batch, if one has nothing to do or may be started."""
-        if self._parked:
-            self._is_led = True
-            self._parked.unpark()
-        elif self._runners < self._most_running:
-            self._is_led = True
-            self._runners += 1
-            self._nursery.start_soon(self._run_batches)
-
-    async def _run_batches(self) -> None:
-        """Lead, run the batch, and lead again if no other runner does; parked when idle."""
-        while True:
-            entries = await self._next_batch()
-            self._is_led = False
-            if entries:
-                self._sizes.add(len(entries))
-                now = trio.current_time()
-                for entry in entries:
-                    self._waits.add(now - entry.arrived)
-                run = BatchRun(self._model, entries, self._splits, self._divides, self._counts)
-                self._running[run] = None
-                if self._queue.count:
-                    # D122: another runner leads while this one runs its batch: no hand-over between tasks.
-                    self._call_leader()
-                await run.run()
-                del self._running[run]
-            if self._timer is not None:
-                # The model may have nothing to do now: then the waiting batch is due earlier.
-                now = trio.current_time()
-                self._expect(self._timer, self._queue.due(now, is_idle=not self._running), now)
-            if self._is_led or not self._queue.count:
-                await self._parked.park()
-            else:
-                self._is_led = True
-                # The model may have no checkpoint of its own, and other tasks must run.
-                await trio.lowlevel.checkpoint()
-
-    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
-        """Wait until a batch is due, and take it; none if all calls have left meanwhile."""
-        while self._queue.count:
-            now, is_idle = trio.current_time(), not self._running
-            entries = self._queue.take(now, is_idle=is_idle)
-            if entries:
-                return entries
-            with trio.CancelScope(deadline=self._queue.due(now, is_idle=is_idle)) as self._timer:
-                await self._bell.park()
-            self._timer = None
-        return []
-
-    def _expect(self, timer: trio.CancelScope, due: float, now: float) -> None:
-        """See to it that the batch which is due next is launched then."""
-        if due <= now:
-            self._bell.unpark_all()
-        elif due < timer.deadline:
-            timer.deadline = due
-
-    def _fail_all(self, context: ActorContext) -> None:
-        """Fail all open calls: later incarnations do not know of them."""
-        for entry in self._queue.entries:
-            end_with_incarnation(context, entry.reply, has_begun=False)
-        for run in self._running:
-            for entry in run.entries:
-                end_with_incarnation(context, entry.reply, has_begun=True)
-
-
-def cost_of(path: str, cost: float, most: float, where: str) -> float:
-    """Return the cost of an item, if it may be one.
-
-    Raises:
-        ValueError: It is none, or the item can never be served.
-    """
-    if not 0 <= cost <= sys.float_info.max:
-        raise ValueError(f"{path}: the cost of an item must be a number from 0, got {cost!r}")
-    if cost > most:
-        raise ValueError(f"{path}: the item costs {cost:g}, and {where} at most {most:g}; it fits into none")
-    return cost
-
-
-def check_max_cost(name: str, max_cost: float | None, cost: object) -> float:
-    """Return the highest cost of what a pattern has at once; infinity if costs do not count."""
-    if (max_cost is None) is not (cost is None):
-        raise ValueError(f"{name}: cost and max_cost go together: give both, or none")
-    return math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
-
-
-def _check_overflow(capacity: int | None, overflow: Overflow) -> None:
-    if not isinstance(overflow, Overflow):
-        raise TypeError(f"Batcher: overflow must be an Overflow, got {overflow!r}")
-    if capacity is None and overflow is not Overflow.WAIT:
-        raise ValueError(f"Batcher: overflow={overflow} needs a capacity")
-    if capacity is not None:
-        must_be_count("Batcher: capacity", capacity)
-        if overflow is Overflow.WAIT:
-            raise ValueError(
-                "Batcher: with overflow=WAIT each call waits in any case; leave the capacity out, or say "
-                "what happens beyond it: overflow=Overflow.REJECT"
-            )

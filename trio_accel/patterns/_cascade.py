@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeAlias, get_args
 
 import attrs
+from attrs.validators import optional
 
 from ..actors import named_options
-from ._checks import ModelOutputError, must_be_number, must_be_one_of
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
+from ._checks import ModelOutputError, called, must_be_number, must_be_one_of
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = [
     "Cascade",
@@ -41,15 +43,14 @@ class Stage(Generic[ItemT, ResultT]):
     """
 
     name: str
-    model: Model[ItemT, ResultT]
-    confidence: Callable[[ResultT], float] | None = attrs.field(default=None, kw_only=True)
+    model: Model[ItemT, ResultT] = attrs.field(validator=is_model)
+    confidence: Callable[[ResultT], float] | None = attrs.field(
+        default=None, kw_only=True, validator=optional(called)
+    )
     threshold: float = attrs.field(default=0.0, kw_only=True)
     falls_through: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        as_callable(self.model)
-        if self.confidence is not None and not callable(self.confidence):
-            raise TypeError(f"Stage: confidence must be a function, got {self.confidence!r}")
         if math.isnan(must_be_number("Stage: threshold", self.threshold)):
             raise ValueError("Stage: threshold must be a number, got NaN")
         if not isinstance(self.falls_through, tuple) or not all(map(_is_error, self.falls_through)):
@@ -121,7 +122,7 @@ class StageStatistics(CallStatistics):
     """
 
     name: str
-    unsure: int
+    unsure: int = 0
 
     @property
     def sure(self) -> int:
@@ -155,11 +156,6 @@ class NoAnswerError(Exception):
         return str(self.args[0])
 
 
-@attrs.define(eq=False)
-class _Counted(Tally):
-    unsure: int = 0
-
-
 class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
     """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
 
@@ -180,7 +176,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
     def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
         self._stages = tuple(stages)
         self._unsure: Unsure = unsure
-        self._counted = [_Counted() for _ in self._stages]
+        self._counted = [Tally() for _ in self._stages]
         for stage in self._stages:
             if not isinstance(stage, Stage):
                 raise TypeError(f"Cascade: stages must be Stage(name, model), got {stage!r}")
@@ -204,8 +200,9 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
             Exception: An error of a stage that does not fall through.
         """
         passed: list[Passed] = []
-        results: list[tuple[float, int, ResultT]] = []  # with the position in `passed`
+        unsure: list[CascadeAnswer[ResultT]] = []
         for stage, counted in zip(self._stages, self._counted, strict=True):
+            name = stage.name
             try:
                 with counted:
                     result = await as_callable(stage.model)(item)
@@ -213,49 +210,32 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
             except Exception as error:
                 if not isinstance(error, stage.falls_through):
                     raise
-                passed.append(Passed(stage=stage.name, confidence=None, error=error))
+                passed.append(Passed(stage=name, confidence=None, error=error))
                 continue
-            if confidence is None or confidence >= stage.threshold:
-                return CascadeAnswer(
-                    result=result,
-                    stage=stage.name,
-                    confidence=confidence,
-                    is_confident=True,
-                    passed=tuple(passed),
-                )
-            counted.unsure += 1
-            results.append((confidence, len(passed), result))
-            passed.append(Passed(stage=stage.name, confidence=confidence, error=None))
-        return self._without_confidence(passed, results)
+            is_sure = confidence is None or confidence >= stage.threshold
+            answer = CascadeAnswer(
+                result=result, stage=name, confidence=confidence, is_confident=is_sure, passed=tuple(passed)
+            )
+            if is_sure:
+                return answer
+            counted["unsure"] += 1
+            unsure.append(answer)
+            passed.append(Passed(stage=name, confidence=confidence, error=None))
+        if not unsure or self._unsure == "raise":
+            told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
+            text = f"no stage of {self.context.path} has answered: {told}"
+            raise NoAnswerError(text, tuple(passed)) from passed[-1].error
+        best = max(unsure, key=operator.attrgetter("confidence")) if self._unsure == "best" else unsure[-1]
+        return attrs.evolve(best, passed=tuple(one for one in passed if one.stage != best.stage))
 
     def statistics(self) -> CascadeStatistics:
         """Tell what was counted so far."""
         return CascadeStatistics(
-            **attrs.asdict(self._tally),
+            **self._tally,
             stages=tuple(
-                StageStatistics(name=stage.name, **attrs.asdict(counted))
+                StageStatistics(name=stage.name, **counted)
                 for stage, counted in zip(self._stages, self._counted, strict=True)
             ),
-        )
-
-    def _without_confidence(
-        self, passed: list[Passed], results: list[tuple[float, int, ResultT]]
-    ) -> CascadeAnswer[ResultT]:
-        """Return the answer where no stage was sure enough."""
-        if not results or self._unsure == "raise":
-            told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
-            raise NoAnswerError(f"no stage of {self.context.path} has answered: {told}", tuple(passed)) from (
-                passed[-1].error
-            )
-        best = max(results, key=lambda one: one[0])
-        _, index, result = best if self._unsure == "best" else results[-1]
-        chosen = passed.pop(index)
-        return CascadeAnswer(
-            result=result,
-            stage=chosen.stage,
-            confidence=chosen.confidence,
-            is_confident=False,
-            passed=tuple(passed),
         )
 
 

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..actors import Validator, must
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
@@ -85,6 +86,29 @@ def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
     """
     if value not in words:
         raise ValueError(f"{what} must be one of {words}, got {value!r}")
+
+
+def whole(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Check an attribute that is a whole number from 1."""
+    must_be_count(_what(instance, attribute), value)
+
+
+def positive(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Check an attribute that is a number above 0."""
+    must_be_positive(_what(instance, attribute), value)
+
+
+called = must("be a function", callable, TypeError)
+"""Checks an attribute that is called."""
+
+
+def of_class(*kinds: type[Any]) -> Validator:
+    """Make the check of an attribute that has one of some classes."""
+    return must(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
+
+
+def _what(instance: object, attribute: attrs.Attribute[Any]) -> str:
+    return f"{type(instance).__name__}: {attribute.name}"
 
 
 class ModelOutputError(ValueError):

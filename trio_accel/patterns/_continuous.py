@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast, final
 
 import attrs
@@ -16,45 +15,14 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import (
-    ActorContext,
-    DeferredReply,
-    MailboxFullError,
-    Reading,
-    Spread,
-    handles,
-    quick,
-    running_beside,
-)
+from ..actors import Reading, running_beside
 from ..backends.base import ContextLostError
-from ._batcher import (
-    BATCH_SIZE,
-    SIZES,
-    BatchResults,
-    check_max_cost,
-    cost_of,
-    error_for_each,
-    halve,
-    may_be_one_request,
-    one_for_each,
-)
+from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
-from ._fair_scheduler import FairQueue, Queued, UnknownTenantError, Weights
+from ._fair_scheduler import FairQueue, Queued, Weights, weight_in
 from ._limits import is_transient
-from ._servants import (
-    QUEUE_WAIT,
-    REFUSED,
-    WAITS,
-    Call,
-    ItemT,
-    Model,
-    Servant,
-    as_callable,
-    count,
-    end_with_incarnation,
-    outcome_of,
-    readings_of,
-)
+from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
+from ._waiting import Waiting, WaitingStatistics, spread_of_waits
 
 __all__ = [
     "ContinuousBatcher",
@@ -255,29 +223,21 @@ async def open_parts(
         yield stream
 
 
-@attrs.define(eq=False)
-class _Entry(Generic[ItemT, PartT]):
+@attrs.define(eq=False, kw_only=True)
+class _Entry(Waiting[ItemT, tuple[PartT, ...]]):
     """A request.
 
     Attributes:
         sequence: Its sequence.
         stream: Takes its parts as they come; None if nobody wants them before the end.
-        cost: Its part of the highest cost.
-        arrived: When it came.
-        reply: Takes its outcome.
         queued: Its place in the queue; None from its turn on.
         is_in_step: Whether a step has it now.
-        was_seen: Whether one has had it.
     """
 
     sequence: RunningSequence[ItemT, PartT]
     stream: PartStream[PartT] | None
-    arrived: float
-    cost: float = 0.0
-    reply: DeferredReply[tuple[PartT, ...]] = attrs.field(init=False)
-    queued: Queued[_Entry[ItemT, PartT]] | None = attrs.field(default=None, init=False)
-    is_in_step: bool = attrs.field(default=False, init=False)
-    was_seen: bool = attrs.field(default=False, init=False)
+    queued: Queued[_Entry[ItemT, PartT]] | None = None
+    is_in_step: bool = False
 
     @property
     def unread(self) -> int:
@@ -285,47 +245,17 @@ class _Entry(Generic[ItemT, PartT]):
         return 0 if self.stream is None else len(self.stream.unread)
 
 
-class _FlowWeights(Weights):
-    """Weights of tenants at a level of priority: the flows of the queue."""
-
-    def __init__(self, tenants: Weights) -> None:
-        super().__init__()
-        self._tenants = tenants
-
-    def of(self, tenant: Hashable) -> float | None:
-        """Return the weight of a pair of a tenant and a priority."""
-        name, priority = cast("tuple[Hashable, int]", tenant)
-        weight = self._tenants.of(name)
-        return None if weight is None else weight * _LEVEL**priority
-
-
 @attrs.frozen(kw_only=True)
-class ContinuousStatistics:
+class ContinuousStatistics(WaitingStatistics):
     """Counts of a `ContinuousBatcher` since its incarnation began: the reply of `GetStatistics`.
 
-    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
-
     Attributes:
-        requests: Sequences that were asked for.
-        waiting: Sequences that no step has seen, as there is no place for them yet.
-        in_flight: Sequences that steps go through, whose askers wait.
-        answered: Sequences that have come to their end.
-        failed: Sequences that were given an error of the step.
-        cancelled: Sequences whose askers have gone.
-        refused: Sequences that were never begun: no room, or an item that can never be served.
         steps: Calls of the step.
         repeated: Those of them that repeated one that was lost.
         parts: Parts of all sequences.
         cost: Cost of the sequences that steps go through.
     """
 
-    requests: int = 0
-    waiting: int = 0
-    in_flight: int = 0
-    answered: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
     steps: int = 0
     repeated: int = 0
     parts: int = 0
@@ -333,7 +263,9 @@ class ContinuousStatistics:
 
 
 @final
-class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Generic[ItemT, PartT]):
+class ContinuousBatcher(
+    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], _Entry[ItemT, PartT]], Generic[ItemT, PartT]
+):
     """Goes through many sequences at once, step by step; they join and leave between two steps.
 
     This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as servers of language models do it.
@@ -420,60 +352,27 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         splits: int = 1,
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
+        super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         name = type(self).__name__
         self._step = as_callable(step)
-        self._length, self._cost, self._tenant, self._priority = length, cost, tenant, priority
-        self._most_cost = check_max_cost(name, max_cost, cost)
+        self._length, self._tenant, self._priority = length, tenant, priority
         self._most_sequences = must_be_count(f"{name}: max_sequences", max_sequences)
         # Each prompt in the batch has a position in each step.
         self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
         self._buffer = must_be_count(f"{name}: buffer", buffer)
-        self._capacity = None if capacity is None else must_be_count(f"{name}: capacity", capacity)
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
         self._retry = must_be_count(f"{name}: retry", retry, least=0)
-        splits = must_be_count(f"{name}: splits", splits, least=0)
-        self._halve = partial(halve, launch=self._launch, fail=self._fail, splits=splits, divides=divides)
-        self._weights = _FlowWeights(weights if isinstance(weights, Weights) else Weights(weights))
+        self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
         self._queue = FairQueue[_Entry[ItemT, PartT]](self._weights, max_queued=_MOST, max_tenants=_MOST)
         # Its turn has come, and the batch has no room for its cost yet.
         self._next: _Entry[ItemT, PartT] | None = None
         # Sequences with a place, in the order in which they came to it.
         self._running: dict[_Entry[ItemT, PartT], None] = {}
-        self._batch: list[_Entry[ItemT, PartT]] = []
-        self._scope = trio.CancelScope()
-        self._bell = trio.lowlevel.ParkingLot()
-        # By the names of `ContinuousStatistics`.
-        self._counts = Counter[str]()
-        self._sizes, self._waits, self._firsts = Spread(SIZES), Spread(WAITS), Spread(WAITS)
-
-    @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
-        """Hold the task that runs the steps."""
-        context.show_readings(self.readings)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._run)
-                yield
-                nursery.cancel_scope.cancel(reason="the batcher ends")
-        finally:
-            self._end_all(context)
-
-    def _attempt(self, message: Call[Streamable[ItemT, PartT]]) -> DeferredReply[tuple[PartT, ...]]:
-        return self._take(message.item)
-
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(_attempt)
-    async def _serve(self, message: Call[Streamable[ItemT, PartT]]) -> object:
-        return await self.call(message.item)
-
-    async def call(self, item: Streamable[ItemT, PartT]) -> DeferredReply[tuple[PartT, ...]]:
-        """Take a sequence in."""
-        await trio.lowlevel.checkpoint()
-        return self._take(item)
+        self._batch = Batch[_Entry[ItemT, PartT]]([])
+        self._firsts = spread_of_waits()
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""
@@ -481,22 +380,19 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
             waiting=self._waiting,
             in_flight=sum(not entry.reply.is_done for entry in self._running),
             cost=self._cost_with(),
-            **self._counts,
+            **self._tally,
         )
 
     def readings(self) -> Iterator[Reading]:
         """Yield what metrics show: counts, sizes of batches, waits, and what there is now."""
+        yield from super().readings()
         seen = self.statistics()
-        yield from readings_of(seen)
-        yield count(*REFUSED, seen.refused, tenant="")
         yield count("parts", "Parts that sequences have given.", seen.parts)
         text = "Sequences of a batcher by whether steps go through them."
         for state, value in (("running", seen.in_flight), ("waiting", seen.waiting)):
             yield Reading(name="sequences", kind="gauge", help=text, value=value, labels=(("state", state),))
         text = "Cost of the sequences that steps go through."
         yield Reading(name="sequence_cost", kind="gauge", help=text, value=seen.cost)
-        yield self._sizes.reading(*BATCH_SIZE)
-        yield self._waits.reading(*QUEUE_WAIT)
         text = "Seconds from the request for a sequence to its first part."
         yield self._firsts.reading("time_to_first_part_seconds", text)
 
@@ -504,47 +400,34 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
     def _waiting(self) -> int:
         return self._queue.queued + (self._next is not None)
 
-    @enable_ki_protection
-    def _take(self, item: Streamable[ItemT, PartT]) -> DeferredReply[tuple[PartT, ...]]:
-        """Take the request in that is being served, without waiting; if it is a wrong one, fail it."""
-        is_streamed, given = isinstance(item, Streamed), cast("Any", item)
-        sequence = RunningSequence[ItemT, PartT](given.item if is_streamed else given, length=1)
-        entry = _Entry(sequence, given.stream if is_streamed else None, trio.current_time())
-        entry.reply = reply = self.context.defer(on_cancel=partial(self._cancel, entry))
-        self._counts["requests"] += 1
-        try:
-            self._put(entry)
-            self._admit()
-        except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
-            self._counts["refused"] += 1
-            reply.fail(error)
-        self._bell.unpark_all()
-        return reply
+    def make(self, message: Call[Streamable[ItemT, PartT]]) -> _Entry[ItemT, PartT]:
+        is_streamed, given = isinstance(message.item, Streamed), cast("Any", message.item)
+        item: ItemT = given.item if is_streamed else given
+        sequence = RunningSequence[ItemT, PartT](item, length=1)
+        return _Entry(item=item, sequence=sequence, stream=given.stream if is_streamed else None)
 
-    def _put(self, entry: _Entry[ItemT, PartT]) -> None:
-        """Give a request its place in the queue, or raise why it has none."""
-        path, sequence, item = self.context.path, entry.sequence, entry.sequence.item
+    def put(self, entry: _Entry[ItemT, PartT]) -> None:
+        path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
             sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
-        if self._cost is not None:
-            entry.cost = cost_of(path, self._cost(item), self._most_cost, "all in the batch")
+        entry.cost = self._cost_of(item)
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
         must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
-        flow = tenant, priority
-        weight = self._weights.of(flow)
-        if weight is None:
-            raise UnknownTenantError(f"tenant {tenant!r} has no weight, and {path} has no default", path=path)
-        if self._capacity is not None and self._waiting >= self._capacity:
-            raise MailboxFullError(f"{path}: {self._capacity} sequences wait for a place already", path=path)
+        weight = weight_in(self._weights, tenant, path)
+        if self._waiting >= self._capacity:
+            raise self._full()
         if entry.stream is not None:
             entry.stream.begin(self._bell.unpark_all)
-        entry.queued = self._queue.put(entry, flow, float(sequence.length), weight)
+        # At a level of its own, each has more of the tenant's weight: it costs so much less.
+        cost = sequence.length / _LEVEL**priority
+        entry.queued = self._queue.put(entry, tenant, cost, weight, level=priority)
+        self._admit()
+        self._bell.unpark_all()
 
     @enable_ki_protection
-    def _cancel(self, entry: _Entry[ItemT, PartT]) -> None:
-        """Let a sequence go whose asker was cancelled."""
-        self._counts["cancelled"] += 1
+    def leave(self, entry: _Entry[ItemT, PartT]) -> None:
+        self._tally["cancelled"] += 1
         entry.reply.cancelled()
         if entry.queued is not None:
             self._queue.withdraw(entry.queued)
@@ -553,25 +436,22 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
             self._queue.finish()
         if not entry.is_in_step:
             self._release(entry)
-        if entry in self._batch and all(one.reply.is_done for one in self._batch):
-            self._scope.cancel(reason="all askers of the step were cancelled")
+        self._batch.end_if_alone(entry)
         self._bell.unpark_all()
 
     async def _run(self) -> None:
         while True:
             # D183: readers run while the next step does. But who has just got the last part may ask again,
             # and the step may have no checkpoint of its own.
-            if self._counts["steps"] % _MOST_STEPS == 0 or any(one.reply.is_done for one in self._batch):
+            is_one_done = any(entry.reply.is_done for entry in self._batch.entries)
+            if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
             self._admit()
-            self._batch = self._next_batch()
-            if not self._batch:
+            self._batch = Batch(self._next_batch())
+            if self._batch.entries:
+                await self._go_through(self._batch)
+            else:
                 await self._bell.park()
-                continue
-            with trio.CancelScope() as self._scope:
-                error = await self._launch(self._batch)
-                if error is not None:
-                    await self._halve(self._batch, error)
 
     def _cost_with(self, *more: _Entry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
@@ -607,7 +487,7 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
         return batch
 
     async def _launch(self, entries: list[_Entry[ItemT, PartT]]) -> Exception | None:
-        """Call the step, again after a loss, and give its results; returns why there are none."""
+        # It is called again after a loss.
         for attempt in range(self._retry + 1):
             entries = [entry for entry in entries if not entry.reply.is_done]
             if not entries:
@@ -620,17 +500,16 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
             error = cast("Exception", results.error)
             if attempt == self._retry or not _is_loss(error):
                 return error
-            self._counts["repeated"] += 1
+            self._tally["repeated"] += 1
             await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
         return None
 
     async def _call(self, entries: list[_Entry[ItemT, PartT]]) -> list[StepResult[PartT]]:
-        self._counts["steps"] += 1
+        self._tally["steps"] += 1
         self._sizes.add(len(entries))
         for entry in entries:
-            if not entry.was_seen:
-                self._waits.add(trio.current_time() - entry.arrived)
-            entry.is_in_step = entry.was_seen = True
+            self._begin(entry)
+            entry.is_in_step = True
         try:
             return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
         finally:
@@ -658,41 +537,36 @@ class ContinuousBatcher(Servant[Streamable[ItemT, PartT], tuple[PartT, ...]], Ge
             if not sequence.parts:
                 self._firsts.add(trio.current_time() - entry.arrived)
             sequence.parts.extend(parts)
-            self._counts["parts"] += len(parts)
+            self._tally["parts"] += len(parts)
             if entry.stream is not None:
                 entry.stream.put(parts)
         if isinstance(result, Last):
-            self._counts["answered"] += entry.reply.set(tuple(sequence.parts))
-            self._release(entry)
-
-    @enable_ki_protection
-    def _fail(self, entries: list[_Entry[ItemT, PartT]], error: Exception) -> None:
-        for entry, one in error_for_each(entries, error):
-            self._counts["failed"] += entry.reply.fail(one)
+            self._tally["answered"] += entry.reply.set(tuple(sequence.parts))
             self._release(entry)
 
     @enable_ki_protection
     def _release(self, entry: _Entry[ItemT, PartT]) -> None:
-        """Let a sequence go that has ended, and that no step has: it has left its place once."""
+        # It has ended, no step has it, and it leaves its place once.
         if entry.stream is not None:
             entry.stream.on_read = None
         if entry not in self._running:
             return
         del self._running[entry]
         self._queue.finish()
-        if self._leaves_by is not None and entry.was_seen:
+        if self._leaves_by is not None and entry.has_begun:
             try:
                 self._leaves_by(entry.sequence)
             except Exception:  # a stranger's function; the others go on
                 _logger.exception("%s: `leave` failed for a sequence that has ended", self.context.path)
 
-    @enable_ki_protection
-    def _end_all(self, context: ActorContext) -> None:
-        """End all open requests: later incarnations do not know of them."""
+    def _open(self) -> Iterable[_Entry[ItemT, PartT]]:
         waiting = [queued.value for queued in self._queue]
-        for entry in (*waiting, *([] if self._next is None else [self._next]), *self._running):
-            end_with_incarnation(context, entry.reply, has_begun=entry.was_seen)
-            self._release(entry)
+        return [*waiting, *([] if self._next is None else [self._next]), *self._running]
+
+    @enable_ki_protection
+    def _end(self, entry: _Entry[ItemT, PartT]) -> None:
+        super()._end(entry)
+        self._release(entry)
 
 
 def _is_loss(error: Exception) -> bool:

@@ -8,42 +8,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import (
-    ActorContext,
-    ActorError,
-    DeferredReply,
-    MailboxFullError,
-    NotExecutedError,
-    Reading,
-    Request,
-    Spread,
-    handles,
-    quick,
-)
+from ..actors import ActorError, DeferredReply, MailboxFullError, NotExecutedError, Request, handles, quick
 from ._checks import must_be_count, must_be_positive
 from ._limits import KeyedStates, RateLimit
-from ._servants import (
-    QUEUE_WAIT,
-    REFUSED,
-    WAITS,
-    Call,
-    ItemT,
-    Model,
-    ResultT,
-    TaskServant,
-    as_callable,
-    count,
-    end_with_incarnation,
-)
+from ._servants import Call, ItemT, Model, ResultT, as_callable
+from ._waiting import QueueServant, Waiting, WaitingStatistics, take
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError", "Weights"]
 
@@ -101,6 +78,18 @@ def _weight(what: str, value: float) -> float:
     return must_be_positive(what, value, minimum=_LEAST_WEIGHT, maximum=_MOST_WEIGHT)
 
 
+def weight_in(weights: Weights, tenant: Hashable, path: str) -> float:
+    """Return the weight of a tenant.
+
+    Raises:
+        UnknownTenantError: It has none, and there is no default.
+    """
+    weight = weights.of(tenant)
+    if weight is None:
+        raise UnknownTenantError(f"tenant {tenant!r} has no weight, and {path} has no default", path=path)
+    return weight
+
+
 def must_be_cost(value: float) -> float:
     """Return the cost of a request: above 0, at most 1e9.
 
@@ -124,18 +113,16 @@ class _Flow(Generic[ValueT]):
         queue: Its requests by number, oldest first.
         finish: Finish tag of its last request that was taken.
         period: Busy period that the tag is of.
-        is_listed: Whether the heap has an entry of it.
     """
 
     tenant: Hashable
     queue: OrderedDict[int, Queued[ValueT]] = attrs.field(factory=lambda: OrderedDict())  # noqa: PLW0108
     finish: int = 0
     period: int = 0
-    is_listed: bool = False
 
-    @property
-    def head(self) -> Queued[ValueT]:
-        return next(iter(self.queue.values()))
+    def is_first(self, number: int) -> bool:
+        """Tell whether a request is the first one in the queue."""
+        return next(iter(self.queue), None) == number
 
 
 @attrs.define(eq=False)
@@ -184,11 +171,9 @@ class FairQueue(Generic[ValueT]):
         self._weights = weights
         self._max_queued = max_queued
         self._max_tenants = max_tenants
-        self._flows: KeyedStates[_Flow[ValueT]] = KeyedStates(_Flow, self._debt, max_tenants)
-        # Start tag and number of the first request of each tenant; or of one before it that was withdrawn.
+        self._flows: KeyedStates[_Flow[ValueT]] = KeyedStates(_flow_of, self._debt, max_tenants)
+        # Start tag and number of the first request of each tenant; and of some that were withdrawn.
         self._heads: list[tuple[int, int, _Flow[ValueT]]] = []
-        # Entries of tenants that have nothing queued any more.
-        self._stale = 0
         self._virtual = 0
         self._period = 0
         self._arrivals = 0
@@ -208,65 +193,61 @@ class FairQueue(Generic[ValueT]):
 
     def has(self, tenant: Hashable) -> bool:
         """Tell whether a request of a tenant is queued."""
-        flow = self._flows.find(tenant)
+        flow = self._flows.find((tenant, 0))
         return flow is not None and bool(flow.queue)
 
-    def put(self, value: ValueT, tenant: Hashable, cost: float, weight: float) -> Queued[ValueT]:
-        """Put a request behind those of its tenant.
+    def put(
+        self, value: ValueT, tenant: Hashable, cost: float, weight: float, *, level: int = 0
+    ) -> Queued[ValueT]:
+        """Put a request behind those of its tenant, at this level.
 
         Raises:
             QueueFull: The tenant has too many, or too many tenants have some.
         """
-        flow = self._flows.find(tenant)
-        if flow is None:
-            if self._backlogged >= self._max_tenants and tenant not in self._weights:
-                raise QueueFull(f"requests of {self._backlogged} tenants are waiting, the most there may be")
-            flow = self._flows.get(tenant)
+        key = tenant, level
+        is_further = self._backlogged >= self._max_tenants and tenant not in self._weights
+        if is_further and self._flows.find(key) is None:
+            raise QueueFull(f"requests of {self._backlogged} tenants are waiting, the most there may be")
+        flow = self._flows.get(key)
         if len(flow.queue) >= self._max_queued:
             raise QueueFull(f"{self._max_queued} requests of tenant {tenant!r} are waiting, its most")
         self._arrivals += 1
         entry = Queued(value, flow, cost, weight, self._arrivals, self._virtual)
-        if not flow.queue:
-            self._backlogged += 1
-            if flow.is_listed:
-                # The heap still has the tenant's old entry, whose tag is not above the new one's: `take`
-                # corrects it.
-                self._stale -= 1
-            else:
-                heapq.heappush(self._heads, self._place(entry))
-                flow.is_listed = True
         flow.queue[entry.number] = entry
         self.queued += 1
+        if len(flow.queue) == 1:
+            self._backlogged += 1
+            self._place_first(flow)
         return entry
 
     def withdraw(self, entry: Queued[ValueT]) -> None:
         """Take a request out that is still queued."""
-        flow = entry.flow
-        del flow.queue[entry.number]
-        self.queued -= 1
-        if not flow.queue:
-            self._backlogged -= 1
-            self._stale += 1
-            if 2 * self._stale > len(self._heads):
-                self._drop_stale()
+        was_first = entry.flow.is_first(entry.number)
+        self._drop(entry)
+        if was_first:
+            self._place_first(entry.flow)
+        if len(self._heads) > 2 * self._backlogged:
+            self._heads = [head for head in self._heads if head[2].is_first(head[1])]
+            heapq.heapify(self._heads)
         self._end_period_if_idle()
 
     def take(self) -> Queued[ValueT] | None:
         """Take the next request; None if there is none. `finish` is called when it is done."""
-        heads = self._heads
-        while heads:
-            start, number, flow = heads[0]
-            if not flow.queue:
-                heapq.heappop(heads)
-                flow.is_listed = False
-                self._stale -= 1
+        while self._heads:
+            start, number, flow = heapq.heappop(self._heads)
+            if not flow.is_first(number):
                 continue
-            entry = flow.head
-            if entry.number != number:
-                # The request in front has gone, so the next one may have a later place.
-                heapq.heapreplace(heads, self._place(entry))
-                continue
-            self._take(start, entry)
+            entry = flow.queue[number]
+            self._drop(entry)
+            self.in_flight += 1
+            self._virtual = start
+            # A tenant that has lost its weight meanwhile counts with the one at the request's arrival.
+            weight = self._weights.of(flow.tenant) or entry.weight
+            # D123: tags are whole numbers. As floats, steps of a tenant with a large weight were lost beside
+            # a large tag, and it was served for ever.
+            flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
+            flow.period = self._period
+            self._place_first(flow)
             return entry
         return None
 
@@ -275,48 +256,33 @@ class FairQueue(Generic[ValueT]):
         self.in_flight -= 1
         self._end_period_if_idle()
 
-    def _take(self, start: int, entry: Queued[ValueT]) -> None:
-        flow = entry.flow
-        del flow.queue[entry.number]
+    def _drop(self, entry: Queued[ValueT]) -> None:
+        del entry.flow.queue[entry.number]
         self.queued -= 1
-        self.in_flight += 1
-        self._virtual = start
-        # A tenant that has lost its weight meanwhile counts with the one at the request's arrival.
-        weight = self._weights.of(flow.tenant) or entry.weight
-        # D123: tags are whole numbers. As floats, steps of a tenant with a large weight were lost beside a
-        # large tag, and it was served for ever.
-        flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
-        flow.period = self._period
-        if flow.queue:
-            heapq.heapreplace(self._heads, self._place(flow.head))
-        else:
-            heapq.heappop(self._heads)
-            flow.is_listed = False
-            self._backlogged -= 1
+        self._backlogged -= not entry.flow.queue
 
-    def _place(self, entry: Queued[ValueT]) -> tuple[int, int, _Flow[ValueT]]:
-        flow = entry.flow
-        finish = flow.finish if flow.period == self._period else 0
-        return max(entry.arrived_at, finish), entry.number, flow
+    def _place_first(self, flow: _Flow[ValueT]) -> None:
+        """Give the first request of a tenant its place among those of the others, if there is one."""
+        for entry in flow.queue.values():
+            finish = flow.finish if flow.period == self._period else 0
+            heapq.heappush(self._heads, (max(entry.arrived_at, finish), entry.number, flow))
+            break
 
     def _end_period_if_idle(self) -> None:
         if not self.queued and not self.in_flight:
             self._period += 1
             self._virtual = 0
-            # The entries that are left are of the period that ended.
-            self._drop_stale()
-
-    def _drop_stale(self) -> None:
-        for _, _, flow in self._heads:
-            flow.is_listed = bool(flow.queue)
-        self._heads = [head for head in self._heads if head[2].queue]
-        heapq.heapify(self._heads)
-        self._stale = 0
+            self._heads.clear()
 
     def _debt(self, flow: _Flow[ValueT]) -> float:
         if flow.queue:
             return math.inf
         return flow.finish - self._virtual if flow.period == self._period else 0
+
+
+def _flow_of(key: Hashable) -> _Flow[Any]:
+    tenant, _ = cast("tuple[Hashable, int]", key)
+    return _Flow(tenant)
 
 
 def _hashable(call: FairCall[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
@@ -339,32 +305,16 @@ class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
 
 
 @attrs.frozen(kw_only=True)
-class FairStatistics:
+class FairStatistics(WaitingStatistics):
     """Counts of a `FairScheduler` since its incarnation began.
 
-    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
-
     Attributes:
-        requests: Requests that came.
-        waiting: Requests that wait.
-        in_flight: Requests that the model works on.
-        answered: Requests with a result.
-        failed: Requests that were given an error of the model.
-        cancelled: Requests whose askers were cancelled, while they waited or in flight.
-        refused: Requests without room, of tenants without a weight, or whose tenant or cost is not valid.
         waiting_of: Requests that wait, of each tenant that has some.
         cost_of: Cost of requests that were handed to the model, of each tenant with a weight of its own.
         cost_of_others: The same of all others together.
         tenants: How many tenants are remembered.
     """
 
-    requests: int
-    waiting: int
-    in_flight: int
-    answered: int
-    failed: int
-    cancelled: int
-    refused: int
     waiting_of: Mapping[Hashable, int]
     cost_of: Mapping[Hashable, float]
     cost_of_others: float
@@ -377,35 +327,28 @@ class UnknownTenantError(ActorError, NotExecutedError, LookupError):
     may_go_elsewhere = False
 
 
-@attrs.define(eq=False)
-class _Turn(Generic[ItemT]):
+@attrs.define(eq=False, kw_only=True)
+class _Turn(Waiting[ItemT, Any]):
     """A request that waits, or is with the model. It has a task only from its turn on.
 
     Attributes:
-        item: The model's input.
-        tenant: Its tenant.
+        said: Its tenant and cost, if the asker has said so.
         deadline: When its asker gives up.
-        arrived: When it came.
-        reply: Where its outcome goes.
-        entry: Its place in the queue; None if it waits for its refusal.
+        tenant: Its tenant.
+        entry: Its place in the queue; None if it is refused.
+        refused: Those that wait for their refusals with it; None if it does not.
         scope: The scope of its task; None before its turn.
-        has_begun: Whether the model was called.
     """
 
-    item: ItemT
+    said: FairCall[ItemT] | None
     deadline: float
     tenant: Hashable = None
-    arrived: float = attrs.field(factory=trio.current_time, init=False)
-    reply: DeferredReply[Any] = attrs.field(init=False)
-    entry: Queued[_Turn[ItemT]] | None = attrs.field(default=None, init=False)
-    scope: trio.CancelScope | None = attrs.field(default=None, init=False)
-    has_begun: bool = attrs.field(default=False, init=False)
+    entry: Queued[_Turn[ItemT]] | None = None
+    refused: OrderedDict[_Turn[ItemT], Exception] | None = None
+    scope: trio.CancelScope | None = None
 
 
-_Refused: TypeAlias = OrderedDict[_Turn[ItemT], Exception]
-
-
-class FairScheduler(TaskServant[ItemT, ResultT]):
+class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others ask for.
 
     While several tenants have requests waiting, the costs of the requests that the model gets are in
@@ -458,6 +401,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         tenant_of: Callable[[ItemT], Hashable] | None = None,
         cost_of: Callable[[ItemT], float] | None = None,
     ) -> None:
+        super().__init__()
         self._model = as_callable(model)
         self._max_in_flight = must_be_count("max_in_flight", max_in_flight)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
@@ -469,116 +413,64 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._tenant_of = tenant_of
         self._cost_of = cost_of
         self._refused_at_once = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
-        self._refused_later = defaultdict[Hashable, _Refused[ItemT]](OrderedDict)
+        self._refused_later: dict[Hashable, OrderedDict[_Turn[ItemT], Exception]] = defaultdict(OrderedDict)
         self._leavers = Leavers()
-        self._requests = self._refused = 0
-        self._refused_of = Counter[str]()
-        self._waits = Spread(WAITS)
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
-    @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
-        """Hold the tasks of one incarnation. Requests that wait at its end have none."""
-        async with super().lifespan(context):
-            self._nursery.start_soon(self._leavers.run)
-            try:
-                yield
-            finally:
-                self._end_waiting()
-
-    def _attempt(self, message: Call[ItemT] | FairCall[ItemT]) -> DeferredReply[ResultT]:
-        """Take a request, or refuse it, in the task that asks: none waits for its turn to wait."""
-        if isinstance(message, FairCall):
-            return self._admit(message.item, lambda _: (message.tenant, message.cost))
-        return self._admit(message.item, self._said_of)
-
-    async def call(self, item: ItemT) -> DeferredReply[ResultT]:
-        """Serve an item that was asked for with `Call`."""
-        await trio.lowlevel.checkpoint()
-        return self._admit(item, self._said_of)
-
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(_attempt)
-    async def _serve(self, message: Call[ItemT]) -> DeferredReply[ResultT]:
-        return await self.call(message.item)
-
     @handles(FairCall, ki_protected=True)
-    @quick(_attempt)
+    @quick(take)
     async def _serve_fair(self, message: FairCall[ItemT]) -> DeferredReply[ResultT]:
         await trio.lowlevel.checkpoint()
-        return self._attempt(message)
+        return take(self, message)
 
     def statistics(self) -> FairStatistics:
         """Tell what was done."""
         queue = self._queue
         return FairStatistics(
-            requests=self._requests,
             waiting=queue.queued,
-            in_flight=queue.in_flight,
-            answered=self._tally.answered,
-            failed=self._tally.failed,
-            cancelled=self._tally.cancelled,
-            refused=self._refused,
             waiting_of=Counter(entry.flow.tenant for entry in queue),
             cost_of=dict(self._costs),
             cost_of_others=self._cost_of_others,
             tenants=queue.tenants,
+            **{**self._tally, "in_flight": queue.in_flight},
         )
 
-    def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show, with waits, and refusals by tenants that have a weight."""
-        yield from super().readings()
-        for tenant, value in self._refused_of.items():
-            yield count(*REFUSED, value, tenant=tenant)
-        yield self._waits.reading(*QUEUE_WAIT)
+    def make(self, message: Call[ItemT] | FairCall[ItemT]) -> _Turn[ItemT]:
+        said = message if isinstance(message, FairCall) else None
+        return _Turn(item=message.item, said=said, deadline=self.context.deadline)
 
-    def _said_of(self, item: ItemT) -> tuple[Hashable, float]:
-        tenant = None if self._tenant_of is None else self._tenant_of(item)
-        hash(tenant)
-        return tenant, must_be_cost(1.0 if self._cost_of is None else self._cost_of(item))
-
-    @enable_ki_protection
-    def _admit(
-        self, item: ItemT, said_of: Callable[[ItemT], tuple[Hashable, float]]
-    ) -> DeferredReply[ResultT]:
-        """Give a request its place in the queue, in the order of the mailbox; or refuse it."""
-        self._requests += 1
-        turn = _Turn(item, self.context.deadline)
+    def put(self, entry: _Turn[ItemT]) -> None:
+        if entry.said is not None:
+            tenant, cost = entry.said.tenant, entry.said.cost
+        else:
+            tenant = None if self._tenant_of is None else self._tenant_of(entry.item)
+            hash(tenant)
+            cost = must_be_cost(1.0 if self._cost_of is None else self._cost_of(entry.item))
+        entry.tenant, path = tenant, self.context.path
+        weight = weight_in(self._weights, tenant, path)
         try:
-            turn.tenant, cost = said_of(item)
-            turn.entry = self._queue.put(turn, turn.tenant, cost, self._weight_of(turn.tenant))
-        except Exception as error:  # noqa: BLE001  # the asker's, whatever its item makes of `said_of`
-            return self._refuse(turn, error)
-        turn.reply = self.context.defer(on_cancel=partial(self._end_cancelled, turn))
+            entry.entry = self._queue.put(entry, tenant, cost, weight)
+        except QueueFull as error:
+            raise MailboxFullError(f"{path}: {error}", path=path) from None
         self._hand_over()
-        return turn.reply
 
-    def _refuse(self, turn: _Turn[ItemT], error: Exception) -> DeferredReply[ResultT]:
-        self._refused += 1
+    def refuse(self, entry: _Turn[ItemT], error: Exception) -> None:
+        self._tally["refused"] += 1
         # Keys of strangers have no end, and may be secrets: these are one tenant here.
-        name = str(turn.tenant)[:_LONGEST_NAME] if turn.tenant in self._weights else _OTHERS
+        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHERS
         self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
         # Tenants that have no requests here share a pace: their keys have no end.
-        key = turn.tenant if self._queue.has(turn.tenant) else None
+        key = entry.tenant if self._queue.has(entry.tenant) else None
         # An asker that is refused at once asks again at once, and thousands of them leave the loop to nothing
         # else.
         if key not in self._refused_later and self._refused_at_once.try_acquire(key):
-            turn.reply = self.context.defer()
-            turn.reply.fail(self._told(error))
-            return turn.reply
+            entry.reply.fail(error)
+            return
         if not self._refused_later:
             self._nursery.start_soon(self._give_refusals)
-        refused = self._refused_later[key]
-        refused[turn] = error
-        turn.reply = self.context.defer(on_cancel=partial(self._end_cancelled, turn, refused))
-        return turn.reply
-
-    def _told(self, error: Exception) -> Exception:
-        if isinstance(error, QueueFull):
-            error = MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
-        return error
+        entry.refused = self._refused_later[key]
+        entry.refused[entry] = error
 
     async def _give_refusals(self) -> None:
         while self._refused_later:
@@ -586,55 +478,45 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             for key, refused in tuple(self._refused_later.items()):
                 for _ in range(len(refused) if self.context.is_stopping else min(len(refused), _REFUSALS)):
                     turn, error = refused.popitem(last=False)
-                    turn.reply.fail(self._told(error))
+                    turn.reply.fail(error)
                 if not refused:
                     del self._refused_later[key]
 
     @enable_ki_protection
-    def _end_cancelled(self, turn: _Turn[ItemT], refused: _Refused[ItemT] | None = None) -> None:
-        """Let a cancelled asker go, without a task of its own, unless the model has its request."""
-        if turn.scope is not None:
-            turn.scope.cancel()
+    def leave(self, entry: _Turn[ItemT]) -> None:
+        # Without a task of its own, unless the model has its request.
+        if entry.scope is not None:
+            entry.scope.cancel()
             return
-        if refused is not None:
-            del refused[turn]
-        elif turn.entry is not None:
-            self._queue.withdraw(turn.entry)
-            self._tally.cancelled += 1
-        self._leavers.let_go(turn.reply, turn.tenant)
+        if entry.refused is not None:
+            del entry.refused[entry]
+        elif entry.entry is not None:
+            self._queue.withdraw(entry.entry)
+            self._tally["cancelled"] += 1
+        self._leavers.let_go(entry.reply, entry.tenant)
 
-    @enable_ki_protection
-    def _end_waiting(self) -> None:
-        for entry in self._queue:
-            self._queue.withdraw(entry)
-            self._tally.cancelled += 1
-            end_with_incarnation(self.context, entry.value.reply, has_begun=False)
-        for refused in self._refused_later.values():
-            for turn in refused:
-                end_with_incarnation(self.context, turn.reply, has_begun=False)
-        self._refused_later.clear()
+    def _open(self) -> Iterable[_Turn[ItemT]]:
+        refused = (turn for turns in self._refused_later.values() for turn in turns)
+        return [*(entry.value for entry in self._queue), *refused]
 
-    def _weight_of(self, tenant: Hashable) -> float:
-        weight = self._weights.of(tenant)
-        if weight is None:
-            text = f"tenant {tenant!r} has no weight, and {self.context.path} has no default"
-            raise UnknownTenantError(text, path=self.context.path)
-        return weight
+    async def _run(self) -> None:
+        await self._leavers.run()
 
     async def _answer_in_turn(self, turn: _Turn[ItemT]) -> ResultT:
         try:
             with self._tally:
                 # Requests that end with the incarnation leave their turns to others that end with it, too.
                 await trio.lowlevel.checkpoint_if_cancelled()
-                turn.has_begun = True
+                self._begin(turn)
                 return await self._model(turn.item)
         finally:
-            self._leave()
+            self._finish()
 
     @enable_ki_protection
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         self._queue.finish()
-        self._hand_over()
+        if not self._nursery.cancel_scope.cancel_called:
+            self._hand_over()
 
     @enable_ki_protection
     def _hand_over(self) -> None:
@@ -643,7 +525,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             entry = self._queue.take()
             if entry is None:
                 return
-            tenant = entry.flow.tenant
+            tenant, turn = entry.flow.tenant, entry.value
             if tenant in self._weights:
                 self._costs[tenant] = self._costs.pop(tenant, 0.0) + entry.cost
                 # Tenants count with the others whose weights are gone, the longest unused first.
@@ -652,12 +534,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
                     self._cost_of_others += self._costs.pop(gone)
             else:
                 self._cost_of_others += entry.cost
-            self._begin(entry.value)
-
-    def _begin(self, turn: _Turn[ItemT]) -> None:
-        self._waits.add(trio.current_time() - turn.arrived)
-        turn.scope = trio.CancelScope(deadline=turn.deadline)
-        self.start_for(turn.reply, turn.scope, partial(self._answer_in_turn, turn), lambda: turn.has_begun)
+            turn.scope = trio.CancelScope(deadline=turn.deadline)
+            self.start_for(turn.reply, turn.scope, partial(self._answer_in_turn, turn), turn.was_begun)
 
 
 # D123: so many leave in one turn of the loop. One that leaves and asks again takes 30 us of it.

@@ -13,7 +13,7 @@ import outcome
 import trio
 
 from ..actors import ActorContext, DeferredReply, Reading, Request, handles
-from ._checks import must_be_positive
+from ._checks import called, must_be_positive
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [
@@ -56,16 +56,8 @@ class Deployment(Generic[ItemT, ResultT]):
         version: Its name, for people.
     """
 
-    opening: Opening[ItemT, ResultT]
+    opening: Opening[ItemT, ResultT] = attrs.field(validator=called)
     version: str = "1"
-
-    def __attrs_post_init__(self) -> None:
-        _check_opening(self.opening)
-
-
-def _check_opening(opening: object) -> None:
-    if not callable(opening):
-        raise TypeError(f"opening must be a function that returns an async context manager, got {opening!r}")
 
 
 @attrs.frozen
@@ -79,11 +71,8 @@ class Swap(Request["HotSwap[Any, Any]", "Swapped"]):
         version: Its name.
     """
 
-    opening: Opening[Any, Any]
+    opening: Opening[Any, Any] = attrs.field(validator=called)
     version: str
-
-    def __attrs_post_init__(self) -> None:
-        _check_opening(self.opening)
 
 
 @attrs.frozen(kw_only=True)
@@ -119,9 +108,9 @@ class HotSwapStatistics(CallStatistics):
     version: str
     next: str | None
     previous: str | None
-    retired: int
-    swaps: int
-    failed_swaps: int
+    retired: int = 0
+    swaps: int = 0
+    failed_swaps: int = 0
 
 
 class _Loaded(Generic[ItemT, ResultT]):
@@ -207,7 +196,6 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         self._previous: _Loaded[ItemT, ResultT] | None = None
         self._next: str | None = None
         self._is_over = False
-        self._retired = self._swaps = self._failed_swaps = 0
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -232,7 +220,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             if self._is_over:
                 # The actor ends and cancels this task, and its asker gets that error instead.
                 await trio.sleep_forever()  # noqa: ASYNC120
-            self._retired += 1
+            self._tally["retired"] += 1
             raise
 
     @handles(Swap)
@@ -255,7 +243,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         try:
             loaded = await self._load_next(opening, version)
         except BaseException:
-            self._failed_swaps += 1
+            self._tally["failed_swaps"] += 1
             raise
         finally:
             self._next = None
@@ -263,7 +251,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         # No checkpoint lies in between: all requests from here on are served by the next model.
         self._current = loaded
         self._deployment.opening, self._deployment.version = opening, version
-        self._swaps += 1
+        self._tally["swaps"] += 1
         switched = trio.current_time()
         old.retire.set()
         await old.closed.wait()
@@ -339,9 +327,9 @@ class HotSwap(TaskServant[ItemT, ResultT]):
     def readings(self) -> Iterator[Reading]:
         """Yield the counts that metrics show, with those of swaps."""
         yield from super().readings()
-        for outcome_of_it, value in (("swapped", self._swaps), ("failed", self._failed_swaps)):
+        for ending, name in (("swapped", "swaps"), ("failed", "failed_swaps")):
             text = "Swaps of a model by what became of them."
-            yield count("model_swaps", text, value, outcome=outcome_of_it)
+            yield count("model_swaps", text, self._tally[name], outcome=ending)
 
     def statistics(self) -> HotSwapStatistics:
         """Tell what was done."""
@@ -349,8 +337,5 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             version=self._current.version,
             next=self._next,
             previous=None if self._previous is None else self._previous.version,
-            retired=self._retired,
-            swaps=self._swaps,
-            failed_swaps=self._failed_swaps,
-            **attrs.asdict(self._tally),
+            **self._tally,
         )

@@ -21,7 +21,7 @@ import trio
 
 from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive
+from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, of_class, whole
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
@@ -262,20 +262,20 @@ class CircuitBreaker:
             CircuitOpenError: It is open, or half-open and another call probes.
         """
         attempt = self._admit()
+        # So it is if `counts` itself fails.
+        has_failed: bool | None = True
         try:
             yield
+            has_failed = False
         except Exception as error:
-            has_failed = True
-            try:
-                has_failed = self._counts(error) or self._is_slow(attempt)
-            finally:
-                self._ended(attempt, has_failed=has_failed)
+            has_failed = self._counts(error)
             raise
         except BaseException:
-            self._ended(attempt, has_failed=self._is_slow(attempt) or None)
+            has_failed = None
             raise
-        else:
-            self._ended(attempt, has_failed=self._is_slow(attempt))
+        finally:
+            is_slow = trio.current_time() - attempt.begun >= self._slow_after
+            self._ended(attempt, has_failed=is_slow or has_failed)
 
     def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
         """Make a model whose calls go through the breaker."""
@@ -298,9 +298,6 @@ class CircuitBreaker:
                 raise CircuitOpenError("the circuit is half-open, and one call probes it", retry_after=0.0)
             self._probe = attempt
         return attempt
-
-    def _is_slow(self, attempt: _Attempt) -> bool:
-        return trio.current_time() - attempt.begun >= self._slow_after
 
     def _ended(self, attempt: _Attempt, *, has_failed: bool | None) -> None:
         """Count the end of a call; None if it says nothing."""
@@ -341,13 +338,11 @@ class _Bucket:
     Attributes:
         missing: How many were missing to a full bucket, at `at`.
         at: When that was.
-        waiting: How many wait for tokens, the one whose turn it is included.
-        turn: Held by the one that is next.
+        turn: Held by the first one that waits for tokens.
     """
 
     missing: float = 0.0
     at: float = -math.inf
-    waiting: int = 0
     turn: trio.Lock = attrs.field(factory=trio.Lock)
 
 
@@ -409,15 +404,11 @@ class RateLimit:
         """
         cost = self._cost(cost)
         bucket = self._buckets.get(key)
-        bucket.waiting += 1
-        try:
-            async with bucket.turn:
-                wait = self._delay(bucket, cost)
-                if wait > 0:
-                    await trio.sleep(wait)
-                self._take(bucket, cost)
-        finally:
-            bucket.waiting -= 1
+        async with bucket.turn:
+            wait = self._delay(bucket, cost)
+            if wait > 0:
+                await trio.sleep(wait)
+            self._take(bucket, cost)
 
     def try_acquire(self, key: Hashable = None, *, cost: float = 1.0) -> bool:
         """Take tokens if they are there and no call waits for the same key.
@@ -430,7 +421,7 @@ class RateLimit:
         """
         cost = self._cost(cost)
         bucket = self._buckets.get(key)
-        if bucket.waiting or self._delay(bucket, cost) > 0:
+        if bucket.turn.locked() or self._delay(bucket, cost) > 0:
             return False
         self._take(bucket, cost)
         return True
@@ -492,7 +483,7 @@ class RateLimit:
         bucket.at = trio.current_time()
 
     def _debt(self, bucket: _Bucket) -> float:
-        return math.inf if bucket.waiting else self._missing(bucket)
+        return math.inf if bucket.turn.locked() else self._missing(bucket)
 
 
 _PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError, InputFailedError)
@@ -592,18 +583,11 @@ class RetryPolicy:
         TypeError: An argument is of another class.
     """
 
-    budget: RetryBudget
-    attempts: int = 3
-    backoff: Backoff = _BACKOFF
+    budget: RetryBudget = attrs.field(validator=of_class(RetryBudget))
+    attempts: int = attrs.field(default=3, validator=whole)
+    backoff: Backoff = attrs.field(default=_BACKOFF, validator=of_class(Backoff))
     may_run_twice: bool = False
     is_safe: Callable[[Exception], bool] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        must_be_count("attempts", self.attempts)
-        if not isinstance(self.budget, RetryBudget):
-            raise TypeError(f"budget must be a RetryBudget, got {self.budget!r}")
-        if not isinstance(self.backoff, Backoff):
-            raise TypeError(f"backoff must be a Backoff, got {self.backoff!r}")
 
     def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
         """Make a model that tries again; see `retry`.

@@ -32,7 +32,7 @@ from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_
 __all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]
 
 
-ExpertOverflow: TypeAlias = Literal["drop", "next_best", "wait"]
+ExpertOverflow: TypeAlias = Literal["drop", "wait"]
 """Fate of a token whose expert is full; see `MoeRouter`."""
 
 Shares = NDArray[np.float64]
@@ -43,15 +43,11 @@ class Assignment:
     """Tokens and their experts; all arrays have the shape (tokens, top_k).
 
     Attributes:
-        first: The experts that each token chose, the likeliest first.
-        importance: The weights of these.
-        experts: The experts that it was given to in the end.
+        experts: The experts that each token chose, the likeliest first.
         weights: The weights of these.
         is_placed: Where there was room.
     """
 
-    first: NDArray[np.intp]
-    importance: Shares
     experts: NDArray[np.intp]
     weights: Shares
     is_placed: NDArray[np.bool]
@@ -79,56 +75,17 @@ def assign(
         overflow: Fate of a token whose expert is full.
         normalise: Whether the weights of a token have the sum 1; otherwise they are probabilities.
     """
-    ranking = np.argsort(-shares, axis=1, kind="stable")
-    first = ranking[:, :top_k]
-    experts, is_placed = first.copy(), np.ones(first.shape, dtype=np.bool)
-    if overflow != "wait":
-        is_placed = _places(first, shares.shape[1]) < capacity
-    if overflow == "next_best":
-        _place_again(shares, ranking, experts, is_placed, capacity)
-    return Assignment(
-        first=first,
-        importance=_weights(shares, first, normalise=normalise),
-        experts=experts,
-        weights=_weights(shares, experts, normalise=normalise),
-        is_placed=is_placed,
-    )
-
-
-def _places(first: NDArray[np.intp], experts: int) -> NDArray[np.intp]:
-    """Return the place of each choice in the row of its expert."""
-    flat = first.T.ravel()  # first choices before second ones
-    places = np.empty(len(flat), dtype=np.intp)
-    for expert in range(experts):
-        chosen = np.flatnonzero(flat == expert)
-        places[chosen] = np.arange(len(chosen))
-    return places.reshape(first.T.shape).T
-
-
-def _place_again(
-    shares: Shares,
-    ranking: NDArray[np.intp],
-    experts: NDArray[np.intp],
-    is_placed: NDArray[np.bool],
-    capacity: int,
-) -> None:
-    """Give choices that found their expert full to the next best one that has room, in the same order."""
-    top_k = experts.shape[1]
-    used = np.bincount(experts[is_placed], minlength=shares.shape[1])
-    for choice in range(top_k):
-        for token in np.flatnonzero(~is_placed[:, choice]):
-            # Its other choices are full, or have it.
-            for expert in ranking[token, top_k:]:
-                is_new = expert not in experts[token][is_placed[token]]
-                if used[expert] < capacity and shares[token, expert] > 0 and is_new:
-                    used[expert] += 1
-                    experts[token, choice], is_placed[token, choice] = expert, True
-                    break
-
-
-def _weights(shares: Shares, experts: NDArray[np.intp], *, normalise: bool) -> Shares:
-    weights: NDArray[Any] = np.take_along_axis(shares, experts, axis=1)
-    return weights / weights.sum(axis=1, keepdims=True) if normalise else weights
+    experts = np.argsort(-shares, axis=1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(shares, experts, axis=1)
+    if normalise:
+        weights /= weights.sum(axis=1, keepdims=True)
+    is_placed = np.ones(experts.shape, dtype=np.bool)
+    if overflow == "drop":
+        for expert in range(shares.shape[1]):
+            # First choices before second ones.
+            choices, tokens = np.nonzero(np.equal(experts.T, expert))
+            is_placed[tokens[capacity:], choices[capacity:]] = False
+    return Assignment(experts=experts, weights=weights, is_placed=is_placed)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +100,6 @@ class RoutingStatistics:
         importance: The sum of its weights, over the tokens that chose it (Shazeer et al. 2017).
         served: How many tokens it was given.
         failures: How often it failed.
-        rerouted: Choices that went to the next best expert.
         dropped: Choices that no expert had room for.
     """
 
@@ -154,7 +110,6 @@ class RoutingStatistics:
     importance: tuple[float, ...]
     served: tuple[int, ...]
     failures: tuple[int, ...]
-    rerouted: int = 0
     dropped: int = 0
 
     @property
@@ -181,16 +136,8 @@ class RoutingStatistics:
     @classmethod
     def none(cls, experts: int) -> RoutingStatistics:
         """Return those of a router that has routed nothing."""
-        zero, none = (0,) * experts, (0.0,) * experts
-        return cls(
-            tokens=0,
-            counts=zero,
-            first_choices=zero,
-            probability=none,
-            importance=none,
-            served=zero,
-            failures=zero,
-        )
+        zeros = {field.name: (0,) * experts for field in attrs.fields(cls) if field.default is attrs.NOTHING}
+        return cls(**{**zeros, "tokens": 0})  # type: ignore[arg-type]
 
     def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
         mine, others = attrs.asdict(self, recurse=False), attrs.asdict(other, recurse=False)
@@ -318,13 +265,12 @@ def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part])
     failed = np.array([part.expert for part in parts if part.error is not None], dtype=np.intp)
     return RoutingStatistics(
         tokens=len(shares),
-        counts=counted(assignment.first),
-        first_choices=counted(assignment.first[:, 0]),
+        counts=counted(assignment.experts),
+        first_choices=counted(assignment.experts[:, 0]),
         probability=tuple(shares.sum(axis=0).tolist()),
-        importance=counted(assignment.first, assignment.importance),
+        importance=counted(assignment.experts, assignment.weights),
         served=counted(assignment.experts[placed]),
         failures=counted(failed),
-        rerouted=int(np.count_nonzero(assignment.experts != assignment.first)),
         dropped=int(np.count_nonzero(~placed)),
     )
 
@@ -368,9 +314,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at
             once. None: as many as choose it.
         overflow: Fate of a choice whose expert is full. ``"drop"``: no expert computes it, and its
-            weight is missing in the sum. ``"next_best"``: it goes to the likeliest other expert that has
-            room left when all choices are placed, and is dropped if there is none. ``"wait"``: the expert is
-            called again.
+            weight is missing in the sum. ``"wait"``: the expert is called again.
         on_failure: Rule if an expert raises, or its result is refused. ``"renormalise"``: the
             weights of the token's other experts are raised, so that their sum stays the same. ``"raise"``:
             its error is the asker's.
@@ -409,7 +353,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
 
     def statistics(self) -> MoeStatistics:
         """Return the counts of its calls, and the spread of the load so far."""
-        return MoeStatistics(**attrs.asdict(self._tally), routing=self._routing)
+        return MoeStatistics(**self._tally, routing=self._routing)
 
     async def answer(self, item: Tokens | AccelRef) -> Routed:
         """Route the tokens of one array.

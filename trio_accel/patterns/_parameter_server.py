@@ -291,7 +291,7 @@ class ParameterServer(TaskServant[Pull | Push, Parameters]):
     def statistics(self) -> ParameterServerStatistics:
         """Tell what was counted so far."""
         return ParameterServerStatistics(
-            **attrs.asdict(self._tally),
+            **self._tally,
             version=self._state.version,
             stale=self._stale,
             repeated=self._repeated,

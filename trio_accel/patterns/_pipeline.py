@@ -11,20 +11,21 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 import attrs
 import trio
+from attrs.validators import optional
 
 from ..actors import DeferredReply, Ref, named_options
 from ..devices import AccelRef, Device
-from ._checks import must_be_count, must_be_positive
+from ._checks import of_class, positive, whole
 from ._limits import RetryPolicy
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = ["Pipeline", "PipelineStage", "PipelineStageStatistics", "PipelineStatistics"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
-D = TypeVar("D")
-E = TypeVar("E")
+
+_NONE = type(None)
 
 
 @named_options
@@ -47,26 +48,19 @@ class PipelineStage(Generic[ItemT, ResultT]):
             fails with `trio.TooSlowError`.
     """
 
-    model: Model[ItemT, ResultT]
+    model: Model[ItemT, ResultT] = attrs.field(validator=is_model)
     name: str | None = attrs.field(default=None, kw_only=True)
-    workers: int = attrs.field(default=1, kw_only=True)
-    capacity: int = attrs.field(default=1, kw_only=True)
-    device: Device | None = attrs.field(default=None, kw_only=True)
-    retry: RetryPolicy | None = attrs.field(default=None, kw_only=True)
-    deadline: float | None = attrs.field(default=None, kw_only=True)
+    workers: int = attrs.field(default=1, kw_only=True, validator=whole)
+    capacity: int = attrs.field(default=1, kw_only=True, validator=whole)
+    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE))
+    retry: RetryPolicy | None = attrs.field(
+        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE)
+    )
+    deadline: float | None = attrs.field(default=None, kw_only=True, validator=optional(positive))
 
     def __attrs_post_init__(self) -> None:
-        as_callable(self.model)
         if self.name is not None and not _is_name(self.name):
             raise ValueError(f"PipelineStage: name must be a non-empty string without '/', got {self.name!r}")
-        must_be_count("PipelineStage: workers", self.workers)
-        must_be_count("PipelineStage: capacity", self.capacity)
-        if not isinstance(self.device, Device | None):
-            raise TypeError(f"PipelineStage: device must be an open Device, got {self.device!r}")
-        if not isinstance(self.retry, RetryPolicy | None):
-            raise TypeError(f"PipelineStage: retry must be a RetryPolicy, got {self.retry!r}")
-        if self.deadline is not None:
-            must_be_positive("PipelineStage: deadline", self.deadline)
 
 
 @attrs.frozen(kw_only=True)
@@ -165,8 +159,8 @@ class _Line:
         return PipelineStageStatistics(
             name=self.name,
             waiting=sum(entry.at is self for entry in self.near),
-            held=self.workers - self.free - self.tally.in_flight,
-            **attrs.asdict(self.tally),
+            held=self.workers - self.free - self.tally["in_flight"],
+            **self.tally,
         )
 
     def _take_out(self, entry: _Entry) -> None:
@@ -184,7 +178,7 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     """Passes each item through models in order, while each model works at another item.
 
     Start it with ``await system.spawn(Pipeline, load, PipelineStage(embed, device=gpu), store)``. Type
-    checkers see to it that each stage takes what the one before returns, of up to six stages. An item is
+    checkers see to it that each stage takes what the one before returns, of up to four stages. An item is
     asked for with ``Call(item)``, and many of them with `open_results`.
 
     **Order.** Each stage begins with the items in the order in which the pipeline was asked for them. A reply
@@ -233,34 +227,11 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     @overload
     def __init__(
         self,
-        first: Given[ItemT, A],
-        second: Given[A, B],
-        third: Given[B, C],
-        fourth: Given[C, D],
-        fifth: Given[D, ResultT],
-        /,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        first: Given[ItemT, A],
-        second: Given[A, B],
-        third: Given[B, C],
-        fourth: Given[C, D],
-        fifth: Given[D, E],
-        sixth: Given[E, ResultT],
-        /,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
         first: Given[ItemT, Any],
         second: Given[Any, Any],
         third: Given[Any, Any],
         fourth: Given[Any, Any],
         fifth: Given[Any, Any],
-        sixth: Given[Any, Any],
-        seventh: Given[Any, Any],
         /,
         *others: Given[Any, Any],
     ) -> None: ...
@@ -310,9 +281,7 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
     def statistics(self) -> PipelineStatistics:
         """Return the counts of the items and of the stages."""
-        return PipelineStatistics(
-            **attrs.asdict(self._tally), stages=tuple([line.statistics() for line in self._lines])
-        )
+        return PipelineStatistics(**self._tally, stages=tuple([line.statistics() for line in self._lines]))
 
 
 def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:

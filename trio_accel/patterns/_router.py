@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import attrs
 import outcome
 import trio
+from attrs.validators import optional
 
 from ..actors import (
     Actor,
@@ -23,7 +24,7 @@ from ..actors import (
     named_options,
 )
 from ..devices import Device, Key, able, by_key
-from ._checks import must_be_count, must_be_positive
+from ._checks import called, must_be_count, must_be_positive, positive, whole
 from ._servants import (
     CallStatistics,
     ItemT,
@@ -67,7 +68,7 @@ class RouterStatistics(CallStatistics):
     """
 
     replicas: tuple[ReplicaStatistics, ...]
-    rerouted: int
+    rerouted: int = 0
 
 
 class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
@@ -98,7 +99,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
             raise TypeError(f"by must be ByLoad(...) or ByKey(...), got {by!r}")
         self._members: list[Member[ItemT, ResultT]] = make_members(replicas)
         self._turns = 0
-        self._rerouted = 0
+        self._counted_as: type[RouterStatistics] = RouterStatistics
 
     async def answer(self, item: ItemT) -> ResultT:
         """Have one of the models serve an item.
@@ -120,7 +121,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         refusal: ActorError | None = None
         while (member := self._choose(item, asked)) is not None:
             asked.append(member)
-            self._rerouted += refusal is not None
+            self._tally["rerouted"] += refusal is not None
             member.turn = self._turns = self._turns + 1
             try:
                 return await member.ask(item)
@@ -143,7 +144,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     def statistics(self) -> RouterStatistics:
         """Return the counts of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
-        return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
+        return self._counted_as(**self._tally, replicas=replicas)
 
 
 CandidateT = TypeVar("CandidateT", bound="Member[Any, Any]")
@@ -162,10 +163,6 @@ class Routing(Protocol):
         ...
 
 
-def _choices(value: int | None) -> int | None:
-    return value if value is None else must_be_count("ByLoad: choices", value)
-
-
 @named_options
 @attrs.frozen(kw_only=True)
 class ByLoad:
@@ -178,7 +175,7 @@ class ByLoad:
         random: Source of chance; seed it to make the choices repeatable.
     """
 
-    choices: int | None = attrs.field(default=None, converter=_choices)
+    choices: int | None = attrs.field(default=None, validator=optional(whole))
     random: random.Random = attrs.field(factory=random.Random, eq=False)
 
     @property
@@ -208,12 +205,8 @@ class ByKey:
             is served by one replica, as long as that lives.
     """
 
-    key: Callable[[Any], Key]
+    key: Callable[[Any], Key] = attrs.field(validator=called)
     fails_over: bool = attrs.field(default=False, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        if not callable(self.key):
-            raise TypeError(f"ByKey: key must be a function, got {self.key!r}")
 
     @property
     def skips(self) -> bool:
@@ -279,7 +272,7 @@ class Member(Generic[ItemT, ResultT]):
     @property
     def in_flight(self) -> int:
         """Requests that it works on."""
-        return self.tally.in_flight
+        return self.tally["in_flight"]
 
     @property
     def is_dead(self) -> bool:
@@ -309,7 +302,7 @@ class Member(Generic[ItemT, ResultT]):
             name=self.name,
             is_available=self.is_available,
             is_dead=self.is_dead,
-            **attrs.asdict(self.tally),
+            **self.tally,
         )
 
 
@@ -394,11 +387,9 @@ class Pool(Router[Any, Any]):
     ) -> None:
         must_be_count("size", size, most=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
-        self._actor_class = actor_class
-        self._args = args
-        self._kwargs = kwargs
-        self._policy = member_policy
-        self._mailbox = member_mailbox
+        self._is_of_servants = isinstance(actor_class, type) and issubclass(actor_class, Servant)
+        self._arguments: tuple[object, ...] = actor_class, *args
+        self._options = {**kwargs, "policy": member_policy, "mailbox": member_mailbox}
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -410,17 +401,9 @@ class Pool(Router[Any, Any]):
     async def _start_member(self, context: ActorContext, name: str) -> Member[Any, Any]:
         # Type checkers look for the arguments of the actor among those of `spawn`.
         spawn = cast("Callable[..., Awaitable[Ref[Any]]]", context.spawn)
-        ref = await spawn(
-            self._actor_class,
-            *self._args,
-            name=name,
-            policy=self._policy,
-            mailbox=self._mailbox,
-            **self._kwargs,
-        )
-        is_servant = isinstance(self._actor_class, type) and issubclass(self._actor_class, Servant)
+        ref = await spawn(*self._arguments, name=name, **self._options)
         ask: Callable[[Any], Awaitable[Any]] = ref.ask
-        return Member(name, as_callable(ref) if is_servant else ask, ref)
+        return Member(name, as_callable(ref) if self._is_of_servants else ask, ref)
 
 
 async def _not_started(item: object) -> object:
@@ -433,12 +416,8 @@ _MOST_SAVED = 10.0
 _ROUNDING = 1e-6
 
 
-def _seconds(value: float) -> float:
-    return must_be_positive("Hedge: after", value)
-
-
-def _share(value: float) -> float:
-    return must_be_positive("Hedge: share", value, maximum=1.0)
+def _is_share(_: object, attribute: object, value: float) -> None:
+    must_be_positive("Hedge: share", value, maximum=1.0)
 
 
 @named_options
@@ -452,8 +431,8 @@ class Hedge:
             are all slow do not get twice the load. Up to 10 are saved up.
     """
 
-    after: float = attrs.field(converter=_seconds)
-    share: float = attrs.field(default=0.1, converter=_share)
+    after: float = attrs.field(validator=positive)
+    share: float = attrs.field(default=0.1, validator=_is_share)
 
 
 @attrs.frozen(kw_only=True)
@@ -465,16 +444,8 @@ class ReplicaPoolStatistics(RouterStatistics):
         won: How many of them the second replica answered.
     """
 
-    hedged: int
-    won: int
-
-
-@attrs.define(eq=False)
-class _Try(Generic[ResultT]):
-    """One of the two replicas' turns at a request."""
-
-    scope: trio.CancelScope
-    result: outcome.Outcome[ResultT] | None = None
+    hedged: int = 0
+    won: int = 0
 
 
 class ReplicaPool(Router[ItemT, ResultT]):
@@ -506,8 +477,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
             raise TypeError(f"hedge must be a Hedge, got {hedge!r}")
         self._hedge = hedge
         self._saved = 1.0
-        self._hedged = 0
-        self._won = 0
+        self._counted_as = ReplicaPoolStatistics
 
     async def answer(self, item: ItemT) -> ResultT:
         """Have a replica serve an item, or two of them; see `Router.answer`."""
@@ -515,60 +485,43 @@ class ReplicaPool(Router[ItemT, ResultT]):
             return await self._send(item, [])
         self._saved = min(self._saved + self._hedge.share, _MOST_SAVED)
         asked: list[Member[ItemT, ResultT]] = []
-        results, inbox = trio.open_memory_channel[_Try[ResultT]](2)
-        tries = [self._start(item, asked, results)]
+        results, inbox = trio.open_memory_channel[tuple[int, outcome.Outcome[ResultT]]](2)
+        # They have the deadline of the asker.
+        deadline = trio.current_effective_deadline()
+        scopes = [trio.CancelScope(deadline=deadline) for _ in range(2)]
+
+        async def attempt(number: int) -> None:
+            with scopes[number]:
+                result = await outcome_of(self._send(item, asked))
+                # There is room for both, whether anybody waits or not.
+                results.send_nowait((number, result))
+
+        self._nursery.start_soon(attempt, 0)
+        attempts = 1
         try:
             with trio.move_on_after(self._hedge.after):
-                return _unwrap(await inbox.receive())
+                _, result = await inbox.receive()
+                return result.unwrap()
             if self._saved > 1.0 - _ROUNDING and self._has_other(asked):
                 self._saved -= 1.0
-                self._hedged += 1
-                tries.append(self._start(item, asked, results))
-            # The error of the first try is raised if there is no result.
-            for _ in tries:
-                ended = await inbox.receive()
-                if isinstance(ended.result, outcome.Value):
-                    self._won += ended is not tries[0]
-                    return _unwrap(ended)
-            return _unwrap(tries[0])
+                self._tally["hedged"] += 1
+                self._nursery.start_soon(attempt, 1)
+                attempts = 2
+            ended: dict[int, outcome.Outcome[ResultT]] = {}
+            for _ in range(attempts):
+                number, result = await inbox.receive()
+                ended[number] = result
+                if isinstance(result, outcome.Value):
+                    self._tally["won"] += number
+                    break
+            else:
+                number = 0
+            return ended[number].unwrap()
         finally:
-            for each in tries:
-                each.scope.cancel()
+            for scope in scopes:
+                scope.cancel()
 
     def _has_other(self, asked: Sequence[Member[ItemT, ResultT]]) -> bool:
         return any(
             member.is_available and not member.is_dead for member in self._members if member not in asked
         )
-
-    def _start(
-        self,
-        item: ItemT,
-        asked: list[Member[ItemT, ResultT]],
-        results: trio.MemorySendChannel[_Try[ResultT]],
-    ) -> _Try[ResultT]:
-        """Ask a replica in a task, which has the deadline of the asker."""
-        each = _Try[ResultT](trio.CancelScope(deadline=trio.current_effective_deadline()))
-        self._nursery.start_soon(self._try, item, asked, each, results)
-        return each
-
-    async def _try(
-        self,
-        item: ItemT,
-        asked: list[Member[ItemT, ResultT]],
-        each: _Try[ResultT],
-        results: trio.MemorySendChannel[_Try[ResultT]],
-    ) -> None:
-        with each.scope:
-            each.result = await outcome_of(self._send(item, asked))
-            # There is room for both, whether anybody waits or not.
-            results.send_nowait(each)
-
-    def statistics(self) -> ReplicaPoolStatistics:
-        """Return the counts of the requests."""
-        plain = attrs.asdict(super().statistics(), recurse=False)
-        return ReplicaPoolStatistics(**plain, hedged=self._hedged, won=self._won)
-
-
-def _unwrap(ended: _Try[ResultT]) -> ResultT:
-    assert ended.result is not None  # it has ended
-    return ended.result.unwrap()

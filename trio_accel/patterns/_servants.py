@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -129,6 +130,11 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
     return call
 
 
+def is_model(_: object, attribute: object, value: Any) -> None:
+    """Check an attribute that is a model."""
+    as_callable(value)
+
+
 async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outcome.Error:
     """Wait for a model, and catch its error: either is the outcome of a call.
 
@@ -155,19 +161,6 @@ def count(name: str, help: str, value: float, **labels: str) -> Reading:  # noqa
     return Reading(name=name, kind="counter", help=help, value=value, labels=tuple(labels.items()))
 
 
-def readings_of(counts: object) -> Iterator[Reading]:
-    """Yield what became of calls: those of the outcomes that a record counts."""
-    for outcome_of_it in ("answered", "failed", "cancelled"):
-        value = getattr(counts, outcome_of_it)
-        yield count("requests", "Requests of a pattern by what became of them.", value, outcome=outcome_of_it)
-
-
-WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the ranges of seconds that requests wait."""
-QUEUE_WAIT = "queue_wait_seconds", "Seconds that a request has waited before the model got it."
-REFUSED = "refused_requests", "Requests that a pattern has refused, by tenant where it knows tenants."
-
-
 def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
     """Fail an open request at the end of its incarnation: later ones do not know of it.
 
@@ -183,45 +176,41 @@ def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, ha
 
 @attrs.frozen(kw_only=True)
 class CallStatistics:
-    """Counts of calls: ``begun == in_flight + answered + failed + cancelled``, at any time.
+    """Counts of calls.
 
     Attributes:
-        begun: Calls that were begun.
         in_flight: Calls that have not ended.
         answered: Calls with a result.
         failed: Calls that ended with an error.
         cancelled: Calls that were cancelled, and ended without a result or an error.
     """
 
-    begun: int
-    in_flight: int
-    answered: int
-    failed: int
-    cancelled: int
-
-
-@attrs.define(eq=False)
-class Tally:
-    """Counter of calls: each call is one block, ``with tally:``; any number of blocks at once."""
-
-    begun: int = 0
     in_flight: int = 0
     answered: int = 0
     failed: int = 0
     cancelled: int = 0
 
+    @property
+    def begun(self) -> int:
+        """Calls that were begun: all of these."""
+        return self.in_flight + self.answered + self.failed + self.cancelled
+
+
+class Tally(Counter[str]):
+    """Counts calls by the names of `CallStatistics`.
+
+    Each call is one block, ``with tally:``; any number of blocks at once.
+    """
+
     def __enter__(self) -> None:
-        self.begun += 1
-        self.in_flight += 1
+        self["in_flight"] += 1
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.in_flight -= 1
+        self["in_flight"] -= 1
         if error is None:
-            self.answered += 1
-        elif _is_cancellation(error):
-            self.cancelled += 1
+            self["answered"] += 1
         else:
-            self.failed += 1
+            self["cancelled" if _is_cancellation(error) else "failed"] += 1
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -266,11 +255,13 @@ class TaskServant(Servant[ItemT, ResultT]):
 
     def statistics(self) -> object:
         """Return the counts of its calls since its incarnation began: `CallStatistics`."""
-        return CallStatistics(**attrs.asdict(self._tally))
+        return CallStatistics(**self._tally)
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counts of its calls by what became of them."""
-        yield from readings_of(self._tally)
+        text = "Requests of a pattern by what became of them."
+        for ending in ("answered", "failed", "cancelled"):
+            yield count("requests", text, self._tally[ending], outcome=ending)
 
     def start(
         self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True
@@ -341,29 +332,18 @@ Items: TypeAlias = Iterable[ItemT] | AsyncIterable[ItemT]
 Result: TypeAlias = outcome.Value[ResultT] | outcome.Error
 
 
-@attrs.define(eq=False)
-class _Slot:
-    """One item that was taken: its place in the order, and its outcome as soon as it has one."""
-
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    result: outcome.Value[Any] | outcome.Error | None = None
-    # Whether there is no item, as the iteration over them has failed.
-    is_end: bool = False
-
-    def set(self, result: outcome.Value[Any] | outcome.Error) -> None:
-        self.result = result
-        self.ended.set()
-
-
 @attrs.define(eq=False, repr=False)
 class ResultStream(Generic[T_co]):
     """An async iterator over results, for one task at a time. Made by `open_results`."""
 
-    _slots: trio.MemoryReceiveChannel[_Slot]
+    # Each item has a channel for its outcome: in the order of the items.
+    _slots: trio.MemoryReceiveChannel[trio.MemoryReceiveChannel[Result[Any]]]
     _room: trio.Semaphore
     _gives_outcomes: bool
-    # Taken out of the channel and not given yet: a cancelled `__anext__` loses no result.
-    _next: _Slot | None = attrs.field(default=None, init=False)
+    # Taken out and not given yet: a cancelled `__anext__` loses no result.
+    _next: trio.MemoryReceiveChannel[Result[Any]] | None = attrs.field(default=None, init=False)
+    # The error of the iteration over the items.
+    failed: Exception | None = attrs.field(default=None, init=False)
 
     def __aiter__(self) -> ResultStream[T_co]:
         return self
@@ -379,14 +359,14 @@ class ResultStream(Generic[T_co]):
             try:
                 self._next = await self._slots.receive()
             except trio.EndOfChannel:
-                raise StopAsyncIteration from None
-        slot = self._next
-        await slot.ended.wait()
+                failed, self.failed = self.failed, None
+                if failed is None:
+                    raise StopAsyncIteration from None
+                raise failed from failed.__cause__
+        result = await self._next.receive()
         self._next = None
         self._room.release()
-        assert slot.result is not None  # it has ended
-        is_plain = slot.is_end or not self._gives_outcomes
-        return cast("T_co", slot.result.unwrap() if is_plain else slot.result)
+        return cast("T_co", result if self._gives_outcomes else result.unwrap())
 
 
 @overload
@@ -434,10 +414,11 @@ def open_results(
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[ResultStream[Any], None]:
-        send, receive = trio.open_memory_channel[_Slot](limit)
+        send, receive = trio.open_memory_channel[trio.MemoryReceiveChannel[Result[Any]]](limit)
+        stream = ResultStream[Any](receive, room, outcomes)
 
-        async def ask_for(item: Any, slot: _Slot) -> None:
-            slot.set(await outcome_of(ask(item)))
+        async def ask_for(item: Any, slot: trio.MemorySendChannel[Result[Any]]) -> None:
+            slot.send_nowait(await outcome_of(ask(item)))
 
         async def feed() -> None:
             async with trio.open_nursery() as nursery, send:
@@ -449,16 +430,14 @@ def open_results(
                     except StopAsyncIteration:
                         break
                     except Exception as error:  # noqa: BLE001  # the reader's
-                        end = _Slot(is_end=True)
-                        end.set(outcome.Error(error))
-                        send.send_nowait(end)
+                        stream.failed = error
                         break
-                    slot = _Slot()
-                    send.send_nowait(slot)
+                    slot, its_result = trio.open_memory_channel[Result[Any]](1)
+                    send.send_nowait(its_result)
                     nursery.start_soon(ask_for, item, slot)
 
         async with running_beside(feed):
-            yield ResultStream(receive, room, outcomes)
+            yield stream
 
     return opened()
 

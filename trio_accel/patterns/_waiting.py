@@ -1,0 +1,160 @@
+"""Base of the patterns in which requests wait, without a task each: for a batch, a place or their turn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import ActorContext, DeferredReply, Reading, Spread, handles, quick
+from ._servants import Call, CallStatistics, ItemT, ResultT, TaskServant, count, end_with_incarnation
+
+__all__ = ["WaitingStatistics"]
+
+_WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def spread_of_waits() -> Spread:
+    """Make a spread of the seconds that requests wait."""
+    return Spread(_WAITS)
+
+
+@attrs.frozen(kw_only=True)
+class WaitingStatistics(CallStatistics):
+    """Counts of calls where some wait; those that have left meanwhile have been begun, too.
+
+    Attributes:
+        waiting: Calls that wait.
+        refused: Calls that were never executed, as there was no room for them or something wrong with them.
+    """
+
+    waiting: int = 0
+    refused: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Calls that came: all of these."""
+        return self.waiting + self.begun + self.refused
+
+
+@attrs.define(eq=False, kw_only=True)
+class Waiting(Generic[ItemT, ResultT]):
+    """A request that waits, or that the model has.
+
+    Attributes:
+        item: What the asker has sent.
+        arrived: When it came.
+        cost: Its part of what there may be at once.
+        has_begun: Whether the model has got it.
+        reply: Takes its outcome.
+    """
+
+    item: ItemT
+    arrived: float = attrs.field(factory=trio.current_time)
+    cost: float = 0.0
+    has_begun: bool = False
+    reply: DeferredReply[ResultT] = attrs.field(init=False)
+
+    def was_begun(self) -> bool:
+        """Tell whether the model has got it by now."""
+        return self.has_begun
+
+
+EntryT = TypeVar("EntryT", bound=Waiting[Any, Any])
+
+
+@enable_ki_protection
+def take(servant: QueueServant[Any, Any, Any], message: Any) -> DeferredReply[Any]:
+    """Take the request in that is being served, without waiting; if there is something wrong, fail it."""
+    entry = servant.make(message)
+    entry.reply = servant.context.defer(on_cancel=partial(servant.leave, entry))
+    try:
+        servant.put(entry)
+    except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
+        servant.refuse(entry, error)
+    reply: DeferredReply[Any] = entry.reply
+    return reply
+
+
+class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
+    """A servant whose requests have no task of their own as long as they wait.
+
+    A request gets its place, or is refused, when it is asked, and not when the mailbox comes to it.
+    """
+
+    def __init__(self) -> None:
+        self._waits = spread_of_waits()
+        # Refusals by the names of tenants; "" where nobody knows any.
+        self._refused_of = Counter[str]()
+
+    @abstractmethod
+    def make(self, message: Call[ItemT]) -> EntryT:
+        """Make the entry of a request."""
+
+    @abstractmethod
+    def put(self, entry: EntryT) -> None:
+        """Give a request its place, or raise why it has none."""
+
+    @abstractmethod
+    def leave(self, entry: EntryT) -> None:
+        """Let a request go whose asker was cancelled."""
+
+    @abstractmethod
+    def _open(self) -> Iterable[EntryT]:
+        """Return the requests that the end of the incarnation ends."""
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Serve those that wait."""
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the tasks of one incarnation, and end what is open behind them: later ones do not know it."""
+        try:
+            async with super().lifespan(context):
+                self._nursery.start_soon(self._run)
+                yield
+        finally:
+            for entry in self._open():
+                self._end(entry)
+
+    def _end(self, entry: EntryT) -> None:
+        end_with_incarnation(self.context, entry.reply, has_begun=entry.has_begun)
+
+    # Call is declared for all servants, and a method takes its own class.
+    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    @quick(take)
+    async def _serve(self, message: Call[ItemT]) -> object:
+        return await self.call(message.item)
+
+    async def call(self, item: ItemT) -> DeferredReply[ResultT]:
+        """Take a request in."""
+        await trio.lowlevel.checkpoint()
+        return take(self, Call(item))
+
+    def refuse(self, entry: EntryT, error: Exception) -> None:
+        self._tally["refused"] += 1
+        self._refused_of[""] += 1
+        entry.reply.fail(error)
+
+    def _begin(self, entry: EntryT) -> None:
+        """Note that the model gets a request."""
+        if not entry.has_begun:
+            self._waits.add(trio.current_time() - entry.arrived)
+        entry.has_begun = True
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show, with refusals and waits."""
+        yield from super().readings()
+        text = "Requests that a pattern has refused, by tenant where it knows tenants."
+        for tenant, value in self._refused_of.items():
+            yield count("refused_requests", text, value, tenant=tenant)
+        text = "Seconds that a request has waited before the model got it."
+        yield self._waits.reading("queue_wait_seconds", text)
