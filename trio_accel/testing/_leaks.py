@@ -197,8 +197,8 @@ def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
 def _processes() -> Iterator[Thing]:
     """Children of this process, and theirs; also those that are dead and not reaped."""
     children: dict[int, list[tuple[int, int]]] = {}
-    for pid, parent, started in _everyone():
-        children.setdefault(parent, []).append((pid, started))
+    for number, parent, started in _everyone():
+        children.setdefault(parent, []).append((number, started))
     waiting: list[tuple[int, object]] = [(os.getpid(), None)]
     while waiting:
         parent, group_of_parent = waiting.pop()

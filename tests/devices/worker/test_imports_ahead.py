@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -342,7 +342,9 @@ async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules,
             nursery.cancel_scope.cancel()
 
 
-def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
+def trials_of(
+    forks: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
     """Trials that start processes which sleep; what they start and report."""
     started: list[subprocess.Popen[bytes]] = []
     reported: list[Any] = []
@@ -354,10 +356,17 @@ def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]
     def report(*said: object) -> None:
         reported.append(said)
 
-    def watch(number: int, pid: int) -> tuple[int, int]:
-        return number, pid
+    def watch(number: int, pid: int) -> int:
+        return pid
 
-    trials = _launcher_trial.Trials(forks, spawn, lambda _: (b"", []), watch, report, ModuleType)
+    def read_all(descriptor: int) -> bytes:
+        os.close(descriptor)
+        return b""
+
+    program: Any = SimpleNamespace(spawn=spawn, read_all=read_all)
+    monkeypatch.setattr(_launcher_trial, "program", program)
+    launcher: Any = SimpleNamespace(watch=watch, report=report)
+    trials = _launcher_trial.Trials(launcher, forks)
     return trials, started, reported
 
 
@@ -369,7 +378,7 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
         def prepare(self, *_: object) -> None:
             return None
 
-    trials, started, reported = trials_of(Forks())
+    trials, started, reported = trials_of(Forks(), monkeypatch)
     monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
     assert trials.patience() is None
     order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow", "trusted": False}

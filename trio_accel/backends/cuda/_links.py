@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..base import DeviceInfo, DeviceLink, LinkKind
 from ..base.kit.modules import search_path
-from . import _links_process
 from ._probe import ChildError, ask
 
 _logger = logging.getLogger("trio_accel.backends")
 
-_PROGRAM = Path(_links_process.__file__)
-_PATIENCE = 60.0
 _PROCESSOR = "cpu:0"
 _MEETS_AT = {
     0: "internal",
@@ -35,9 +31,8 @@ def find_links(infos: Sequence[DeviceInfo]) -> tuple[DeviceLink, ...]:
     """
     if not infos:
         return ()
-    question = [search_path(), [info.uuid for info in infos]]
     try:
-        answer = ask(_PROGRAM, ["-I"], question, _PATIENCE)
+        answer = ask("ask_links", {"uuids": [info.uuid for info in infos]}, search_path())
     except ChildError as error:
         _logger.warning("a process that asked how GPUs reach one another %s", error)
         return ()

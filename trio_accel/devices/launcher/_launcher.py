@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import attrs
@@ -34,7 +34,8 @@ from ...backends import resolve
 from ...backends.base import AccelError, NotSupportedError
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
-from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report, describe_exit, is_dead
+from ._launcher_process import is_dead
+from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report, describe_exit
 
 __all__ = [
     "Launcher",
@@ -204,7 +205,7 @@ class LauncherActor(Actor):
             # The cancelled asker has waited for the end of its worker.
             self._orders.pop(number).reply.cancelled()
 
-    def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
+    def _begun(self, number: int, pid: int, descriptors: Sequence[int]) -> None:
         if not descriptors:
             # D74: without its descriptor the worker could not be watched or killed safely.
             self._link.send("kill", number)

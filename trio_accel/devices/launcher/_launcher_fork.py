@@ -11,16 +11,19 @@ import gc
 import importlib
 import linecache
 import os
-import select
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    from trio_accel.devices.launcher import _launcher_process as program
+else:
+    import __main__ as program
 
 Order: TypeAlias = Mapping[str, Any]
 """Description of a worker; see `_read_order` of the launcher's program."""
@@ -40,14 +43,9 @@ _SELF = "/proc/self"
 
 
 class Forks:
-    """Imports of the launcher, and whether a worker may be a fork of it.
+    """Imports of the launcher, and whether a worker may be a fork of it."""
 
-    Args:
-        inherited: The environment that this process was started with.
-    """
-
-    def __init__(self, inherited: Mapping[str, str]) -> None:
-        self._inherited = inherited
+    def __init__(self) -> None:
         self._has_site = False
         self._imported: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -131,7 +129,7 @@ class Forks:
         arguments, environment = order["arguments"], order["environment"]
         place = arguments.index(_COMMAND)
         code, *rest = arguments[place + 1 :]
-        _replace_environment(_changed(environment, self._changes))
+        _replace_environment(program.changed(environment, self._changes))
         sys.orig_argv[:] = arguments
         sys.argv[:] = [_COMMAND, *rest]
         sys.dont_write_bytecode = "-B" in arguments[:place]
@@ -141,11 +139,8 @@ class Forks:
         if environment.get("PYTHONFAULTHANDLER"):
             faulthandler.enable()
         _reseed()
-        with suppress(OSError), open(f"{_SELF}/comm", "wb") as name:
-            name.write(b"accel worker")
-        for descriptor in map(int, _descriptors()):
-            if descriptor >= free:
-                os.close(descriptor)
+        program.rename(b"accel worker")
+        program.close_from(free)
         status = 1
         try:
             status = _run(code)
@@ -162,8 +157,8 @@ class Forks:
         directory: int,
         rehearsals_of: Callable[[ModuleType], list[Callable[[], object]]] | None = None,
     ) -> None:
-        before = _descriptors()
-        given = _changed(order["environment"], self._changes)
+        before = program.files().keys()
+        given = program.changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(given)
         # Entries of `sys.path` may be relative to the application's working directory.
@@ -192,7 +187,7 @@ class Forks:
         self._changes.update(
             {name: now.get(name) for name in now.keys() | given.keys() if now.get(name) != given.get(name)}
         )
-        if _descriptors() - before:
+        if program.files().keys() - before:
             # A worker would share the file with the others, or find it closed.
             self._is_open = "an imported module has left a file open"
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
@@ -200,7 +195,7 @@ class Forks:
 
     def _changed_since(self, environment: Mapping[str, str]) -> str | None:
         """Say what only a fresh interpreter would read of the environment."""
-        return _difference(environment, self._inherited, _OF_THE_SYSTEM) or _difference(
+        return _difference(environment, program.ENVIRONMENT, _OF_THE_SYSTEM) or _difference(
             environment, self._read or environment, _OF_LIBRARIES
         )
 
@@ -298,16 +293,13 @@ def _threads() -> set[str]:
 
 def _try_fork(rehearsals: Sequence[Callable[[], object]] | None) -> str | None:
     """Have a fork do what workers do, or nothing, and say how it failed; None if it did not."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        pid = os.fork()
+    pid = program.fork()
     if pid == 0:
         if rehearsals is None:
             os._exit(0)
         _be_used(rehearsals)
-    child, poll = os.pidfd_open(pid), select.poll()
-    poll.register(child, select.POLLIN)
-    is_over = bool(poll.poll(_PATIENCE * 1000))
+    child = os.pidfd_open(pid)
+    is_over = program.is_dead(child, _PATIENCE)
     os.close(child)
     if not is_over:
         os.kill(pid, signal.SIGKILL)
@@ -337,11 +329,6 @@ def _be_used(rehearsals: Sequence[Callable[[], object]]) -> NoReturn:
         os._exit(status)
 
 
-def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    changed = {**environment, **changes}
-    return {name: value for name, value in changed.items() if value is not None}
-
-
 def _replace_environment(environment: Mapping[str, str]) -> None:
     """Change what differs, in place: `os.environ` tells the C library too."""
     for name in os.environ.keys() - environment.keys():
@@ -351,12 +338,6 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
     # The new environment may have another time zone.
     time.tzset()
-
-
-def _descriptors() -> set[str]:
-    listed = os.listdir(f"{_SELF}/fd")
-    # The listing's own is closed by now.
-    return {name for name in listed if os.path.lexists(f"{_SELF}/fd/{name}")}
 
 
 def _set_signals() -> None:

@@ -16,20 +16,22 @@ import builtins
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 if TYPE_CHECKING:
+    from trio_accel.devices.launcher import _launcher_process as program
     from trio_accel.devices.launcher._launcher_fork import Forks
+else:
+    import __main__ as program
 
 # Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
 _LONGEST = 32.0
@@ -91,29 +93,14 @@ class Trials:
     """Tries and imports modules, one after the other; the launcher serves while a child does.
 
     Args:
+        launcher: The launcher, which looks after children and tells the application.
         forks: Imports of the launcher.
-        spawn: Starts a child of the launcher: given its function, descriptors of its directory and others,
-            and the launcher's pid. Returns its own.
-        receive: Takes a packet and its descriptors from a socket.
-        watch: Has the launcher look after a child.
-        report: Tells the application.
-        load: Loads a module by its path.
     """
 
-    def __init__(
-        self,
-        forks: Forks,
-        spawn: Callable[[Callable[[int], object], Sequence[int], int], int],
-        receive: Callable[[socket.socket], tuple[bytes, list[int]]],
-        watch: Callable[[int, int], tuple[int, int]],
-        report: Callable[[str, int, int | str | dict[str, object]], None],
-        load: Callable[[str], ModuleType],
-    ) -> None:
-        self._load = load
+    def __init__(self, launcher: program.Launcher, forks: Forks) -> None:
         self._forks = forks
-        self._spawn = spawn
-        self._receive = receive
-        self._watch = watch
+        self._watch = launcher.watch
+        self._report = launcher.report
         self._launcher = os.getpid()
         # The template (D138): its pid, the socket to it, and the modules that it has imported.
         self._template = 0
@@ -121,7 +108,6 @@ class Trials:
         self._held: dict[str, Candidate] = {}
         self._deaths = 0
         self._replaced: set[int] = set()
-        self._report = report
         self._waiting: deque[Candidate] = deque()
         # The candidate on trial; its child, the file of the child's report, and the child's deadline.
         self._tried: Candidate | None = None
@@ -165,9 +151,7 @@ class Trials:
         if self._tried is None or self._child != pid:
             return False
         tried, self._tried = self._tried, None
-        with open(self._said, "rb") as file:
-            file.seek(0)
-            said = file.read()
+        said = program.read_all(self._said)
         if not said and self._ours is not None:
             self._ours.close()
         if self._is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM):
@@ -198,9 +182,7 @@ class Trials:
             file.flush()
             try:
                 socket.send_fds(self._control, [b"order"], [*descriptors, file.fileno()])
-                poll = select.poll()
-                poll.register(self._control, select.POLLIN)
-                if poll.poll(_PATIENCE * 1000):
+                if program.is_readable(self._control.fileno(), _PATIENCE):
                     return int(self._control.recv(20) or b"0")
             except ConnectionError:
                 return 0
@@ -282,7 +264,7 @@ class Trials:
         with theirs:
             try:
                 descriptors = [candidate.directory, self._said, theirs.fileno()]
-                self._child = self.ask("try", candidate._asdict(), descriptors) or self._spawn(
+                self._child = self.ask("try", candidate._asdict(), descriptors) or program.spawn(
                     partial(self._be, candidate), descriptors, self._launcher
                 )
                 self._watch(_NO_ORDER, self._child)
@@ -316,11 +298,11 @@ class Trials:
     def _be(self, candidate: Candidate, free: int) -> NoReturn:
         """Import the module, say what that has left behind, and end; in the child."""
         try:
-            _close_from(free)
-            _rename(b"accel trial")
+            program.close_from(free)
+            program.rename(b"accel trial")
             directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
             order = candidate.order
-            checks = [self._load(path).driver_in_use for path in order["checks"]]
+            checks = [program.load(path).driver_in_use for path in order["checks"]]
             before, watch = Traces(), Watch()
             with watch:
                 why = self._forks.add(order, directory, candidate.pieces)
@@ -330,9 +312,9 @@ class Trials:
             if said.reason is None:
                 # The name is set before the fork: it marks the template from its first moment on, see
                 # `awaited`.
-                _rename(_TEMPLATE)
+                program.rename(_TEMPLATE)
                 given = [directory, _CONTROL]
-                said = said._replace(template=self._spawn(self._serve, given, self._launcher))
+                said = said._replace(template=program.spawn(self._serve, given, self._launcher))
             else:
                 culprit = watch.culprit(order["module"], said.reason)
                 said = Verdict(said.reason, culprit, watch.pieces(order["module"], culprit))
@@ -343,40 +325,25 @@ class Trials:
     def _serve(self, free: int) -> NoReturn:
         """Fork what the launcher wants, until that has gone or has another; in the template."""
         try:
-            _close_from(free)
+            program.close_from(free)
             control = socket.socket(fileno=_VERDICT)
-            while descriptors := self._receive(control)[1]:
-                with open(descriptors.pop(), "rb") as file:
-                    file.seek(0)
-                    kind, detail = json.load(file)
+            while descriptors := program.receive(control)[1]:
+                kind, detail = json.loads(program.read_all(descriptors.pop()))
                 try:
                     pid = self._fork(kind, detail, descriptors)
                 except OSError:
                     pid = 0
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                program.close_all(descriptors)
                 control.send(str(pid).encode())
         finally:
             os._exit(0)
 
     def _fork(self, kind: str, detail: dict[str, Any], descriptors: list[int]) -> int:
         if kind == "try":
-            return self._spawn(partial(self._be, Candidate(**detail)), descriptors, self._launcher)
+            return program.spawn(partial(self._be, Candidate(**detail)), descriptors, self._launcher)
         if self._forks.prepare(detail, descriptors[0]) is not None:
             return 0
-        return self._spawn(partial(self._forks.run, detail), descriptors, self._launcher)
-
-
-def _rename(name: bytes) -> None:
-    with suppress(OSError), open(f"{_SELF}/comm", "wb") as file:
-        file.write(name)
-
-
-def _close_from(first: int) -> None:
-    """Close what is the launcher's or the template's own, for imports not to do it."""
-    for place in _files():
-        if place >= first:
-            os.close(place)
+        return program.spawn(partial(self._forks.run, detail), descriptors, self._launcher)
 
 
 class Watch:
@@ -471,7 +438,7 @@ class Traces:
     """Record the state of the process that an import may change."""
 
     def __init__(self) -> None:
-        self._files = _files()
+        self._files = program.files()
         self._signals = _signals()
 
     def left(self) -> str | None:
@@ -479,7 +446,7 @@ class Traces:
         with suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return "its import has left a process running"
-        files, signals = _files(), _signals()
+        files, signals = program.files(), _signals()
         opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
         if opened:
             return f"its import has left a file open: {opened[0]}"
@@ -489,18 +456,6 @@ class Traces:
         if changed:
             return f"its import changes what happens at {', '.join(changed)}"
         return None
-
-
-def _files() -> dict[int, str]:
-    """Name the file of each descriptor."""
-    found: dict[int, str] = {}
-    for place in os.listdir(f"{_SELF}/fd"):
-        try:
-            found[int(place)] = os.readlink(f"{_SELF}/fd/{place}")
-        except FileNotFoundError:
-            # The descriptor of the listing itself.
-            continue
-    return found
 
 
 def _signals() -> dict[str, tuple[object, ...]]:

@@ -6,12 +6,10 @@ import itertools
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,10 +23,10 @@ from trio.lowlevel import enable_ki_protection
 from ...backends import driver_checks
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.kit.modules import search_path
+from . import _launcher_process
+from ._launcher_process import PACKET, close_all, is_dead, receive, send
 
-_PROGRAM = Path(__file__).with_name("_launcher_process.py")
-# The details of longer orders are sent in files.
-_PACKET = 1 << 16
+_PROGRAM = Path(_launcher_process.__file__)
 _READY = 10.0
 _END = 2.0
 _TICK = 0.1
@@ -61,7 +59,7 @@ class Report:
     kind: str
     number: int
     detail: int | str | dict[str, Any]
-    descriptors: tuple[int, ...]
+    descriptors: Sequence[int]
 
 
 class LauncherLink:
@@ -177,7 +175,7 @@ class LauncherLink:
         if self._is_closed:
             return
         data = json.dumps([kind, number, detail]).encode()
-        if len(data) > _PACKET:
+        if len(data) > PACKET:
             with open(os.memfd_create("trio_accel order", os.MFD_CLOEXEC), "w+b") as file:
                 file.write(json.dumps(detail).encode())
                 file.flush()
@@ -186,20 +184,9 @@ class LauncherLink:
             self._send(data, descriptors)
 
     def _send(self, data: bytes, descriptors: Sequence[int]) -> None:
-        if self._outbox or not self._try(data, descriptors):
+        if self._outbox or not send(self._control, data, descriptors):
             self._outbox.append((data, tuple(map(os.dup, descriptors))))
             self._has_more.set()
-
-    def _try(self, data: bytes, descriptors: Sequence[int]) -> bool:
-        try:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-            self._control.sendmsg([data], [rights] if descriptors else [])
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            # The process has gone, and the receiving task notices that.
-            return True
-        return True
 
     @enable_ki_protection
     async def write(self) -> None:
@@ -207,8 +194,8 @@ class LauncherLink:
         while True:
             await self._has_more.wait()
             await trio.lowlevel.wait_writable(self._control)
-            while self._outbox and self._try(*self._outbox[0]):
-                _close_all(self._outbox.popleft()[1])
+            while self._outbox and send(self._control, *self._outbox[0]):
+                close_all(self._outbox.popleft()[1])
             if not self._outbox:
                 self._has_more = trio.Event()
 
@@ -222,7 +209,7 @@ class LauncherLink:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             try:
-                data, descriptors = _receive(self._control)
+                data, descriptors = receive(self._control)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
@@ -246,7 +233,7 @@ class LauncherLink:
             self.send("end", 0)
             self._is_closed = True
             while self._outbox:
-                _close_all(self._outbox.popleft()[1])
+                close_all(self._outbox.popleft()[1])
             # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
             # end it.
             with suppress(OSError):
@@ -330,13 +317,6 @@ class LauncherLink:
         return self._why + describe_exit(await self._process.wait())
 
 
-def is_dead(process: int) -> bool:
-    """Tell whether all threads of a process have ended, by its descriptor."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def describe_exit(code: int) -> str:
     """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
     if code >= 0:
@@ -385,21 +365,6 @@ async def _start(control: int) -> trio.Process:
         raise LauncherError(
             f"the launcher of worker processes could not be started by {sys.executable!r}: {error}"
         ) from error
-
-
-def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    # `recv_fds` ignores the flags that it takes, and children would inherit the descriptors.
-    descriptors = array("i")
-    room = socket.CMSG_LEN(descriptors.itemsize)
-    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    for _, _, content in ancillary:
-        descriptors.frombytes(content)
-    return data, tuple(descriptors)
-
-
-def _close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 # The program imports nothing before the path is set but what the interpreter has loaded by then. The folder
