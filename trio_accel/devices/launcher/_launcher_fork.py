@@ -129,7 +129,7 @@ class Forks:
         arguments, environment = order["arguments"], order["environment"]
         place = arguments.index(_COMMAND)
         code, *rest = arguments[place + 1 :]
-        _replace_environment(program.changed(environment, self._changes))
+        _replace_environment(_changed(environment, self._changes))
         sys.orig_argv[:] = arguments
         sys.argv[:] = [_COMMAND, *rest]
         sys.dont_write_bytecode = "-B" in arguments[:place]
@@ -158,7 +158,7 @@ class Forks:
         rehearsals_of: Callable[[ModuleType], list[Callable[[], object]]] | None = None,
     ) -> None:
         before = program.files().keys()
-        given = program.changed(order["environment"], self._changes)
+        given = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(given)
         # Entries of `sys.path` may be relative to the application's working directory.
@@ -327,6 +327,12 @@ def _be_used(rehearsals: Sequence[Callable[[], object]]) -> NoReturn:
         status = 0
     finally:
         os._exit(status)
+
+
+def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Change an environment; None stands for a variable that is gone."""
+    now = {**environment, **changes}
+    return {name: value for name, value in now.items() if value is not None}
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

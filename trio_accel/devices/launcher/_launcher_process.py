@@ -320,8 +320,7 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
     order = cast("dict[str, Any] | None", detail)
     if order is None or len(descriptors) != order["descriptors"]:
         raise OSError("there are too many open files in the launcher of worker processes")
-    # The order has only the changes since this process was started.
-    return {"preload": [], "path": [], **order, "environment": changed(ENVIRONMENT, order["environment"])}
+    return {"preload": [], "path": [], **order}
 
 
 def close_all(descriptors: Iterable[int]) -> None:
@@ -477,12 +476,6 @@ def _fork_for(launcher: int) -> int:
     if not said:
         raise OSError("no process could be forked")
     return int(said)
-
-
-def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Change an environment; None stands for a variable that is gone."""
-    now = {**environment, **changes}
-    return {name: value for name, value in now.items() if value is not None}
 
 
 def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -65,9 +65,8 @@ class Report:
 class LauncherLink:
     """A launcher process and the socket to it. Made by `open`; orders keep their order and never block."""
 
-    def __init__(self, control: socket.socket, environment: dict[str, str]) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._environment = environment
         self._process: trio.Process
         self._watched: int | None = None
         self._watching = trio.Lock()
@@ -93,7 +92,7 @@ class LauncherLink:
         _check_platform()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        link = cls(ours, dict(os.environ))
+        link = cls(ours)
         try:
             with theirs:
                 link._process = await _start(theirs.fileno())
@@ -119,13 +118,6 @@ class LauncherLink:
     def pid(self) -> int:
         """Number of the launcher process."""
         return self._process.pid
-
-    def environment_changes(self) -> dict[str, str | None]:
-        """Find changes of the environment since the launcher process inherited it; None: it is gone."""
-        now, then = dict(os.environ), self._environment
-        changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
-        changes.update((name, None) for name in then if name not in now)
-        return changes
 
     def order(
         self,
@@ -154,7 +146,7 @@ class LauncherLink:
         """
         detail: dict[str, object] = {
             "arguments": [_check_interpreter(), *interpreter_options(), *arguments],
-            "environment": self.environment_changes(),
+            "environment": dict(os.environ),
             "descriptors": 1 + len(descriptors),
             "preload": preload,
             "path": search_path() if preload or trial else (),
