@@ -42,9 +42,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from trio_accel.devices.launcher._launcher_fork import Forks
-    from trio_accel.devices.launcher._launcher_trial import Trials
-
 PACKET = 1 << 16  # the details of longer orders are sent in files
 _STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
 _MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
@@ -76,8 +73,9 @@ class Launcher:
         # The number of each worker among the orders, and its pid, by the descriptor of the process.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
-        self._forks: Forks | None = None
-        self._trials: Trials | None = None
+        # `Forks` and `Trials`, of modules that import this one.
+        self._forks: Any = None
+        self._trials: Any = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._is_wanted = True
         self._ends_in_order = False
@@ -178,7 +176,7 @@ class Launcher:
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
-            self._trials = cast("type[Trials]", load(_TRIAL).Trials)(self, self._forks)
+            self._trials = load(_TRIAL).Trials(self, self._forks)
         self._trials.add(number, order, descriptors[0])
 
     def _program(
@@ -393,8 +391,8 @@ def is_readable(descriptor: int, within: float) -> bool:
     return bool(poll.poll(within * 1000))
 
 
-def _load_forks() -> Forks:
-    return cast("type[Forks]", load(_FORKS).Forks)()
+def _load_forks() -> Any:
+    return load(_FORKS).Forks()
 
 
 def load(path: str | Path) -> ModuleType:
