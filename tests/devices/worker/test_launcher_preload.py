@@ -337,7 +337,7 @@ async def test_the_interpreter_of_another_environment_is_another(
 
 
 FRESH: dict[str, tuple[str, str]] = {
-    "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait).start()\n", "a thread"),
+    "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait).start()\n", "threads"),
     "an open file": ("FILE = open('/dev/null')\n", "a file open"),
     "an error": ("if os.getppid() != os.getsid(0): 1 / 0\n", "ZeroDivisionError"),
     "an exit": ("if os.getppid() != os.getsid(0): raise SystemExit\n", "SystemExit"),

@@ -45,7 +45,7 @@ _OVER_NVLINK, _OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
 def driver_in_use() -> str | None:
     """Say that this process has initialised CUDA; None if it has not."""
     if _has_device_open() or _is_initialised():
-        return "its import initialises CUDA, which a fork could not use then"
+        return "initialises CUDA, which a fork could not use then"
     return None
 
 

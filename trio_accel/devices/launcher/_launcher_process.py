@@ -167,12 +167,12 @@ class Launcher:
         return worker
 
     def _import_ahead(self, number: int, detail: object, descriptors: list[int]) -> None:
-        """Import a module of the application: this process, when a child has shown that it may."""
+        """Have modules of the application imported by a child."""
         try:
             order = _read_order(detail, descriptors)
         except OSError as error:
             close_all(descriptors)
-            self.report("unimported", number, {"ahead": "refused", "reason": str(error)})
+            self.report("tried", number, {"reason": str(error), "seconds": 0.0})
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
@@ -307,8 +307,8 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
 
     Returns:
         Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
-        they are. For a module of the application also its name, whether it is trusted, and ``checks``: files
-        that say whether it has initialised a driver; see `AccelBackend.driver_check`.
+        they are. For ``modules`` of the application also their names, each with whether it is trusted, and
+        ``checks``: files that say whether one has initialised a driver; see `AccelBackend.driver_check`.
 
     Raises:
         OSError: Some of the descriptors are missing.

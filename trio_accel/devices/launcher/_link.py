@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import attrs
 import trio
@@ -23,6 +23,8 @@ from trio.lowlevel import enable_ki_protection
 from ...backends import driver_checks
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.kit.modules import search_path
+from ..base._options import Preload
+from ..base._statistics import Ahead
 from . import _launcher_process
 from ._launcher_process import PACKET, close_all, is_dead, receive, send
 
@@ -33,7 +35,7 @@ _TICK = 0.1
 # So long a launcher that is asked for something may be silent, and while it imports modules.
 _SILENCE = 3.0
 _IMPORTING = 35.0
-_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "imported", "unimported", "pong")
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "tried", "pong")
 
 
 class LauncherError(AccelError):
@@ -50,9 +52,9 @@ class Report:
 
     Attributes:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
-            ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
+            ``importing``: nothing more is said until that is done, ``tried``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a module.
+        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a trial.
         descriptors: Received with it; they belong to the receiver.
     """
 
@@ -137,9 +139,9 @@ class LauncherLink:
             arguments: A worker's command line behind the interpreter and its options.
             descriptors: Descriptors for the worker.
             preload: Modules that the launcher imports before.
-            trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
-                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether
-                leftovers of its import are no obstacle (``trusted``).
+            trial: Of modules that are to be imported on trial: their names, each with whether leftovers of
+                its import are no obstacle (``modules``), and files that say whether one has initialised a
+                driver (``checks``; see `AccelBackend.driver_check`).
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -405,156 +407,124 @@ def interpreter_options() -> tuple[str, ...]:
     return tuple(options)
 
 
-# A launcher that has died twice while a module was to be imported may have died of it.
+# A launcher that has died twice while modules were to be imported may have died of them.
 _MOST_DEATHS = 2
 _logger = logging.getLogger("trio_accel.devices")
 
 
-@attrs.frozen
-class Judgement:
-    """Outcome of importing a module ahead.
-
-    Attributes:
-        module: Its name.
-        ahead: Whether workers begin with it: ``"fully"``; ``"partly"``, with what it imports from other
-            packages, as far as that is no obstacle; or ``"refused"``, not at all.
-        culprit: The package that is the obstacle, where one was found.
-        reason: The obstacle; None if there is none.
-        seconds: How long its trial and import have taken. A worker needs up to as long for modules that are
-            not imported ahead.
-    """
-
-    module: str
-    ahead: Literal["fully", "partly", "refused"]
-    culprit: str | None = None
-    reason: str | None = None
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if self.ahead == "fully":
-            return f"module {self.module} is imported ahead"
-        how = "imported ahead only in part" if self.ahead == "partly" else "not imported ahead"
-        longer = f"up to {self.seconds:.1f} s longer" if self.seconds >= 0.05 else "longer"
-        return (
-            f"module {self.module} is {how}, so each worker that needs it takes {longer} to start: {self.why}"
-        )
-
-    @property
-    def why(self) -> str:
-        """The obstacle in words, with the package that it comes from."""
-        why = self.reason or ""
-        if self.culprit is not None and self.culprit != self.module:
-            why = why.replace("its import", f"the import of {self.culprit}")
-        return why
-
-
 @attrs.define(eq=False)
-class _Module:
-    """A module that is to be imported.
+class _List:
+    """Modules that are to be imported together.
 
     Attributes:
-        name: Its name.
-        preload: Modules that are imported before it.
-        number: The number of the order that is not answered; 0 if there is none.
+        modules: The modules.
+        preload: Modules that are imported before them.
+        number: The number of the last order.
+        is_asked: Whether that is not answered.
         deaths: How many launchers in a row have died before they had it.
-        is_trusted: Whether leftovers of its import are no obstacle.
-        judgement: Its outcome, once that is known.
+        reason: Why workers import the modules themselves; None if they do not.
         is_over: Set when the first launcher has it, or it is refused.
     """
 
-    name: str
+    modules: tuple[Preload, ...]
     preload: tuple[str, ...]
     number: int = 0
+    is_asked: bool = False
     deaths: int = 0
-    is_trusted: bool = False
-    judgement: Judgement | None = None
+    reason: str | None = None
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
 
 class ImportsAhead:
-    """Modules that every launcher process of a system imports, after the first workers that wait for it."""
+    """Lists of modules that every launcher process imports, after the first workers that wait for it."""
 
     def __init__(self) -> None:
         self._link: LauncherLink | None = None
         self._numbers = itertools.count(1)
-        self._modules: dict[str, _Module] = {}
+        self._lists: dict[tuple[Preload, ...], _List] = {}
 
     @property
     def is_pending(self) -> bool:
         """Whether the launcher is still to say what became of one."""
-        return any(module.number for module in self._modules.values())
+        return any(each.is_asked for each in self._lists.values())
 
-    @property
-    def judgements(self) -> dict[str, Judgement]:
-        """Return the outcomes of modules that are known."""
-        return {name: each.judgement for name, each in self._modules.items() if each.judgement is not None}
+    def judge(self, module: str) -> tuple[Ahead, str | None]:
+        """Tell whether the next worker begins with a module, and why not."""
+        over = [
+            each.reason
+            for each in self._lists.values()
+            if each.is_over.is_set() and module in [wanted.module for wanted in each.modules]
+        ]
+        if not over:
+            return "pending", "it is still being tried whether it can be imported ahead"
+        return ("fully", None) if None in over else ("refused", over[0])
 
-    def want(self, name: str, preload: tuple[str, ...], *, is_trusted: bool = False) -> trio.Event:
-        """Have a module imported, unless it was asked for before.
+    def want(self, modules: tuple[Preload, ...], preload: tuple[str, ...]) -> trio.Event:
+        """Have modules imported, all or none, unless they were asked for before.
 
         Args:
-            name: The module, which workers find by the `sys.path` of this program.
-            preload: Modules that are imported before it, as in `StartWorker`.
-            is_trusted: Whether leftovers of its import are no obstacle.
+            modules: The modules, which workers find by the `sys.path` of this program.
+            preload: Modules that are imported before them, as in `StartWorker`.
 
         Returns:
-            An event that is set when the launcher has it, or a warning has said why it will not.
+            An event that is set when the launcher has them, or a warning has said why it will not.
         """
-        module = self._modules.get(name)
-        if module is None:
-            module = self._modules[name] = _Module(name, preload, is_trusted=is_trusted)
-            self._order(module)
-        return module.is_over
+        wanted = self._lists.get(modules)
+        if wanted is None:
+            wanted = self._lists[modules] = _List(modules, preload)
+            self._order(wanted)
+        return wanted.is_over
 
     def begin(self, link: LauncherLink) -> None:
         """Go on with a new process: it has imported nothing."""
         self._link = link
-        for module in self._modules.values():
-            self._order(module)
+        for each in self._lists.values():
+            self._order(each)
 
     def end(self, how: str) -> None:
         """End with the process."""
         self._link = None
-        for module in self._modules.values():
-            if module.number:
-                module.deaths += 1
-                if module.deaths >= _MOST_DEATHS:
-                    self._refuse(module, f"the launcher of worker processes {how} meanwhile")
-                module.number = 0
+        for each in self._lists.values():
+            if each.is_asked:
+                each.is_asked = False
+                each.deaths += 1
+                if each.deaths >= _MOST_DEATHS:
+                    self._judge(each, f"the launcher of worker processes {how} meanwhile")
 
     def take(self, report: Report) -> None:
         """Take what the process says of one."""
-        module = next(module for module in self._modules.values() if module.number == report.number)
-        module.number, module.deaths = 0, 0
-        detail: Any = report.detail
-        self._judge(module, Judgement(module.name, **detail))
+        wanted = next(each for each in self._lists.values() if each.number == report.number)
+        wanted.is_asked, wanted.deaths = False, 0
+        assert isinstance(report.detail, dict)
+        self._judge(wanted, **report.detail)
 
-    def _order(self, module: _Module) -> None:
-        if self._link is None or (module.judgement is not None and module.judgement.ahead == "refused"):
+    def _order(self, wanted: _List) -> None:
+        if self._link is None or wanted.reason is not None:
             return
-        number = next(self._numbers)
+        wanted.number = next(self._numbers)
         try:
             self._link.order(
                 "import",
-                number,
+                wanted.number,
                 ("-c", ""),
-                preload=module.preload,
-                module=module.name,
+                preload=wanted.preload,
+                modules=[(each.module, each.trusted) for each in wanted.modules],
                 checks=driver_checks(),
-                trusted=module.is_trusted,
             )
         except (OSError, NotSupportedError) as error:
-            self._refuse(module, str(error))
+            self._judge(wanted, str(error))
         else:
-            module.number = number
+            wanted.is_asked = True
             self._link.ask()
 
-    def _refuse(self, module: _Module, why: str) -> None:
-        self._judge(module, Judgement(module.name, "refused", reason=why))
-
-    def _judge(self, module: _Module, judgement: Judgement) -> None:
-        is_new = module.judgement is None or module.judgement.ahead != judgement.ahead
-        module.judgement = judgement
-        module.is_over.set()
-        if is_new and judgement.ahead != "fully":
-            _logger.warning("%s", judgement, extra={"is_untold": True})
+    def _judge(self, wanted: _List, reason: str | None, seconds: float = 0.0) -> None:
+        wanted.reason = reason
+        wanted.is_over.set()
+        if reason is not None:
+            names = ", ".join(each.module for each in wanted.modules)
+            subject, they = (
+                (f"module {names} is", "it") if len(wanted.modules) == 1 else (f"modules {names} are", "them")
+            )
+            longer = f"up to {seconds:.1f} s longer" if seconds >= 0.05 else "longer"
+            text = "%s not imported ahead, so each worker that needs %s takes %s to start: %s"
+            _logger.warning(text, subject, they, longer, reason, extra={"is_untold": True})
