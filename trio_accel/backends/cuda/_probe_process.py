@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import ModuleType
-from typing import Any
 
 _ATTRIBUTES = {
     "multiprocessors": 16,
@@ -38,8 +36,6 @@ _FILES = "/proc/self/fd"
 _PARTS = 3
 _RANK, _ATOMICS = 1, 3  # of CUdevice_P2PAttribute
 _USES_HOST_PAGE_TABLES = 100  # CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
-_GPU, _SWITCH = 0, 2  # of nvmlIntNvLinkDeviceType_t
-_OVER_NVLINK, _OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
 
 
 def driver_in_use() -> str | None:
@@ -200,17 +196,16 @@ def _version(path: str, function: str, asked: object) -> list[int] | None:  # of
     return None if any(codes) else [number.value for number in numbers]
 
 
-def ask_links(uuids: Sequence[str | None]) -> dict[str, object]:
-    """Ask the driver, and NVML where it is installed, how GPUs reach one another; makes no context.
+def ask_links(count: int) -> dict[str, object]:
+    """Ask the driver how GPUs reach one another; makes no context.
 
     Args:
-        uuids: The id of each GPU, in the order of their numbers; None where one tells none.
+        count: How many GPUs there are.
+
+    Returns:
+        Of each GPU whether it shares page tables with the processor (``shares_page_tables``), and of each
+        pair in which both reach the other its numbers, rank and native atomics (``peers``); or an ``error``.
     """
-    return {"driver": _ask_driver(len(uuids)), "nvml": _ask_nvml(uuids)}
-
-
-def _ask_driver(count: int) -> dict[str, object]:
-    """Ask the driver of each GPU and of each pair."""
     driver = ctypes.CDLL("libcuda.so.1")
     code = driver.cuInit(0)
     if code:
@@ -222,76 +217,14 @@ def _ask_driver(count: int) -> dict[str, object]:
         return None if failed else value.value
 
     devices = [told("cuDeviceGet", index) for index in range(count)]
-    pairs: list[dict[str, object]] = []
-    for first, device in enumerate(devices):
-        for second in range(first + 1, count):
-            both = (device, devices[second])
-            pairs.append(
-                {
-                    "devices": (first, second),
-                    "access": all(told("cuDeviceCanAccessPeer", *each) == 1 for each in (both, both[::-1])),
-                    "rank": told("cuDeviceGetP2PAttribute", _RANK, *both),
-                    "atomics": told("cuDeviceGetP2PAttribute", _ATOMICS, *both) == 1,
-                }
-            )
+    peers: list[object] = []
+    for pair in itertools.combinations(range(count), 2):
+        both = [devices[index] for index in pair]
+        if all(told("cuDeviceCanAccessPeer", *each) == 1 for each in (both, both[::-1])):
+            rank = told("cuDeviceGetP2PAttribute", _RANK, *both)
+            peers.append((pair, rank, told("cuDeviceGetP2PAttribute", _ATOMICS, *both) == 1))
     shares = [told("cuDeviceGetAttribute", _USES_HOST_PAGE_TABLES, device) == 1 for device in devices]
-    return {"shares_page_tables": shares, "pairs": pairs}
-
-
-def _ask_nvml(uuids: Sequence[str | None]) -> dict[str, object] | None:
-    """Ask NVML of the same; None where it is not installed, or does not answer."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  # not installed, broken, or without a driver
-        return None
-    gpus = [_told(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None for uuid in uuids]
-    ways = [Counter[object]() if gpu is None else _nvlinks(nvml, gpu) for gpu in gpus]
-    places = [None if gpu is None else _place(_told(nvml, "nvmlDeviceGetPciInfo", gpu)) for gpu in gpus]
-    pairs: list[dict[str, object]] = []
-    for first, gpu in enumerate(gpus):
-        for second in range(first + 1, len(gpus)):
-            both = (gpu, gpus[second])
-            is_known = None not in both
-            # Either by links of their own, or by all links to the switches.
-            direct = ways[first][places[second]]
-            by_switch = min(ways[first][_SWITCH], ways[second][_SWITCH])
-            status = _told(nvml, "nvmlDeviceGetP2PStatus", *both, _OVER_NVLINK) if is_known else None
-            pairs.append(
-                {
-                    "nvlinks": direct or by_switch,
-                    "over_nvlink": None if status is None else status == _OK,
-                    "meets_at": _told(nvml, "nvmlDeviceGetTopologyCommonAncestor", *both)
-                    if is_known
-                    else None,
-                }
-            )
-    lanes = [None if gpu is None else _told(nvml, "nvmlDeviceGetCurrPcieLinkWidth", gpu) for gpu in gpus]
-    return {"lanes": lanes, "pairs": pairs}
-
-
-def _told(nvml: Any, function: str, *args: object) -> Any:
-    # NVML's errors, and functions that this package or this driver does not have.
-    with suppress(Exception):
-        return getattr(nvml, function)(*args)
-    return None
-
-
-def _nvlinks(nvml: Any, gpu: object) -> Counter[object]:
-    """Count the active NVLinks of a GPU by the place of the GPU at the other end, or to switches."""
-    found: Counter[object] = Counter()
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        if _told(nvml, "nvmlDeviceGetNvLinkState", gpu, link) != 1:
-            continue
-        kind = _told(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
-        end = _place(_told(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", gpu, link))
-        found[end if kind in (None, _GPU) else kind] += 1
-    return found
-
-
-def _place(pci: Any) -> object:
-    # A place that is not known is that of no other GPU.
-    return object() if pci is None else (pci.domain, pci.bus, pci.device)
+    return {"shares_page_tables": shares, "peers": peers}
 
 
 if __name__ == "__main__":
