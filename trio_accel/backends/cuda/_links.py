@@ -36,7 +36,8 @@ def find_links(infos: Sequence[DeviceInfo]) -> tuple[DeviceLink, ...]:
         )
         for info, shares in zip(infos, answer["shares_page_tables"], strict=True)
     ]
-    for (first, second), rank, has_atomics in answer["peers"]:
+    peers: list[tuple[tuple[int, int], int | None, bool]] = answer["peers"]
+    for (first, second), rank, has_atomics in peers:
         # CUDA has no query for NVLink; GPUs have native atomics in each other's memory over it alone.
         links.append(
             DeviceLink(

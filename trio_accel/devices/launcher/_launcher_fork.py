@@ -30,7 +30,7 @@ Order: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 30  # seconds for imports
 _LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork: the kernel may still list them
-# Of pyarrow: the library locks it before a fork, and starts another in the child.
+# The allocator of pyarrow locks its thread before a fork, and starts another in the child.
 _KNOWN_THREADS = {"jemalloc_bg_thd"}
 _COMMAND = "-c"
 # This interpreter is isolated, too, and whether it writes bytecode can be changed.
@@ -56,7 +56,7 @@ class Forks:
         self._read: Mapping[str, str] = {}
         # Changes of the modules to the environment, which a worker has to find.
         self._changes: dict[str, str | None] = {}
-        # What an import has left behind that no fork may have.
+        # An import has left this behind, which no fork may have.
         self._obstacle: str | None = None
 
     def lacks(self, order: Order) -> bool:

@@ -74,7 +74,7 @@ class Trials:
         self._deaths = 0
         self._replaced: set[int] = set()
         self._waiting: deque[Trial] = deque()
-        # What is on trial; its child, the socket to that, and when it began.
+        # The list on trial; its child, the socket to that, and when it began.
         self._tried: Trial | None = None
         self._child = 0
         self._ours: socket.socket
