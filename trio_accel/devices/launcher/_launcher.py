@@ -34,8 +34,8 @@ from ...backends import resolve
 from ...backends.base import AccelError, NotSupportedError
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
-from ._launcher_process import is_dead
-from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report, describe_exit
+from ._launcher_process import describe_exit, is_dead
+from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report
 
 __all__ = [
     "Launcher",

@@ -191,29 +191,12 @@ class Forks:
 
 def _unlike(arguments: Sequence[str]) -> str | None:
     """Say in what a fresh interpreter would differ from this one, by its command line."""
-    if not _is_same(arguments[0], sys.executable):
+    # `sys.executable` may be written otherwise than the path that this interpreter was started by.
+    if arguments[0] != sys.orig_argv[0]:
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
         return "the interpreter has options"
     return None
-
-
-def _is_same(one: str, other: str) -> bool:
-    """Whether two paths are those of one interpreter: the same file in the same environment.
-
-    An interpreter removes ``..`` from the path that it is started by. Those of all virtual environments may
-    be links to one file: the folder above theirs says which environment it is (``pyvenv.cfg``).
-    """
-    for _ in range(3):
-        if one == other:
-            return True
-        try:
-            if not os.path.samefile(one, other):
-                return False
-        except OSError:
-            return False
-        one, other = os.path.dirname(one), os.path.dirname(other)
-    return True
 
 
 def _difference(
@@ -340,32 +323,13 @@ def _run(code: str) -> int:
     try:
         exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # what the application asked for
     except SystemExit as error:
-        return _exit_code(error.code)
-    except KeyboardInterrupt as error:
-        _show(error)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
+        return 1
     except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end by it
-        _show(error)
+        # The frame of this module is cut off.
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1  # noqa: ASYNC104
     return 0
-
-
-def _show(error: BaseException) -> None:
-    trace = error.__traceback__
-    # The frame of this module is cut off.
-    error.__traceback__ = trace and trace.tb_next
-    try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:  # noqa: ASYNC103, BLE001  # a broken hook must not hide what happened
-        sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        # The kernel does the same with an interpreter's exit status.
-        return code & 0xFF
-    print(code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
-    return 1

@@ -381,14 +381,19 @@ def _parent(pid: int) -> int:
 
 def is_dead(process: int, within: float = 0.0) -> bool:
     """Tell whether all threads of a process have ended, by its descriptor; waits for some seconds."""
-    return is_readable(process, within)
-
-
-def is_readable(descriptor: int, within: float) -> bool:
-    """Tell whether there is something to read, or an end; waits for some seconds."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(process, select.POLLIN)
     return bool(poll.poll(within * 1000))
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def _load_forks() -> Any:

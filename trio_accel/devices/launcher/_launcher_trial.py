@@ -131,13 +131,13 @@ class Trials:
             file.flush()
             try:
                 socket.send_fds(self._control, [b"order"], [*descriptors, file.fileno()])
-                if program.is_readable(self._control.fileno(), _PATIENCE):
-                    return int(self._control.recv(20) or b"0")
+                return int(self._control.recv(20) or b"0")
             except ConnectionError:
                 return 0
-        # No answer in time: a template that hangs would hold up every later worker.
-        os.kill(self._template, signal.SIGKILL)
-        return 0
+            except TimeoutError:
+                # A template that hangs would hold up every later worker.
+                os.kill(self._template, signal.SIGKILL)
+                return 0
 
     def awaited(self, orphans: set[int]) -> set[int]:
         """Find a template that has been forked, and of which the child is still to tell."""
@@ -160,7 +160,8 @@ class Trials:
         if self._is_late:
             why = f"the import of {names} did not end within {_LONGEST:g} s"
         elif not said:
-            why = f"the import of {names} ended the process: {_describe(status)}"
+            how = program.describe_exit(os.waitstatus_to_exitcode(status))
+            why = f"the process that imported {names} {how}"
         else:
             why, template = json.loads(said)
             if why is None and self._adopt(template):
@@ -178,6 +179,7 @@ class Trials:
             self._control.close()
             self._replaced.add(self._template)
         self._template, self._control = template, self._ours
+        self._control.settimeout(_PATIENCE)
         return True
 
     def _lose_template(self) -> None:
@@ -263,8 +265,3 @@ class Trials:
         if self._forks.prepare(detail, descriptors[0]) is not None:
             return 0
         return program.spawn(partial(self._forks.run, detail), descriptors, self._launcher)
-
-
-def _describe(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"

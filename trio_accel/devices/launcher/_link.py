@@ -26,7 +26,7 @@ from ...backends.base.kit.modules import search_path
 from ..base._options import Preload
 from ..base._statistics import Ahead
 from . import _launcher_process
-from ._launcher_process import PACKET, close_all, is_dead, receive, send
+from ._launcher_process import PACKET, close_all, describe_exit, is_dead, receive, send
 
 _PROGRAM = Path(_launcher_process.__file__)
 _READY = 10.0
@@ -309,16 +309,6 @@ class LauncherLink:
             os.close(self._watched)
             self._watched = None
         return self._why + describe_exit(await self._process.wait())
-
-
-def describe_exit(code: int) -> str:
-    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def _check_platform() -> None:
