@@ -67,7 +67,10 @@ def _driver() -> tuple[int, str]:
     """Major version of CUDA that there is an extra for, and why CUDA cannot be tested here, if so."""
     # In a process of its own, so that the one that starts all the others never loads the driver.
     probe = ROOT / "trio_accel" / "backends" / "cuda" / "_probe_process.py"
-    done = subprocess.run([sys.executable, probe], input="null", capture_output=True, text=True, check=False)
+    question = json.dumps(["probe", [], {"tries_contexts": True}])
+    done = subprocess.run(
+        [sys.executable, probe], input=question, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return 0, (done.stderr.strip().splitlines() or [f"the probe ended with {done.returncode}"])[-1]
     answer = json.loads(done.stdout)

@@ -111,7 +111,7 @@ class KeptLink(LauncherLink):
         elif kind == "import":
             assert isinstance(detail, dict)
             left.imports.add(number)
-            left.is_as_before &= _is_lasting(detail["module"])
+            left.is_as_before &= all(_is_lasting(module) for module, _ in detail["modules"])
         elif kind == "keep":
             left.chunks.add(number)
         elif kind == "forget":
@@ -121,7 +121,7 @@ class KeptLink(LauncherLink):
     async def receive(self) -> Any:
         report = await super().receive()
         if self._left is not None:
-            if report.kind in ("imported", "unimported"):
+            if report.kind == "tried":
                 self._left.imports.discard(report.number)
             if report.kind in ("failed", "exited"):
                 self._left.workers.discard(report.number)

@@ -48,12 +48,6 @@ class Timm:
             if buffer.is_meta and buffer.is_floating_point():
                 raise RuntimeError(f"the weights have no {name}")
 
-    @classmethod
-    def rehearse(cls) -> None:
-        """Make a model and call it, without a device."""
-        with torch.inference_mode():
-            _new_model().eval()(torch.zeros((1, 3, 64, 64)))
-
     def warm_up(self) -> None:
         """Have cuDNN load its kernels before a request waits."""
         with torch.inference_mode():

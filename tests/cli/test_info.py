@@ -203,7 +203,7 @@ def test_its_text_fits_the_terminal(
 
 def test_how_devices_reach_one_another(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [attrs.evolve(_cpu("H200").devices[0].info, backend="cuda", index=index) for index in range(2)]
-    link = ta.DeviceLink(devices=("cuda:0", "cuda:1"), kind="nvlink", has_peer_access=True, width=18, rank=0)
+    link = ta.DeviceLink(devices=("cuda:0", "cuda:1"), kind="nvlink", has_peer_access=True, rank=0)
     topology = ta.Topology.of([*gpus, _cpu("AMD EPYC").devices[0].info], [link])
     monkeypatch.setattr(ta, "topology", lambda: topology)
     document = json.loads(cli("info", "--json").out)
@@ -214,8 +214,8 @@ def test_how_devices_reach_one_another(cli: Cli, monkeypatch: pytest.MonkeyPatch
     rows = [" ".join(line.split()) for line in cli("info").out.splitlines()]
     begin = rows.index("reaches cuda:0 cuda:1 cpu:0 island")
     assert rows[begin + 1 : begin + 4] == [
-        "cuda:0 - NVLink x18 host 0",
-        "cuda:1 NVLink x18 - host 0",
+        "cuda:0 - NVLink host 0",
+        "cuda:1 NVLink - host 0",
         "cpu:0 host host - 1",
     ]
 

@@ -370,7 +370,7 @@ async def test_the_module_of_a_program_is_imported_ahead(
         await until(lambda: len(log.read_text().split()) == 3)
         assert str(launcher) not in log.read_text().split()
         opened = pool(device)._launcher
-        await until(lambda: "late_program" in opened.ahead.judgements)
+        await until(lambda: opened.ahead.judge("late_program") == ("fully", None))
         assert log.read_text().split()[:2] == [str(os.getpid()), str(serving(device))]
         await replace(device)
         assert await program.ask("sum") == X.sum()

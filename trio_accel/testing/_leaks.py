@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar, cast
 
 import attrs
 import trio
@@ -37,16 +37,21 @@ _LOOK = 0.005
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
-_TEMPLATE = "accel template"
+_WORKER = "worker"
+_TEMPLATE = b"accel template\n"
 _LAUNCHER_CLASS = "LauncherSupervisor"
 # Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
 # Compiled expressions stay loaded.
 _CODE = "/memfd:accel code"
-# Descriptors of a worker in the application, besides a page; and of a launcher, which Trio watches, too.
-_OF_WORKER = ("socket", "anon_inode:[pidfd]")
-_OF_LAUNCHER = (*_OF_WORKER, "anon_inode:[pidfd]")
+# What the application has of a worker, and of a launcher, which Trio watches, too.
+_OF_WORKER = ("socket", "anon_inode:[pidfd]", _PAGE)
+_OF_LAUNCHER = ("socket", "anon_inode:[pidfd]", "anon_inode:[pidfd]")
+_PROC = Path("/proc")
+_SHARED = ("/memfd:", "/dev/shm/")  # noqa: S108  # where shared memory shows, no file that is made
+_GONE = " (deleted)"
+_INODE = re.compile(r":\[\d+\]")
 
 
 @attrs.frozen
@@ -67,6 +72,21 @@ class Leak:
         return f"{self.kind} {self.what}"
 
 
+@attrs.frozen
+class Thing:
+    """A resource of the process.
+
+    Attributes:
+        key: What no other resource has.
+        group: What it has in common with those that may stand in its place.
+        leak: Its description, if it is left behind.
+    """
+
+    key: object
+    group: object
+    leak: Leak
+
+
 @attrs.frozen(kw_only=True)
 class Census:
     """Resources at one moment. It keeps none alive.
@@ -75,25 +95,17 @@ class Census:
         devices: The devices that were open.
         arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
-        streams: Prefixes of the names of threads that belong to open devices.
-        threads: Names by number; without those that Trio keeps in reserve.
-        processes: Children, and theirs.
+        things: Threads, processes, descriptors and shared memory.
         workers: How many worker processes belong to open devices.
         launchers: How many launchers of them belong to open systems.
-        opened: Descriptors, but for shared memory and those of open devices.
-        shared: Names of shared memory that is mapped or open, by inode; without that of open devices.
     """
 
     devices: weakref.WeakSet[OpenDevice]
     arrays: Mapping[int, str]
     memory: Mapping[str, tuple[int, int]]
-    streams: tuple[str, ...]
-    threads: Mapping[int, str]
-    processes: tuple[Process, ...]
+    things: Sequence[Thing]
     workers: int
     launchers: int
-    opened: tuple[Descriptor, ...]
-    shared: Mapping[int, str]
 
     @classmethod
     def take(
@@ -113,9 +125,6 @@ class Census:
             # Memory for results in between is kept for the next chain, and is nobody's array.
             device.state.blocks.spare = None
         top = [child for system in _living(System) for child in system.tree().children]
-        isolated = [device for device in devices if device.isolation == "process"]
-        held = [descriptor for device in devices for descriptor in device.descriptors]
-        of_devices = {os.fstat(descriptor).st_ino for descriptor in held}
         return cls(
             devices=weakref.WeakSet(device for device in devices if belongs(device)),
             arrays={
@@ -124,13 +133,9 @@ class Census:
                 if not ref.block.is_released and belongs(opened(ref.device))
             },
             memory=memory or {},
-            streams=tuple(f"{device.name} " for device in devices if device.isolation == "inline"),
-            threads={thread.ident or 0: thread.name for thread in threading.enumerate()},
-            processes=descendants(),
-            workers=sum(1 + device.options.spares for device in isolated),
+            things=(*_threads(devices), *_processes(), *_opened(devices)),
+            workers=sum(1 + device.options.spares for device in devices if device.isolation == "process"),
             launchers=sum(one.actor_class == _LAUNCHER_CLASS for one in top),
-            opened=tuple(item for item in descriptors() if item.number not in held),
-            shared={inode: name for inode, name in shared_memory().items() if inode not in of_devices},
         )
 
     def leaks_since(self, before: Census) -> list[Leak]:
@@ -140,14 +145,7 @@ class Census:
         if left:
             # That explains its memory, threads, descriptors and processes.
             return left + arrays
-        return [
-            *arrays,
-            *self._memory_since(before),
-            *self._threads_since(before),
-            *self._processes_since(before),
-            *self._opened_since(before),
-            *self._shared_since(before),
-        ]
+        return [*arrays, *self._memory_since(before), *self._things_since(before)]
 
     def _memory_since(self, before: Census) -> Iterator[Leak]:
         for path, (blocks, used) in self.memory.items():
@@ -157,60 +155,17 @@ class Census:
                 count = "1 block" if more == 1 else f"{more} blocks"
                 yield Leak("memory", f"of {path}: {count} more, {used - used_before} bytes more")
 
-    def _threads_since(self, before: Census) -> Iterator[Leak]:
-        # Streams of a device come with the first use of a library and stay as long as that.
-        for number, name in self.threads.items():
-            if number not in before.threads and not name.startswith((_CACHED_THREAD, *self.streams)):
-                yield Leak("thread", repr(name))
-
-    def _processes_since(self, before: Census) -> Iterator[Leak]:
-        old = {process.key for process in before.processes}
-        new = [process for process in self.processes if process.key not in old]
-        launchers, workers = self._launching()
-        # One that was replaced has another number: so these are counted.
-        left = _last([item for item in new if item in launchers], len(launchers) - self.launchers)
-        left += _last([item for item in new if item in workers], len(workers) - self.workers)
-        # A launcher has a template for itself, which workers are forked from.
-        of_launchers = {launcher.pid for launcher in launchers}
-        left += [
-            item
-            for item in new
-            if item not in launchers
-            and item not in workers
-            and not (item.name == _TEMPLATE and item.parent in of_launchers)
-        ]
-        yield from (Leak("process", str(process)) for process in left)
-
-    def _opened_since(self, before: Census) -> Iterator[Leak]:
-        may_be = Counter(descriptor.kind for descriptor in before.opened)
-        # Open devices and systems may have got them since.
-        launchers, workers = before._launching()
-        may_be.update(_OF_WORKER * max(0, self.workers - len(workers)))
-        may_be.update(_OF_LAUNCHER * max(0, self.launchers - len(launchers)))
-        old = set(before.opened)
-        for kind, number in Counter(descriptor.kind for descriptor in self.opened).items():
-            new = [item for item in self.opened if item.kind == kind and item not in old]
-            yield from (Leak("descriptor", str(item)) for item in _last(new, number - may_be[kind]))
-
-    def _shared_since(self, before: Census) -> Iterator[Leak]:
-        may_be = Counter(before.shared.values())
-        may_be[_PAGE] += max(0, self.workers - len(before._launching()[1]))
-        for name, number in Counter(self.shared.values()).items():
-            new = [
-                inode for inode, other in self.shared.items() if other == name and inode not in before.shared
-            ]
-            for inode in _last(new, number - may_be[name]):
-                yield Leak("chunk" if name == _CHUNK else "shared memory", f"{name} (inode {inode})")
-
-    def _launching(self) -> tuple[list[Process], list[Process]]:
-        """Launchers, and workers."""
-        named = [process for process in self.processes if _LAUNCHER in process.command]
-        # A worker that was forked has its launcher's command line.
-        forked_from = {process.pid for process in named}
-        launchers = [process for process in named if process.parent not in forked_from]
-        pids = {process.pid for process in launchers}
-        children = [process for process in self.processes if process.parent in pids]
-        return launchers, [process for process in children if process.name != _TEMPLATE]
+    def _things_since(self, before: Census) -> Iterator[Leak]:
+        may_be = Counter(thing.group for thing in before.things)
+        # Open devices and systems may have started processes since, or replaced them: so these are counted.
+        may_be.update(_OF_WORKER * max(0, self.workers - may_be[_WORKER]))
+        may_be.update(_OF_LAUNCHER * max(0, self.launchers - may_be[_LAUNCHER]))
+        may_be[_WORKER], may_be[_LAUNCHER] = self.workers, self.launchers
+        old = {thing.key for thing in before.things}
+        for group, number in Counter(thing.group for thing in self.things).items():
+            new = [thing.leak for thing in self.things if thing.group == group and thing.key not in old]
+            if (more := number - may_be[group]) > 0:
+                yield from new[-more:]
 
 
 def everything(device: OpenDevice) -> bool:
@@ -230,106 +185,59 @@ def _living(cls: type[ItemT]) -> list[ItemT]:
     return [item for item in gc.get_objects() if type(item) is cls]
 
 
-def _last(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Return the last of them, so many if there are."""
-    return list(items[-count:]) if count > 0 else []
+def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
+    # Streams of a device come with the first use of a library and stay as long as that.
+    streams = [f"{device.name} " for device in devices if device.isolation == "inline"]
+    for thread in threading.enumerate():
+        if not thread.name.startswith((_CACHED_THREAD, *streams)):
+            key = ("thread", thread.ident)
+            yield Thing(key, key, Leak("thread", repr(thread.name)))
 
 
-_PROC = Path("/proc")
-_SHARED = ("/memfd:", "/dev/shm/")  # noqa: S108  # where shared memory shows, no file that is made
-_GONE = " (deleted)"
-_INODE = re.compile(r":\[\d+\]")
-
-
-@attrs.frozen
-class Process:
-    """A process that this one has started, or one of those.
-
-    Attributes:
-        pid: Its number.
-        started: When it was started, in ticks since the machine was: a number may be given again.
-        parent: Number of its parent.
-        command: Its command line; empty if it is dead and was not reaped.
-        name: Its name, which a forked process may have changed.
-    """
-
-    pid: int
-    started: int
-    parent: int
-    command: str
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.pid} ({self.command or 'dead, not reaped'})"
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Return resources that no other process has."""
-        return self.pid, self.started
-
-
-@attrs.frozen
-class Descriptor:
-    """An open descriptor.
-
-    Attributes:
-        number: Its number.
-        target: Its file, such as ``"/tmp/x"`` or ``"socket:[123]"``.
-    """
-
-    number: int
-    target: str
-
-    def __str__(self) -> str:
-        return f"{self.number} ({self.target})"
-
-    @property
-    def kind(self) -> str:
-        """Its file, without numbers that differ each time."""
-        return _INODE.sub("", self.target).removesuffix(_GONE)
-
-
-def descendants() -> tuple[Process, ...]:
+def _processes() -> Iterator[Thing]:
     """Children of this process, and theirs; also those that are dead and not reaped."""
     children: dict[int, list[tuple[int, int]]] = {}
-    for pid, parent, started in _everyone():
-        children.setdefault(parent, []).append((pid, started))
-    found: list[Process] = []
-    parents = [os.getpid()]
-    while parents:
-        parent = parents.pop()
-        for pid, started in children.get(parent, ()):
-            command = _content(_PROC / str(pid) / "cmdline").replace(b"\0", b" ").decode(errors="replace")
-            name = _content(_PROC / str(pid) / "comm").decode(errors="replace")
-            found.append(Process(pid, started, parent, command.strip(), name.strip()))
-            parents.append(pid)
-    return tuple(found)
+    for number, parent, started in _everyone():
+        children.setdefault(parent, []).append((number, started))
+    waiting: list[tuple[int, object]] = [(os.getpid(), None)]
+    while waiting:
+        parent, group_of_parent = waiting.pop()
+        # The time of the start belongs to the key: a number may be given again.
+        for key in children.get(parent, ()):
+            pid, group = str(key[0]), cast("object", key)
+            command = _content(_PROC / pid / "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+            if parent == os.getpid() and _LAUNCHER in command:
+                group = _LAUNCHER
+            elif group_of_parent == _LAUNCHER:
+                # A launcher has a template for itself, which workers are forked from.
+                group = _TEMPLATE if _content(_PROC / pid / "comm") == _TEMPLATE else _WORKER
+            waiting.append((key[0], group))
+            if group != _TEMPLATE:
+                yield Thing(key, group, Leak("process", f"{pid} ({command or 'dead, not reaped'})"))
 
 
-def descriptors() -> tuple[Descriptor, ...]:
-    """List the open descriptors of this process, but for shared memory."""
-    return tuple(Descriptor(number, target) for number, target in _opened() if not target.startswith(_SHARED))
-
-
-def shared_memory() -> dict[int, str]:
-    """Shared memory that this process has mapped or open: its name by inode."""
-    found: dict[int, str] = {}
-    for number, target in _opened():
-        if target.startswith(_SHARED):
-            with suppress(OSError):
-                found[os.fstat(number).st_ino] = target.removesuffix(_GONE)
-    for line in _content(_PROC / "self" / "maps").decode(errors="replace").splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(_SHARED) and not fields[5].startswith(_CODE):
-            found[int(fields[4])] = fields[5].removesuffix(_GONE)
-    return found
-
-
-def _opened() -> Iterator[tuple[int, str]]:
+def _opened(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
+    """Open descriptors, and shared memory that is mapped or open; but for those of devices."""
+    held = [descriptor for device in devices for descriptor in device.descriptors]
+    of_devices = {os.fstat(descriptor).st_ino for descriptor in held}
+    shared: dict[int, str] = {}
     for number in _names(_PROC / "self" / "fd"):
         # The one of the listing itself has gone.
         with suppress(OSError):
-            yield int(number), os.readlink(_PROC / "self" / "fd" / number)
+            target = os.readlink(_PROC / "self" / "fd" / number)
+            if target.startswith(_SHARED):
+                shared[os.fstat(int(number)).st_ino] = target.removesuffix(_GONE)
+            elif int(number) not in held:
+                kind = _INODE.sub("", target).removesuffix(_GONE)
+                yield Thing((number, target), kind, Leak("descriptor", f"{number} ({target})"))
+    for line in _content(_PROC / "self" / "maps").decode(errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(_SHARED) and not fields[5].startswith(_CODE):
+            shared[int(fields[4])] = fields[5].removesuffix(_GONE)
+    for inode in shared.keys() - of_devices:
+        name = shared[inode]
+        kind_of_leak: LeakKind = "chunk" if name == _CHUNK else "shared memory"
+        yield Thing(("inode", inode), name, Leak(kind_of_leak, f"{name} (inode {inode})"))
 
 
 def _everyone() -> Iterator[tuple[int, int, int]]:

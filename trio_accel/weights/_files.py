@@ -13,9 +13,8 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
-from json.scanner import py_make_scanner  # type: ignore[attr-defined]
-from typing import Any, Self, TypeAlias, cast
+from operator import attrgetter
+from typing import IO, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -35,34 +34,21 @@ LENGTH = 8
 LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
-# The most commas and opening brackets; a tensor of two axes has eight. So a header that is read makes no more
-# than about 0.15 GiB of objects, however few bytes it has for each. To collect garbage among them takes 0.06
-# s.
-_MOST_MARKS = 1 << 20
-# The marks, or entries, that C parses in one go, in about 10 ms, during which no other thread runs.
-_AT_ONCE = 1 << 15
+# The most commas and opening brackets; a tensor of two axes has eight. So a header makes few objects,
+# however few bytes it has for each: the parser, in C, lets no other thread run before the end of a list.
+_MOST_MARKS = 1 << 18
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
 _METADATA = "__metadata__"
 
 # The keys are names of dtypes: the hash of a low-precision one imports ml_dtypes, which takes 0.05 s.
-_NAMES: Mapping[str, str] = {
+_KINDS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64,)}
+_NAMES = {
     "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
+    "bfloat16": "BF16",
     "float8_e5m2": "F8_E5M2",
     "float8_e4m3fn": "F8_E4M3",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "complex64": "C64",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
+    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind, sizes in _KINDS.items() for bits in sizes},
 }
 _DTYPES = {name: DType(dtype) for dtype, name in _NAMES.items()}
 # Element types of the format that devices do not have, with their bits.
@@ -146,12 +132,8 @@ def parse_header(text: bytes, data: int) -> Contents:
     entries = parse_json(text, "the header", _refuse)
     metadata = _metadata_of(entries.pop(_METADATA, None))
     start = LENGTH + len(text)
-    # To free all entries at once would hold the lock, and so would a sort that is not NumPy's.
-    tensors = [_tensor_of(name, entries.pop(name), start, data) for name in tuple(entries)]
-    sizes = np.fromiter((tensor.nbytes for tensor in tensors), np.int64)
-    offsets = np.fromiter((tensor.offset for tensor in tensors), np.int64)
-    order: list[int] = np.lexsort((sizes, offsets)).tolist()
-    tensors = [tensors[place] for place in order]
+    tensors = [_tensor_of(name, entry, start, data) for name, entry in entries.items()]
+    tensors.sort(key=attrgetter("offset", "nbytes"))
     _check_tiling(tensors, start, data)
     return Contents(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
 
@@ -175,15 +157,14 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
             f"{what} has {marks} commas and opening brackets, more than {_MOST_MARKS}: those of "
             f"{_MOST_MARKS // 8} tensors"
         )
-    decoder: Any = json.JSONDecoder(
-        object_pairs_hook=_distinct, parse_constant=number, parse_float=number, parse_int=_whole
-    )
-    if marks > _AT_ONCE:
-        # The scanner in C keeps the lock to the end of a list; the one in Python gives it away everywhere.
-        decoder.parse_object, decoder.parse_array = JSONObject, _parse_array
-        decoder.scan_once = py_make_scanner(decoder)
     try:
-        return decoder.decode(text.decode())
+        return json.loads(
+            text.decode(),
+            object_pairs_hook=_distinct,
+            parse_constant=number,
+            parse_float=number,
+            parse_int=_whole,
+        )
     except RecursionError:
         raise WeightsError(f"{what} is nested too deeply") from None
     except WeightsError:
@@ -232,21 +213,13 @@ def encode_header(
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for start in range(0, len(pairs), _AT_ONCE):
-        found.update(pairs[start : start + _AT_ONCE])
+    found = dict(pairs)
     if len(found) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise WeightsError(f"it has {name!r} twice")
     for name in found:
         check_text(name)
     return found
-
-
-def _parse_array(*arguments: Any) -> tuple[tuple[object, ...], int]:
-    # The collector of garbage looks at a tuple of numbers once, and at a list each time, with the lock held.
-    values, end = cast("tuple[list[object], int]", JSONArray(*arguments))
-    return tuple(values), end
 
 
 def _whole(digits: str) -> int:
@@ -351,8 +324,7 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Without the flag, opening a pipe waits for its writer.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file = open_regular(path)
         try:
             self._as_opened = self._state()
             self.header: Contents = self._read_header()
@@ -362,7 +334,7 @@ class OpenFile:
 
     def close(self) -> None:
         """Close it."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def read(self, into: npt.NDArray[np.uint8], offset: int) -> None:
         """Fill an array with the bytes from an offset on.
@@ -372,7 +344,7 @@ class OpenFile:
         """
         view = into.data
         while view:
-            count = os.preadv(self._descriptor, [view], offset)
+            count = os.preadv(self._file.fileno(), [view], offset)
             if not count:
                 raise WeightsError(f"{self.path} ends at byte {offset}: it became shorter while it was read")
             view, offset = view[count:], offset + count
@@ -387,11 +359,7 @@ class OpenFile:
             raise WeightsError(f"{self.path} was changed while it was read")
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(f"{self.path} is a folder; give the file in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise WeightsError(f"{self.path} is no regular file")
+        found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
     def _read_header(self) -> Contents:
@@ -416,7 +384,7 @@ class OpenFile:
             raise WeightsError(f"{self.path}: {error}") from None
 
 
-class OpenFiles:
+class OpenFiles(ExitStack):
     """The files of one model, open. A context manager that closes them; opening blocks.
 
     Args:
@@ -433,32 +401,27 @@ class OpenFiles:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
+        super().__init__()
         self.files: list[OpenFile] = []
         self.tensors: dict[str, tuple[OpenFile, TensorInfo]] = {}
         self.metadata: dict[str, str] = {}
-        with ExitStack() as stack:
+        try:
             for path in paths:
-                if not path.endswith(_INDEX):
-                    self._add(stack, path, None)
-                    continue
-                for shard, names in _read_index(path).items():
-                    self._add(stack, shard, names)
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+                shards = _read_index(path) if path.endswith(_INDEX) else {path: None}
+                for shard, names in shards.items():
+                    self._add(shard, names)
+        except BaseException:
+            self.close()
+            raise
 
     def check_unchanged(self) -> None:
         """See `OpenFile.check_unchanged`."""
         for file in self.files:
             file.check_unchanged()
 
-    def _add(self, stack: ExitStack, path: str, names: set[str] | None) -> None:
+    def _add(self, path: str, names: set[str] | None) -> None:
         file = OpenFile(path)
-        stack.callback(file.close)
+        self.callback(file.close)
         self.files.append(file)
         self.metadata = {**file.header.metadata, **self.metadata}
         missing = (names or set[str]()) - file.header.tensors.keys()
@@ -484,18 +447,31 @@ def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
         raise ValueError("path: give one file at least")
     found: list[str] = []
     for one in several:
-        text: object = os.fspath(one) if isinstance(one, os.PathLike) else one
+        text: object = os.fspath(one)
         if not isinstance(text, str):
             raise TypeError(f"path must be text or a path, got {text!r}")
         found.append(text)
     return found
 
 
+def open_regular(path: str) -> IO[bytes]:
+    """Open a file for reading.
+
+    Raises:
+        WeightsError: It is a pipe or a device.
+        OSError: It is a folder, or cannot be opened.
+    """
+    # Without the flag, opening a pipe waits for its writer.
+    file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise WeightsError(f"{path} is no regular file")
+    return file
+
+
 def _read_index(path: str) -> Mapping[str, set[str]]:
     """Read the files of a model, and the names that are to be in each."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise WeightsError(f"{path} is no regular file")
+    with open_regular(path) as file:
         text = file.read(LONGEST + 1)
     if len(text) > LONGEST:
         raise WeightsError(f"{path} has more than {LONGEST} bytes: no index of a model")

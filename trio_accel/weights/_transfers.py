@@ -39,6 +39,8 @@ _ALIGNMENT = 256
 _AT_ONCE = 1 << 17
 
 Progress: TypeAlias = Callable[[int, int], object]
+# A block of memory: its dtype, and the name of its tensor, which is empty for that of several.
+_Block: TypeAlias = tuple[str, str]
 
 
 @named_arguments
@@ -132,9 +134,9 @@ class _Loading:
     _total: int = attrs.field(init=False)
     _done: int = attrs.field(default=0, init=False)
     # Blocks of memory as arrays of one axis; and of each tensor its block and its first element.
-    _sizes: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
-    _places: dict[str, tuple[str, int]] = attrs.field(init=False)
-    _blocks: dict[str, AccelRef] = attrs.field(factory=dict[str, AccelRef], init=False)
+    _sizes: dict[_Block, int] = attrs.field(factory=dict[_Block, int], init=False)
+    _places: dict[str, tuple[_Block, int]] = attrs.field(init=False)
+    _blocks: dict[_Block, AccelRef] = attrs.field(factory=dict[_Block, AccelRef], init=False)
     # A piece of a tensor that is converted, as it is in the file.
     _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
 
@@ -157,15 +159,13 @@ class _Loading:
             {tensor.info.name: self._array(tensor.info) for tensor in self._tensors}, self._files.metadata
         )
 
-    def _place(self, tensor: _Tensor) -> tuple[str, int]:
+    def _place(self, tensor: _Tensor) -> tuple[_Block, int]:
         """Place of a tensor: in a block of its own, or behind those of its dtype."""
-        if not self._packed:
-            self._sizes[tensor.info.name] = tensor.info.size
-            return tensor.info.name, 0
+        block = (tensor.dtype.value, "" if self._packed else tensor.info.name)
         step = _ALIGNMENT // tensor.dtype.itemsize
-        start = -(-self._sizes.get(tensor.dtype.value, 0) // step) * step
-        self._sizes[tensor.dtype.value] = start + tensor.info.size
-        return tensor.dtype.value, start
+        start = -(-self._sizes.get(block, 0) // step) * step
+        self._sizes[block] = start + tensor.info.size
+        return block, start
 
     def _array(self, info: TensorInfo) -> AccelRef:
         block, start = self._places[info.name]
@@ -173,10 +173,7 @@ class _Loading:
 
     async def _check_memory(self) -> None:
         """Refuse what the device cannot hold, before anything is made."""
-        wanted = sum(
-            self._sizes[block] * dtype.itemsize
-            for block, dtype in {self._places[one.info.name][0]: one.dtype for one in self._tensors}.items()
-        )
+        wanted = sum(count * DType(dtype).itemsize for (dtype, _), count in self._sizes.items())
         memory = (await self._device.statistics()).memory
         if wanted > memory.limit - memory.used:
             # Some may have been let go and not been given back.
@@ -201,8 +198,8 @@ class _Loading:
             self._raw = np.empty(size, np.uint8)
         if self._packed:
             # Filled, since there are gaps.
-            for dtype, count in self._sizes.items():
-                self._blocks[dtype] = await self._device.zeros(count, dtype)
+            for block, count in self._sizes.items():
+                self._blocks[block] = await self._device.zeros(count, block[0])
         for number, (tensor, start, stop) in enumerate(_pieces(self._tensors)):
             buffer = buffers[number % _BUFFERS]
             await self._settle(buffer)
@@ -217,8 +214,8 @@ class _Loading:
         for buffer in buffers:
             await self._settle(buffer)
         await trio.to_thread.run_sync(self._files.check_unchanged)
-        for name, array in self._blocks.items():
-            array.block.check(f"load: {name}")
+        for (dtype, name), array in self._blocks.items():
+            array.block.check(f"load: {name or dtype}")
 
     async def _settle(self, buffer: _Buffer) -> None:
         """Wait until a buffer may be filled again."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chosen import ROOT
@@ -17,13 +16,15 @@ pytestmark = pytest.mark.no_device
 
 
 class TestChild:
-    def program(self, tmp_path: Path, text: str) -> Any:
-        (tmp_path / "program.py").write_text(text)
-        return _probe.ask(tmp_path / "program.py", [], {"a": 1}, 20.0)
+    @pytest.fixture(autouse=True)
+    def program(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(_probe, "_PROGRAM", tmp_path / "program.py")
+        return tmp_path / "program.py"
 
-    def test_the_answer_is_the_last_line(self, tmp_path: Path) -> None:
+    def test_the_answer_is_the_last_line(self, program: Path) -> None:
         text = "import json, sys; print('hello'); print(json.dumps([json.load(sys.stdin), 2]))"
-        assert self.program(tmp_path, text) == [{"a": 1}, 2]
+        program.write_text(text)
+        assert _probe.ask("probe", {"a": 1}) == [["probe", [], {"a": 1}], 2]
 
     @pytest.mark.parametrize(
         ("text", "how"),
@@ -35,14 +36,15 @@ class TestChild:
             ("1 / 0", r"ended with code 1 \(ZeroDivisionError: division by zero\)"),
         ],
     )
-    def test_there_is_none(self, tmp_path: Path, text: str, how: str) -> None:
+    def test_there_is_none(self, program: Path, text: str, how: str) -> None:
+        program.write_text(text)
         with pytest.raises(_probe.ChildError, match=how):
-            self.program(tmp_path, text)
+            _probe.ask("probe", {})
 
     def test_the_interpreter_cannot_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
         with pytest.raises(_probe.ChildError, match="could not be started"):
-            self.program(tmp_path, "")
+            _probe.ask("probe", {})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,31 +123,29 @@ BAD: dict[str, tuple[str, str]] = {
     "an error": ("raise KeyError('why')\n", "KeyError('why')"),
     "an exit": ("raise SystemExit(3)\n", "SystemExit(3)"),
     "a syntax error": ("not a program\n", "SyntaxError"),
-    "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait).start()\n", "a thread"),
+    "a thread": (
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='spoiler').start()\n",
+        "the import of bad has left threads running: spoiler",
+    ),
     "an open file": ("FILE = open('/dev/zero')\n", "left a file open: /dev/zero"),
     "a closed file": ("os.close(0)\n", "closed a file"),
     "another standard output": ("os.dup2(os.open('/dev/zero', 2), 1)\n", "left a file open: /dev/zero"),
-    "every file closed": ("os.closerange(0, 100)\n", "ended the process"),
+    "every file closed": ("os.closerange(0, 100)\n", "the process that imported bad exited with code 0"),
     "a socket": ("import socket\nPAIR = socket.socketpair()\n", "left a file open: socket:"),
     "a handler": ("import signal\nsignal.signal(signal.SIGTERM, print)\n", "SIGTERM"),
     "a native handler": ("import faulthandler\nfaulthandler.enable()\n", "SIGSEGV"),
     "a signal ignored": ("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n", "SIGCHLD"),
     "a blocked signal": ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [15])\n", "SIGTERM"),
     "a variable of a library": ("os.environ['OMP_NUM_THREADS'] = '1'\n", "OMP_NUM_THREADS"),
-    "the end of the process": ("os._exit(0)\n", "ended the process: exit code 0"),
-    "a crash": ("os.kill(os.getpid(), 11)\n", "ended the process: signal 11"),
-    "no end": (
-        # Not in half a minute, but as it would be then.
-        "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile True: signal.pause()\n",
-        "did not end within 30 s",
-    ),
+    "the end of the process": ("os._exit(0)\n", "the process that imported bad exited with code 0"),
+    "a crash": ("os.kill(os.getpid(), 11)\n", "the process that imported bad was killed by SIGSEGV"),
     "a process": (
         "import signal\nif not os.fork():\n    signal.pause()\n",
         "left a process running",
     ),
     "a child that lives on": (
         "if not os.fork():\n    import signal\n    signal.pause()\nos._exit(4)\n",
-        "ended the process: exit code 4",
+        "the process that imported bad exited with code 4",
     ),
 }
 
@@ -159,8 +157,8 @@ async def test_what_no_fork_could_use_is_not_imported_by_the_launcher(
     source, why = BAD[case]
     modules.write("bad", source)
     modules.write("good")
-    await workshop.import_ahead(("bad", "good"), BASE)
-    await workshop.import_ahead(("bad",), BASE)
+    for name in ("bad", "good", "bad"):
+        await workshop.import_ahead((name,), BASE)
     # The launcher is as it was, and so are its forks.
     assert await loaded_in_a_worker(workshop, "bad", "good") == [False, True]
     assert len(modules.importers("bad")) == (case != "a syntax error")
@@ -169,6 +167,30 @@ async def test_what_no_fork_could_use_is_not_imported_by_the_launcher(
     assert why in message
     assert system.tree().find("test/launcher/process").restarts == 0
     await until(lambda: not workers(launcher()))
+
+
+@pytest.mark.parametrize("case", ["an error", "a thread", "a crash"])
+async def test_of_a_list_with_an_obstacle_nothing_is_imported(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    source, why = BAD[case]
+    modules.write("bad", source)
+    modules.write("good")
+    await workshop.import_ahead(("good", "bad", "never"), BASE)
+    assert await loaded_in_a_worker(workshop, "good", "bad") == [False, False]
+    (message,) = warned(caplog)
+    assert message.startswith(
+        "modules good, bad, never are not imported ahead, so each worker that needs them"
+    )
+    # Nobody tells at which module a process has crashed.
+    assert why.replace("imported bad", "imported good, bad, never") in message
+    assert {workshop.ahead.judge(name) for name in ("good", "bad", "never")} == {
+        ("refused", message.split("to start: ")[1])
+    }
+    # It is in the way of its own list alone.
+    await workshop.import_ahead(("good",), BASE)
+    assert await loaded_in_a_worker(workshop, "good", "bad") == [True, False]
+    assert workshop.ahead.judge("good") == ("fully", None)
 
 
 async def test_a_launcher_with_too_many_open_files_imports_nothing_and_says_so(
@@ -342,7 +364,9 @@ async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules,
             nursery.cancel_scope.cancel()
 
 
-def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
+def trials_of(
+    forks: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
     """Trials that start processes which sleep; what they start and report."""
     started: list[subprocess.Popen[bytes]] = []
     reported: list[Any] = []
@@ -354,10 +378,13 @@ def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]
     def report(*said: object) -> None:
         reported.append(said)
 
-    def watch(number: int, pid: int) -> tuple[int, int]:
-        return number, pid
+    def watch(number: int, pid: int) -> int:
+        return pid
 
-    trials = _launcher_trial.Trials(forks, spawn, lambda _: (b"", []), watch, report, ModuleType)
+    program: Any = SimpleNamespace(spawn=spawn, PACKET=100)
+    monkeypatch.setattr(_launcher_trial, "program", program)
+    launcher: Any = SimpleNamespace(watch=watch, report=report)
+    trials = _launcher_trial.Trials(launcher, forks)
     return trials, started, reported
 
 
@@ -369,10 +396,10 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
         def prepare(self, *_: object) -> None:
             return None
 
-    trials, started, reported = trials_of(Forks())
+    trials, started, reported = trials_of(Forks(), monkeypatch)
     monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
     assert trials.patience() is None
-    order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow", "trusted": False}
+    order = {"preload": [], "checks": [], "path": [], "arguments": [], "modules": [("slow", False)]}
     trials.add(1, order, os.open(".", os.O_PATH))
     assert trials.patience() == 0
     trials.look()
@@ -383,8 +410,8 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     assert not trials.ended(child.pid + 1, 0)
     assert trials.ended(child.pid, signal.SIGKILL)
     ((kind, number, verdict),) = reported
-    assert (kind, number, verdict["ahead"]) == ("unimported", 1, "refused")
-    assert verdict["reason"] == "its import did not end within 30 s"
+    assert (kind, number) == ("tried", 1)
+    assert verdict["reason"] == "the import of slow did not end within 0 s"
 
 
 @pytest.mark.parametrize("name", ["__main__", "", "a b", "a..b", ".a", "a/b", "a.py:C"])
@@ -406,8 +433,7 @@ async def test_inline_there_is_nothing_to_import_ahead(system: ta.System) -> Non
 
 async def test_the_first_worker_of_a_device_begins_with_them(system: ta.System, modules: Modules) -> None:
     modules.write("one")
-    modules.write("broken", "1 / 0\n")
-    async with system.open_device("cpu", options=options(preload=("broken", "one"), spares=1)) as device:
+    async with system.open_device("cpu", options=options(preload=("one",), spares=1)) as device:
         assert len(modules.importers("one")) == 1
         x = await device.put(np.arange(3.0))
         await replace_worker(device)
@@ -454,7 +480,7 @@ async def test_a_device_serves_while_a_module_is_imported_for_the_next_worker(
         await replace_worker(device)
         assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
         await let_go(pipe, modules)
-        await until(lambda: "slow" in workshop.ahead.judgements)
+        await until(lambda: workshop.ahead.judge("slow") == ("fully", None))
 
 
 def test_the_log_of_a_refused_module_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -467,102 +493,30 @@ def test_the_log_of_a_refused_module_is_a_warning(caplog: pytest.LogCaptureFixtu
     assert record.levelno == logging.WARNING
 
 
-# Threads of a library that runs no Python: one rests, another answers, and a third holds a lock for ever.
+# A thread of a library that runs no Python.
 LIBRARY = """
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <unistd.h>
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static volatile int is_asked, is_held;
 static void *rest(void *_) { for (;;) pause(); }
-static void *answer(void *_) { for (;;) { usleep(100); is_asked = 0; } }
-static void *hold(void *_) { pthread_mutex_lock(&lock); is_held = 1; return rest(_); }
-static void in_a_child(void) { pthread_mutex_lock(&lock); }
-static void start(void *(*run)(void *)) {
+void start_resting(void) {
     pthread_t thread;
-    pthread_create(&thread, 0, run, 0);
+    pthread_create(&thread, 0, rest, 0);
     pthread_setname_np(thread, "of the library");
 }
-void start_resting(void) { start(rest); }
-void start_answering(void) { start(answer); }
-void start_holding(void) { start(hold); while (!is_held) usleep(100); pthread_atfork(0, 0, in_a_child); }
-void ask(void) { is_asked = 1; while (is_asked) usleep(100); }
 """
 
 
-@pytest.fixture
-async def library(modules: Modules) -> str:
-    """The beginning of a module that has a library which can start threads."""
+async def test_a_thread_of_a_library_is_named(workshop: Launcher, modules: Modules) -> None:
     path = modules.folder / "libthreads.so"
     await compile_c(LIBRARY, path, "-pthread")
-    return f"import ctypes\nLIBRARY = ctypes.CDLL({str(path)!r})\n"
-
-
-ASKING = "class Asking:\n    @classmethod\n    def rehearse(cls): LIBRARY.ask()\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        pytest.param("LIBRARY.start_resting()\n", None, id="at rest"),
-        pytest.param("LIBRARY.start_answering()\n", None, id="not needed"),
-        pytest.param(f"LIBRARY.start_answering()\n{ASKING}", "did not end within 3 s", id="needed"),
-        pytest.param("LIBRARY.start_holding()\n", "did not end within 3 s", id="with a lock"),
-    ],
-)
-async def test_a_thread_of_a_library_is_judged_by_a_fork_that_does_without(
-    workshop: Launcher,
-    modules: Modules,
-    library: str,
-    caplog: pytest.LogCaptureFixture,
-    source: str,
-    why: str | None,
-) -> None:
-    modules.write("threads", library + source)
-    modules.write("good")
-    await workshop.import_ahead(("threads", "good"), BASE)
-    assert await loaded_in_a_worker(workshop, "threads", "good") == [why is None, True]
-    judgement = workshop.ahead.judgements["threads"]
-    assert judgement.ahead == ("fully" if why is None else "refused")
-    assert [message.count("of the library") for message in warned(caplog)] == [1] * (why is not None)
-    assert (why or "") in (judgement.reason or "")
-
-
-async def test_a_thread_that_runs_python_is_named(workshop: Launcher, modules: Modules) -> None:
-    modules.write(
-        "bad",
-        "import threading\nhas = threading.Event()\nlock = threading.Lock()\n"
-        "def hold():\n    lock.acquire()\n    has.set()\n    threading.Event().wait()\n"
-        "threading.Thread(target=hold, name='holder', daemon=True).start()\nhas.wait()\n",
-    )
-    await workshop.import_ahead(("bad",), BASE)
-    judgement = workshop.ahead.judgements["bad"]
-    assert judgement.ahead == "refused"
-    assert "holder" in (judgement.reason or "")
+    modules.write("threads", f"import ctypes\nctypes.CDLL({str(path)!r}).start_resting()\n")
+    await workshop.import_ahead(("threads",), BASE)
+    why = "the import of threads has left threads running: of the library"
+    assert workshop.ahead.judge("threads") == ("refused", why)
 
 
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, name='spoiler').start()\n"
-
-
-async def test_what_a_refused_module_imports_is_imported_all_the_same(
-    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
-) -> None:
-    modules.write("first")
-    modules.write("second", "FILE = open('/dev/zero')\n")
-    modules.write("third", "import first, json\n")
-    modules.write("culprit", f"import third\n{THREAD}")
-    modules.write("between", "import culprit\n")
-    modules.write("late", "def use():\n    import culprit\n")
-    modules.write("whole", "import first, between, second, third, late, culprit\n")
-    names = ("first", "third", "late", "second", "culprit", "between", "whole")
-    await workshop.import_ahead(("whole",), BASE)
-    assert await loaded_in_a_worker(workshop, *names) == [True, True, True, False, False, False, False]
-    judgement = workshop.ahead.judgements["whole"]
-    assert (judgement.ahead, judgement.culprit) == ("partly", "culprit")
-    (message,) = warned(caplog)
-    assert message.startswith("module whole is imported ahead only in part")
-    assert "the import of culprit has started a thread that runs Python: spoiler" in message
 
 
 async def test_a_trusted_module_is_imported_whatever_it_leaves_behind(
@@ -571,41 +525,19 @@ async def test_a_trusted_module_is_imported_whatever_it_leaves_behind(
     modules.write("risky", f"FILE = open('/dev/zero')\nimport signal\nsignal.signal(15, print)\n{THREAD}")
     modules.write("broken", "1 / 0\n")
     modules.write("good")
-    trusted = (ta.Preload("risky", trusted=True), ta.Preload("broken", trusted=True), "good")
-    await workshop.import_ahead(trusted, BASE)
+    await workshop.import_ahead((ta.Preload("risky", trusted=True), "good"), BASE)
+    await workshop.import_ahead((ta.Preload("broken", trusted=True),), BASE)
     assert await loaded_in_a_worker(workshop, "risky", "broken", "good") == [True, False, True]
     (message,) = warned(caplog)
     assert "module broken is not imported ahead" in message
 
 
-async def test_a_class_is_rehearsed_before_workers_begin(workshop: Launcher, modules: Modules) -> None:
-    modules.write(
-        "stage",
-        "class Played:\n    times = 0\n    @classmethod\n    def rehearse(cls): cls.times += 1\n"
-        "class Plain:\n    def rehearse(self): 1 / 0\n",
-    )
-    modules.write("bad", "import stage\nclass Failed:\n    @classmethod\n    def rehearse(cls): 1 / 0\n")
-    await workshop.import_ahead(("stage", "bad"), BASE)
-    reader, writer = os.pipe()
-    worker = await workshop.start_worker(
-        ("-c", SAY + "import stage; say(stage.Played.times)"), [writer], BASE
-    )
-    os.close(writer)
-    await worker.wait()
-    assert json.loads(os.read(reader, 100)) == 1
-    os.close(reader)
-    assert workshop.ahead.judgements["stage"].ahead == "fully"
-    assert "rehearsal failed: ZeroDivisionError" in str(workshop.ahead.judgements["bad"])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["LIBRARY.start_resting()\n", "import pyarrow\n"])
-async def test_a_module_with_a_thread_of_a_library_comes_back_without_its_import(
-    system: ta.System, modules: Modules, library: str, start: str
+async def test_a_module_with_the_thread_of_pyarrow_comes_back_without_its_import(
+    system: ta.System, modules: Modules
 ) -> None:
-    if "pyarrow" in start:
-        pytest.importorskip("pyarrow")
-    modules.write("one", f"import time\ntime.sleep(1.5)\n{library}{start}")
+    pytest.importorskip("pyarrow")
+    modules.write("one", "import time\ntime.sleep(1.5)\nimport pyarrow\n")
     seconds: list[float] = []
     async with system.open_device("cpu", options=options(preload=("one",))) as device:
         x = await device.put(np.arange(3.0))
@@ -619,28 +551,7 @@ async def test_a_module_with_a_thread_of_a_library_comes_back_without_its_import
     assert len(modules.importers("one")) == 1
 
 
-# Both compute with a team of threads at the import, in the process that workers are forked from.
-PARALLEL = """
-#include <omp.h>
-double sum_to(long n, int *threads) {
-    double sum = 0.0;
-    #pragma omp parallel num_threads(4) reduction(+:sum)
-    {
-        if (!omp_get_thread_num()) *threads = omp_get_num_threads();
-        #pragma omp for
-        for (long i = 1; i <= n; i++) sum += i;
-    }
-    return sum;
-}
-"""
-OPENMP = """
-import ctypes
-LIBRARY = ctypes.CDLL({path!r})
-LIBRARY.sum_to.restype, LIBRARY.sum_to.argtypes = ctypes.c_double, [ctypes.c_long, ctypes.c_void_p]
-def compute():
-    threads = ctypes.c_int()
-    return [LIBRARY.sum_to(100_000, ctypes.byref(threads)), threads.value]
-"""
+# It computes with a team of threads at the import, in the process that workers are forked from.
 OPENBLAS = """
 import numpy as np
 def compute():
@@ -661,25 +572,18 @@ class Team:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("team", ["libgomp", "OpenBLAS"])
-async def test_threads_of_numerical_libraries_compute_in_the_next_worker(
-    system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch, team: str
+async def test_threads_of_openblas_compute_in_the_next_worker(
+    system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if team == "libgomp":
-        path = modules.folder / "libteam.so"
-        await compile_c(PARALLEL, path, "-fopenmp")
-        source, expected, threads = OPENMP.format(path=str(path)), [100_000 * 100_001 / 2, 4.0], 4
-    else:
-        x = np.arange(600 * 600).reshape(600, 600) % 7
-        # Of whole numbers, without the BLAS: the sum of a product's columns, by rows.
-        source, expected = OPENBLAS, [float(x.sum(axis=0) @ x.sum(axis=1))]
-        threads = min(2, len(os.sched_getaffinity(0)))
-    modules.write("team", source + TEAM)
+    x = np.arange(600 * 600).reshape(600, 600) % 7
+    # Of whole numbers, without the BLAS: the sum of a product's columns, by rows.
+    expected = [float(x.sum(axis=0) @ x.sum(axis=1))]
+    threads = min(2, len(os.sched_getaffinity(0)))
+    modules.write("team", OPENBLAS + TEAM)
     monkeypatch.delitem(sys.modules, "team", raising=False)
     own = importlib.import_module("team").Team
     async with system.open_device("cpu", options=options(preload=("team",))) as device:
-        judgement = (await open_launcher(system)).ahead.judgements["team"]
-        assert judgement.ahead == "fully"
+        assert (await open_launcher(system)).ahead.judge("team") == ("fully", None)
         program: Any = await ta.open_program(device, own, np.zeros(1))
         for _ in range(3):
             assert await program.ask("compute") == expected

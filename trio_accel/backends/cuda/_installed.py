@@ -16,8 +16,6 @@ from . import _probe_process
 from ._probe import ChildError, ask
 from .manifest import LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
 
-_PROGRAM = Path(_probe_process.__file__)
-_PATIENCE = 60.0
 _SOURCES = {
     "site-packages": "wheel",
     "conda": "conda",
@@ -87,8 +85,7 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
     if is_worker:
         return _understood(_probe_process.look(VERSIONS), version)
     try:
-        # `site` runs in that process, as what it does is part of where packages are found.
-        answer = ask(_PROGRAM, ["-I"], [search_path(), VERSIONS], _PATIENCE)
+        answer = ask("look", {"versions": VERSIONS}, search_path())
     except ChildError as error:
         return Installed(
             bindings=None,

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _probe(visible: str | None, is_worker: bool) -> Probe:
     if is_worker:
         return _understood(_probe_process.probe(tries_contexts=False), visible)
     try:
-        answer = ask(_PROGRAM, ["-I", "-S"], None, _PATIENCE)
+        answer = ask("probe", {"tries_contexts": True})
     except ChildError as error:
         return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOOK}")
     return _understood(answer, visible)
@@ -234,29 +234,30 @@ class ChildError(Exception):
     """The program gave no answer; the text says how it ended, as a clause without a subject."""
 
 
-def ask(program: Path, options: Sequence[str], question: object, patience: float) -> Any:
-    """Run a program that reads JSON and prints JSON as its last line; blocks.
+def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()) -> Any:
+    """Have a function of `_probe_process` called in a process of its own; blocks.
 
     Args:
-        program: Its file.
-        options: The interpreter's options.
-        question: Text for its standard input.
-        patience: Seconds that it may take.
+        function: Its name.
+        arguments: Its arguments, of JSON, as is what it returns.
+        path: Where modules are found, if it imports any.
 
     Raises:
         ChildError: It crashed, hung, could not be started, or printed something else.
     """
-    command = [sys.executable, *options, str(program)]
+    # `site` runs where packages are wanted, as what it does is part of where they are found.
+    command = [sys.executable, *(["-I"] if path else ["-I", "-S"]), str(_PROGRAM)]
+    question = json.dumps([function, path, arguments]).encode()
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603  # our own
     except OSError as error:
         raise ChildError(f"could not be started ({error})") from error
     try:
-        out, err = process.communicate(json.dumps(question).encode(), timeout=patience)
+        out, err = process.communicate(question, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         _end(process)
-        raise ChildError(f"did not answer within {patience:g} s") from None
+        raise ChildError(f"did not answer within {_PATIENCE:g} s") from None
     except BaseException:
         _end(process)
         raise

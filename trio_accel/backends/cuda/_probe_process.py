@@ -1,21 +1,22 @@
-"""The program that asks the driver for its devices, or looks for CUDA's libraries, and prints JSON.
+"""The program that asks the driver for its devices, or how they are linked, or looks for CUDA's libraries.
 
-Run by its path in a process of its own, so it imports nothing but the standard library. A driver that hangs,
-crashes or keeps threads does so there, and the program that wants to know may still fork; libraries that are
-large, or crash when they are loaded, stay out of the application. A worker process asks its own driver, by
-`probe`, and loads its own libraries, by `look`. `driver_in_use` is loaded by the path of this file; see
-`AccelBackend.driver_check`.
+Run by its path in a process of its own, so it imports nothing but the standard library; it prints JSON. A
+driver that hangs, crashes or keeps threads does so there, and the program that wants to know may still fork;
+libraries that are large, or crash when they are loaded, stay out of the application. A worker process asks
+its own driver, by `probe`, and loads its own libraries, by `look`. `driver_in_use` is loaded by the path of
+this file; see `AccelBackend.driver_check`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 _ATTRIBUTES = {
@@ -33,12 +34,14 @@ _OLDEST = 12000
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _FILES = "/proc/self/fd"
 _PARTS = 3
+_RANK, _ATOMICS = 1, 3  # of CUdevice_P2PAttribute
+_USES_HOST_PAGE_TABLES = 100  # CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
 
 
 def driver_in_use() -> str | None:
     """Say that this process has initialised CUDA; None if it has not."""
     if _has_device_open() or _is_initialised():
-        return "its import initialises CUDA, which a fork could not use then"
+        return "initialises CUDA, which a fork could not use then"
     return None
 
 
@@ -193,12 +196,40 @@ def _version(path: str, function: str, asked: object) -> list[int] | None:  # of
     return None if any(codes) else [number.value for number in numbers]
 
 
+def ask_links(count: int) -> dict[str, object]:
+    """Ask the driver how GPUs reach one another; makes no context.
+
+    Args:
+        count: How many GPUs there are.
+
+    Returns:
+        Of each GPU whether it shares page tables with the processor (``shares_page_tables``), and of each
+        pair in which both reach the other its numbers, rank and native atomics (``peers``); or an ``error``.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = driver.cuInit(0)
+    if code:
+        return {"error": f"cuInit failed with error {code}"}
+
+    def told(function: str, *args: int | None) -> int | None:
+        value = ctypes.c_int()
+        failed = getattr(driver, function)(ctypes.byref(value), *args)
+        return None if failed else value.value
+
+    devices = [told("cuDeviceGet", index) for index in range(count)]
+    peers: list[object] = []
+    for pair in itertools.combinations(range(count), 2):
+        both = [devices[index] for index in pair]
+        if all(told("cuDeviceCanAccessPeer", *each) == 1 for each in (both, both[::-1])):
+            rank = told("cuDeviceGetP2PAttribute", _RANK, *both)
+            peers.append((pair, rank, told("cuDeviceGetP2PAttribute", _ATOMICS, *both) == 1))
+    shares = [told("cuDeviceGetAttribute", _USES_HOST_PAGE_TABLES, device) == 1 for device in devices]
+    return {"shares_page_tables": shares, "peers": peers}
+
+
 if __name__ == "__main__":
-    _question = json.load(sys.stdin)
-    if _question is None:
-        _answer = probe(tries_contexts=True)
-    else:
-        # The application's path, as it may have folders that the environment does not tell of.
-        sys.path[:], _versions = _question
-        _answer = look(_versions)
-    print(json.dumps(_answer))  # noqa: T201  # that is what it is for
+    _function, _path, _arguments = json.load(sys.stdin)
+    # The application's path may have folders that the environment does not tell of.
+    sys.path[:] = _path or sys.path
+    _functions: dict[str, Callable[..., object]] = {"probe": probe, "look": look, "ask_links": ask_links}
+    print(json.dumps(_functions[_function](**_arguments)))  # noqa: T201  # that is what it is for

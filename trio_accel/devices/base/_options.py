@@ -350,9 +350,9 @@ class DeviceOptions:
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
             context; others are opened on first use.
         preload: Modules that the launcher of the workers imports before the first of them, such as
-            ``("torch", "encoder")``, so that every worker begins with them. Each is tried in a process of its
-            own first. Modules that a fork could not use, or that cannot be imported, are left to the workers,
-            with a warning in the logs that names the culprit. `Preload` takes that risk for a module. None
+            ``("torch", "encoder")``, so that every worker begins with them. All are tried in a process of
+            their own first. If one cannot be imported, or a fork could not use it, all are left to the
+            workers, with a warning in the logs that says why. `Preload` takes that risk for a module. None
             inline.
         nvtx: Whether each launch of an operation is a range in profilers of NVIDIA, in the process that
             launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.

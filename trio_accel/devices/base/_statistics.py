@@ -117,7 +117,7 @@ class LaunchTimes:
     completed: int
 
 
-Ahead: TypeAlias = Literal["fully", "partly", "refused", "pending", "inline"]
+Ahead: TypeAlias = Literal["fully", "refused", "pending", "inline"]
 
 
 @attrs.frozen(kw_only=True)
@@ -129,10 +129,10 @@ class ProgramCost:
         module: The module of its class or function.
         imports: Seconds that the last worker took to import the module; 0.0 if the next one begins with it.
         makes: Seconds that constructor and `warm_up` took the last time.
-        ahead: Whether the next worker begins with the module: ``"fully"``; ``"partly"``, with some of what it
-            imports; ``"refused"``, not at all; ``"pending"``, where that is being tried. ``"inline"``: there
-            is no worker, and the module stays imported.
-        reason: Why a worker imports the module, or a part of it; None if none does.
+        ahead: Whether the next worker begins with the module: ``"fully"``; ``"refused"``, where it
+            does not; ``"pending"``, where that is being tried. ``"inline"``: there is no worker, and the
+            module stays imported.
+        reason: Why a worker imports the module; None if none does.
     """
 
     program: str

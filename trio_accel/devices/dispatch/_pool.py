@@ -159,10 +159,7 @@ class WorkerPool:
         """Tell whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
-        judgement = self._launcher.ahead.judgements.get(module)
-        if judgement is None:
-            return "pending", "it is still being tried whether it can be imported ahead"
-        return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
+        return self._launcher.ahead.judge(module)
 
     async def take(self) -> WorkerLink:
         """Take a worker that is ready, alone: those before it are dead, and cannot write to memory (D4).

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import attrs
@@ -34,7 +34,8 @@ from ...backends import resolve
 from ...backends.base import AccelError, NotSupportedError
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
-from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report, describe_exit, is_dead
+from ._launcher_process import describe_exit, is_dead
+from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report
 
 __all__ = [
     "Launcher",
@@ -191,7 +192,7 @@ class LauncherActor(Actor):
             return
         if report.kind in ("pong", "importing"):
             return
-        if report.kind in ("imported", "unimported"):
+        if report.kind == "tried":
             self._front.ahead.take(report)
             return
         assert isinstance(detail, int)
@@ -204,7 +205,7 @@ class LauncherActor(Actor):
             # The cancelled asker has waited for the end of its worker.
             self._orders.pop(number).reply.cancelled()
 
-    def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
+    def _begun(self, number: int, pid: int, descriptors: Sequence[int]) -> None:
         if not descriptors:
             # D74: without its descriptor the worker could not be watched or killed safely.
             self._link.send("kill", number)
@@ -301,24 +302,21 @@ class Launcher:
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
 
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
-        """Have modules imported for all workers that start from then on; each is tried in a child first.
+        """Have modules imported for all workers that start from then on; a child tries them all first.
 
-        A warning in the logs names each module that cannot be imported, or that no fork could use then. Each
-        launcher process that takes over imports them again. A cancelled caller leaves that as it is.
+        If one cannot be imported, or no fork could use it then, none is imported ahead, and a warning in the
+        logs says why. Each launcher process that takes over imports them again. A cancelled caller leaves
+        that as it is.
 
         Args:
             modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
                 this program.
             preload: Modules that are imported before them, as in `StartWorker`.
         """
-        before = tuple(preload)
-        over = [
-            self.ahead.want(each.module, before, is_trusted=each.trusted)
-            for each in (Preload(module) if isinstance(module, str) else module for module in modules)
-        ]
+        wanted = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
+        is_over = self.ahead.want(wanted, tuple(preload))
         with self._unless_refused():
-            for each in over:
-                await each.wait()
+            await is_over.wait()
 
     def warn(self, why: str) -> None:
         """Say, once, why workers are no forks; for the actor."""

@@ -11,23 +11,26 @@ import gc
 import importlib
 import linecache
 import os
-import select
 import signal
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    from trio_accel.devices.launcher import _launcher_process as program
+else:
+    import __main__ as program
 
 Order: TypeAlias = Mapping[str, Any]
 """Description of a worker; see `_read_order` of the launcher's program."""
 
 _LONGEST = 30  # seconds for imports
-_PATIENCE = 3.0  # seconds for a fork that tries what was imported
-# Their library ends or locks them before a fork, and sees to the child afterwards.
+_LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork: the kernel may still list them
+# The allocator of pyarrow locks its thread before a fork, and starts another in the child.
 _KNOWN_THREADS = {"jemalloc_bg_thd"}
 _COMMAND = "-c"
 # This interpreter is isolated, too, and whether it writes bytecode can be changed.
@@ -37,17 +40,15 @@ _OF_THE_SYSTEM = ("GLIBC_TUNABLES", "LD_", "MALLOC_")
 # Read by a BLAS, by OpenMP and by NumPy while they are imported: threads, and kinds of processors.
 _OF_LIBRARIES = ("BLIS_", "GOTO_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
 _SELF = "/proc/self"
+_MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
+# Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
+_HARMLESS = {signal.SIGWINCH}
 
 
 class Forks:
-    """Imports of the launcher, and whether a worker may be a fork of it.
+    """Imports of the launcher, and whether a worker may be a fork of it."""
 
-    Args:
-        inherited: The environment that this process was started with.
-    """
-
-    def __init__(self, inherited: Mapping[str, str]) -> None:
-        self._inherited = inherited
+    def __init__(self) -> None:
         self._has_site = False
         self._imported: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -55,11 +56,8 @@ class Forks:
         self._read: Mapping[str, str] = {}
         # Changes of the modules to the environment, which a worker has to find.
         self._changes: dict[str, str | None] = {}
-        self._is_open: str | None = None
-        # The reason why forks would not do for the threads that there are.
-        self._thread: str | None = None
-        # Threads of trusted modules that run Python, and are no obstacle.
-        self._trusted: set[int] = set()
+        # An import has left this behind, which no fork may have.
+        self._obstacle: str | None = None
 
     def lacks(self, order: Order) -> bool:
         """Tell whether some of the modules are not imported yet that a worker is to have."""
@@ -75,45 +73,42 @@ class Forks:
         Returns:
             Why the worker must be a fresh interpreter; None if it may be a fork.
         """
-        why = self._is_open or _unlike(order["arguments"]) or self._changed_since(order["environment"])
+        why = self._obstacle or _unlike(order["arguments"]) or self._changed_since(order["environment"])
         missing = [name for name in order["preload"] if name not in self._imported]
         if why is None and missing and not self._failed.keys() & missing:
+            before = Traces()
+            # An import that hangs ends this process, even where no Python runs; the application goes on
+            # without.
+            signal.alarm(_LONGEST)
             self._import(missing, order, directory)
-        for name in missing:
-            why = why or self._failed.get(name)
-        if why is None and self._thread is not None:
-            why = f"an imported module {self._thread}"
-        return why or self._is_open
+            if (left := before.left()) is not None:
+                self._obstacle = f"an imported module {left}"
+            signal.alarm(0)
+        failed = [self._failed[name] for name in missing if name in self._failed]
+        return why or next(iter(failed), self._obstacle)
 
-    def add(self, order: Order, directory: int, pieces: Sequence[str] | None) -> str | None:
-        """Import a module of the application, and rehearse its classes.
+    def add(self, order: Order, directory: int) -> str | None:
+        """Import modules of the application, up to the first that is an obstacle; in a child of the launcher.
 
         Args:
-            order: The module; if it is trusted, leftovers of its import are no obstacle.
+            order: The modules. Leftovers of those that are trusted are no obstacle.
             directory: Descriptor of the application's working directory.
-            pieces: Modules among its imports, which are imported instead of it.
 
         Returns:
             Why forks of this process would be damaged; None if they would not.
         """
-        before, was_open = dict(self._changes), self._is_open
-        if pieces is None:
-            self._import([order["module"]], order, directory, _rehearsals)
-            if order["module"] in self._failed:
-                return self._failed[order["module"]]
-        else:
-            self._import(pieces, order, directory)
-        if order["trusted"]:
-            self._thread, self._is_open = None, was_open
-            self._trusted.update(sys._current_frames())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return None
-        if self._thread is not None:
-            return f"its import {self._thread}"
-        changed = [name for name, value in self._changes.items() if before.get(name, "") != value]
-        for name in sorted(changed):
-            # D97: libraries read these once, so a worker with another value needs a fresh interpreter.
-            if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)):
-                return f"its import changes {name}, which has been read by then"
+        checks = [program.load(path).driver_in_use for path in order["checks"]]
+        for name, is_trusted in order["modules"]:
+            before, changes = Traces(), dict(self._changes)
+            self._import([name], order, directory)
+            if name in self._failed:
+                return self._failed[name]
+            # A driver that was initialised says more than the threads that it has started.
+            left = next((text for check in checks if (text := check()) is not None), None)
+            if left is None and not is_trusted:
+                left = _child() or before.left() or _changed_too_late(changes, self._changes)
+            if left is not None:
+                return f"the import of {name} {left}"
         return None
 
     def run(self, order: Order, free: int) -> NoReturn:
@@ -141,11 +136,8 @@ class Forks:
         if environment.get("PYTHONFAULTHANDLER"):
             faulthandler.enable()
         _reseed()
-        with suppress(OSError), open(f"{_SELF}/comm", "wb") as name:
-            name.write(b"accel worker")
-        for descriptor in map(int, _descriptors()):
-            if descriptor >= free:
-                os.close(descriptor)
+        program.rename(b"accel worker")
+        program.close_from(free)
         status = 1
         try:
             status = _run(code)
@@ -155,52 +147,30 @@ class Forks:
             # Never back into the launcher's loop, which is below on the stack.
             os._exit(status)
 
-    def _import(
-        self,
-        modules: Sequence[str],
-        order: Order,
-        directory: int,
-        rehearsals_of: Callable[[ModuleType], list[Callable[[], object]]] | None = None,
-    ) -> None:
-        before = _descriptors()
+    def _import(self, modules: Sequence[str], order: Order, directory: int) -> None:
         given = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(given)
         # Entries of `sys.path` may be relative to the application's working directory.
         os.fchdir(directory)
-        # An import that hangs ends this process, even where no Python runs; the application goes on without.
-        signal.alarm(_LONGEST)
         self._settle(order["path"])
-        rehearsals: list[Callable[[], object]] = []
         for name in modules:
             try:
-                module = importlib.import_module(name)
-                if rehearsals_of is not None:
-                    rehearsals += rehearsals_of(module)
+                importlib.import_module(name)
                 self._imported.add(name)
             except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
-                self._failed[name] = f"an import failed: {error!r}"
-        try:
-            for rehearse in rehearsals:
-                rehearse()
-        except BaseException as error:  # noqa: ASYNC103, BLE001  # the same
-            self._failed[modules[0]] = f"its rehearsal failed: {error!r}"
-        self._thread = _judge_threads(rehearsals, self._trusted)
-        signal.alarm(0)
+                self._failed[name] = f"the import of {name} failed: {error!r}"
         os.chdir("/")
         now = dict(os.environ)
         self._changes.update(
             {name: now.get(name) for name in now.keys() | given.keys() if now.get(name) != given.get(name)}
         )
-        if _descriptors() - before:
-            # A worker would share the file with the others, or find it closed.
-            self._is_open = "an imported module has left a file open"
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
         gc.freeze()
 
     def _changed_since(self, environment: Mapping[str, str]) -> str | None:
         """Say what only a fresh interpreter would read of the environment."""
-        return _difference(environment, self._inherited, _OF_THE_SYSTEM) or _difference(
+        return _difference(environment, program.ENVIRONMENT, _OF_THE_SYSTEM) or _difference(
             environment, self._read or environment, _OF_LIBRARIES
         )
 
@@ -221,29 +191,12 @@ class Forks:
 
 def _unlike(arguments: Sequence[str]) -> str | None:
     """Say in what a fresh interpreter would differ from this one, by its command line."""
-    if not _is_same(arguments[0], sys.executable):
+    # `sys.executable` may be written otherwise than the path that this interpreter was started by.
+    if arguments[0] != sys.orig_argv[0]:
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
         return "the interpreter has options"
     return None
-
-
-def _is_same(one: str, other: str) -> bool:
-    """Whether two paths are those of one interpreter: the same file in the same environment.
-
-    An interpreter removes ``..`` from the path that it is started by. Those of all virtual environments may
-    be links to one file: the folder above theirs says which environment it is (``pyvenv.cfg``).
-    """
-    for _ in range(3):
-        if one == other:
-            return True
-        try:
-            if not os.path.samefile(one, other):
-                return False
-        except OSError:
-            return False
-        one, other = os.path.dirname(one), os.path.dirname(other)
-    return True
 
 
 def _difference(
@@ -255,91 +208,84 @@ def _difference(
     return None
 
 
-def _rehearsals(module: ModuleType) -> list[Callable[[], object]]:
-    """Find the class methods `rehearse` of a module's own classes."""
-    return [
-        getattr(each, "rehearse")  # noqa: B009  # of any class
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and each.__module__ == module.__name__
-        and isinstance(vars(each).get("rehearse"), classmethod)
-    ]
+class Traces:
+    """Record the state of the process that an import may change."""
 
+    def __init__(self) -> None:
+        self._files = program.files()
+        self._signals = _signals()
+        self._tasks = set(os.listdir(f"{_SELF}/task"))
 
-def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]) -> str | None:
-    """Say of the threads that imports have left what keeps a fork from doing without them; None if nothing.
-
-    Libraries may end theirs before each fork, as OpenBLAS does: in the forked process it starts as many when
-    it first needs them. Threads that run Python may hold any lock. Others are judged by a fork, which is used
-    as a worker would be.
-    """
-    if not _threads():
+    def left(self) -> str | None:
+        """Say what has been left behind since then that no fork may have; None if there is nothing."""
+        if threads := self._threads():
+            return f"has left threads running: {', '.join(sorted(threads))}"
+        files, signals = program.files(), _signals()
+        opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
+        if opened:
+            return f"has left a file open: {opened[0]}"
+        if files != self._files:
+            return "has closed a file that is not its own"
+        changed = [name for name, how in signals.items() if how != self._signals[name]]
+        if changed:
+            return f"changes what happens at {', '.join(changed)}"
         return None
-    # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`: an empty fork makes them do
-    # so.
-    why = _try_fork(None)
-    names = _threads()
-    if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        known = [thread.name for thread in threading.enumerate() if thread.ident in running]
-        return f"has started a thread that runs Python: {', '.join(known) or 'without a name'}"
-    if not names <= _KNOWN_THREADS:
-        why = why or _try_fork(rehearsals)
-    return f"has started a thread, {min(names, default='which has ended')}, and {why}" if why else None
+
+    def _threads(self) -> set[str]:
+        """Return the names of the new threads that do not end before a fork."""
+        if self._new_threads():
+            # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`: an empty fork makes
+            # them do so.
+            pid = program.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        for _ in range(_LOOKS):
+            if not self._new_threads():
+                break
+            time.sleep(_PAUSE)
+        return self._new_threads()
+
+    def _new_threads(self) -> set[str]:
+        found: set[str] = set()
+        names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+        for task in set(os.listdir(f"{_SELF}/task")) - self._tasks:
+            with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:
+                found.add(names.get(task) or name.read().strip())
+        return found - _KNOWN_THREADS
 
 
-def _threads() -> set[str]:
-    """Return the names of the threads beside this one, as the kernel has them."""
-    names: set[str] = set()
-    for task in set(os.listdir(f"{_SELF}/task")) - {str(os.getpid())}:
-        with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:
-            names.add(name.read().strip())
-    return names
+def _signals() -> dict[str, tuple[object, ...]]:
+    """Tell how each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
+    with open(f"{_SELF}/status", "rb") as status:
+        masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
+    return {
+        number.name: (signal.getsignal(number), *[mask >> (number - 1) & 1 for mask in masks])
+        for number in signal.Signals
+        if number not in _HARMLESS
+    }
 
 
-def _try_fork(rehearsals: Sequence[Callable[[], object]] | None) -> str | None:
-    """Have a fork do what workers do, or nothing, and say how it failed; None if it did not."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        if rehearsals is None:
-            os._exit(0)
-        _be_used(rehearsals)
-    child, poll = os.pidfd_open(pid), select.poll()
-    poll.register(child, select.POLLIN)
-    is_over = bool(poll.poll(_PATIENCE * 1000))
-    os.close(child)
-    if not is_over:
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if not is_over:
-        return f"a fork without it did not end within {_PATIENCE:g} s"
-    return f"a fork without it ended with {os.waitstatus_to_exitcode(status)}" if status else None
+def _child() -> str | None:
+    """Say that this process, which has started none, has a child."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "has left a process running"
+    return None
 
 
-def _be_used(rehearsals: Sequence[Callable[[], object]]) -> NoReturn:
-    """Import, allocate, compute, start a thread, and end; in the forked child."""
-    status = 1
-    try:
-        for rehearse in rehearsals:
-            rehearse()
-        importlib.import_module("wave")
-        del [bytearray(1 << size) for size in range(4, 24)][:]
-        for name in ("numpy", "torch"):
-            # Products take the threads of a library, where there are any.
-            if ones := getattr(sys.modules.get(name), "ones", None):
-                float((ones((256, 256)) @ ones((256, 256))).sum())
-        thread = threading.Thread(target=gc.collect)
-        thread.start()
-        thread.join()
-        status = 0
-    finally:
-        os._exit(status)
+def _changed_too_late(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> str | None:
+    """Say which variable has changed that libraries read once: another value needs a fresh interpreter."""
+    for name in sorted(now):
+        if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)) and before.get(name, "") != now[name]:
+            return f"changes {name}, which has been read by then"
+    return None
 
 
 def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    changed = {**environment, **changes}
-    return {name: value for name, value in changed.items() if value is not None}
+    """Change an environment; None stands for a variable that is gone."""
+    now = {**environment, **changes}
+    return {name: value for name, value in now.items() if value is not None}
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
@@ -351,12 +297,6 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
     # The new environment may have another time zone.
     time.tzset()
-
-
-def _descriptors() -> set[str]:
-    listed = os.listdir(f"{_SELF}/fd")
-    # The listing's own is closed by now.
-    return {name for name in listed if os.path.lexists(f"{_SELF}/fd/{name}")}
 
 
 def _set_signals() -> None:
@@ -383,32 +323,13 @@ def _run(code: str) -> int:
     try:
         exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # what the application asked for
     except SystemExit as error:
-        return _exit_code(error.code)
-    except KeyboardInterrupt as error:
-        _show(error)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
+        return 1
     except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end by it
-        _show(error)
+        # The frame of this module is cut off.
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1  # noqa: ASYNC104
     return 0
-
-
-def _show(error: BaseException) -> None:
-    trace = error.__traceback__
-    # The frame of this module is cut off.
-    error.__traceback__ = trace and trace.tb_next
-    try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:  # noqa: ASYNC103, BLE001  # a broken hook must not hide what happened
-        sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        # The kernel does the same with an interpreter's exit status.
-        return code & 0xFF
-    print(code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
-    return 1

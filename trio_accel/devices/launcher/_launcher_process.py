@@ -34,7 +34,7 @@ import time
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -42,10 +42,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from trio_accel.devices.launcher._launcher_fork import Forks
-    from trio_accel.devices.launcher._launcher_trial import Trials
-
-_PACKET = 1 << 16  # what the application limits its packets to
+PACKET = 1 << 16  # the details of longer orders are sent in files
 _STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
 _MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
 _FIRST = 3  # of a worker's own descriptors, behind the standard ones
@@ -76,15 +73,16 @@ class Launcher:
         # The number of each worker among the orders, and its pid, by the descriptor of the process.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
-        self._forks: Forks | None = None
-        self._trials: Trials | None = None
+        # `Forks` and `Trials`, of modules that import this one.
+        self._forks: Any = None
+        self._trials: Any = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._is_wanted = True
         self._ends_in_order = False
 
     def run(self) -> None:
         """Serve; when this returns, no worker is left."""
-        self._report("ready", 0, os.getpid())
+        self.report("ready", 0, os.getpid())
         while self._is_wanted:
             # Deaths first: the next worker is to find nothing of those before it.
             patience = None if self._trials is None else self._trials.patience()
@@ -101,7 +99,7 @@ class Launcher:
         self._end_workers()
         # D3: without this, chunks would live as long as any process has a descriptor of them. After an
         # orderly end they stay, as the program may still hold arrays over them.
-        if not self._ends_in_order and _is_dead(self._application, _UNWIND):
+        if not self._ends_in_order and is_dead(self._application, _UNWIND):
             # A forked child of the application may have a copy of the descriptor, so closing them is not
             # enough.
             for chunk in self._chunks.values():
@@ -113,7 +111,7 @@ class Launcher:
         if not events & ~select.POLLOUT:
             return
         try:
-            data, descriptors = _receive(self._control)
+            data, descriptors = receive(self._control)
         except ConnectionError:
             data, descriptors = b"", []
         if not data:
@@ -124,7 +122,7 @@ class Launcher:
     def _obey(self, kind: str, number: int, detail: object, descriptors: list[int]) -> None:
         match kind:
             case "ping":
-                self._report("pong", number, 0)
+                self.report("pong", number, 0)
             case "start":
                 self._start(number, detail, descriptors)
             case "import":
@@ -142,25 +140,21 @@ class Launcher:
                 pass
 
     def _start(self, number: int, detail: object, descriptors: list[int]) -> None:
-        started: tuple[int, int] | OSError
         try:
             order = _read_order(detail, descriptors)
             program = self._program(number, order, descriptors)
-            pid = program if isinstance(program, int) else _spawn(program, descriptors, os.getpid())
-            started = self._watch(number, pid)
+            pid = program if isinstance(program, int) else spawn(program, descriptors, os.getpid())
+            worker = self.watch(number, pid)
         except OSError as error:
-            started = error
+            close_all(descriptors)
+            self.report("failed", number, str(error))
+            return
         # Closed before the report: its reader may rely on it that no other process has them.
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if isinstance(started, OSError):
-            self._report("failed", number, str(started))
-        else:
-            worker, pid = started
-            self._report("started", number, pid, worker)
+        close_all(descriptors)
+        self.report("started", number, pid, worker)
 
-    def _watch(self, number: int, pid: int) -> tuple[int, int]:
-        """Look after a child; returns its descriptor and its pid."""
+    def watch(self, number: int, pid: int) -> int:
+        """Look after a child; returns its descriptor."""
         try:
             worker = os.pidfd_open(pid)
         except OSError:
@@ -170,21 +164,19 @@ class Launcher:
             raise
         self._workers[worker] = (number, pid)
         self._poll.register(worker, select.POLLIN)
-        return worker, pid
+        return worker
 
     def _import_ahead(self, number: int, detail: object, descriptors: list[int]) -> None:
-        """Import a module of the application: this process, when a child has shown that it may."""
+        """Have modules of the application imported by a child."""
         try:
             order = _read_order(detail, descriptors)
         except OSError as error:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self._report("unimported", number, {"ahead": "refused", "reason": str(error)})
+            close_all(descriptors)
+            self.report("tried", number, {"reason": str(error), "seconds": 0.0})
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
-            trials = cast("type[Trials]", _load(_TRIAL).Trials)
-            self._trials = trials(self._forks, _spawn, _receive, self._watch, self._report, _load)
+            self._trials = load(_TRIAL).Trials(self, self._forks)
         self._trials.add(number, order, descriptors[0])
 
     def _program(
@@ -201,12 +193,12 @@ class Launcher:
             forks = self._forks = self._forks or _load_forks()
             if forks.lacks(order):
                 # Imports block this process: the application must not take the silence for a hang (D79).
-                self._report("importing", number, 0)
+                self.report("importing", number, 0)
             why = forks.prepare(order, descriptors[0])
             if why is None:
                 pid = self._trials and self._trials.ask("start", order, descriptors)
                 return pid or (lambda free: forks.run(order, free))
-            self._report("fresh", number, why)
+            self.report("fresh", number, why)
         return lambda _: _execute(order["arguments"], order["environment"])
 
     def _kill(self, number: int) -> None:
@@ -224,7 +216,7 @@ class Launcher:
         is_trial = self._trials is not None and self._trials.ended(pid, status)
         self._end_orphans()
         if not is_trial:
-            self._report("exited", number, status)
+            self.report("exited", number, status)
 
     def _orphans(self) -> set[int]:
         found = _children().difference(pid for _, pid in self._workers.values())
@@ -242,14 +234,14 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
             for pid in orphans:
                 process = os.pidfd_open(pid)
-                is_dead = _is_dead(process, max(deadline - time.monotonic(), 0.0))
+                has_ended = is_dead(process, max(deadline - time.monotonic(), 0.0))
                 os.close(process)
-                if not is_dead:
+                if not has_ended:
                     # The kernel holds on to it. When the next worker dies it is looked for again.
                     return
                 os.waitpid(pid, 0)
 
-    def _report(
+    def report(
         self, kind: str, number: int, detail: int | str | dict[str, object], *descriptors: int
     ) -> None:
         # Never waits: the application may be busy, and its end has to be noticed all the same.
@@ -258,20 +250,10 @@ class Launcher:
 
     def _flush(self) -> None:
         while self._outbox:
-            data, descriptors = self._outbox[0]
-            try:
-                # `send_fds` would ignore the flags that it takes, and so would `recv_fds`.
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-                self._control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            if not send(self._control, *self._outbox[0]):
                 self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
                 return
-            except ConnectionError:
-                # The application has gone; that is noticed by reading.
-                pass
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self._outbox.popleft()
+            close_all(self._outbox.popleft()[1])
         self._poll.modify(self._control, select.POLLIN)
 
     def _end_workers(self) -> None:
@@ -281,7 +263,7 @@ class Launcher:
         deadline = time.monotonic() + _UNWIND
         for worker, (_, pid) in self._workers.items():
             # One that the kernel holds on to must not keep the others' memory.
-            if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
+            if is_dead(worker, max(deadline - time.monotonic(), 0.0)):
                 os.waitpid(pid, 0)
         self._end_orphans()
 
@@ -296,11 +278,25 @@ def _empty(chunk: int) -> None:
             _fallocate(chunk, _PUNCH_HOLE, 0, os.fstat(chunk).st_size)
 
 
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """Take a packet and its descriptors, which no worker is to inherit."""
+def send(control: socket.socket, data: bytes, descriptors: Sequence[int]) -> bool:
+    """Send a packet and descriptors without waiting; returns whether there was room."""
+    # `send_fds` ignores the flags that it takes, and so does `recv_fds`.
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+    try:
+        control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        # The other end has gone; that is noticed by reading.
+        return True
+    return True
+
+
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Take a packet and its descriptors, which no child is to inherit."""
     descriptors = array("i")
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
-    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = control.recvmsg(PACKET, room, socket.MSG_CMSG_CLOEXEC)
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     return data, list(descriptors)
@@ -311,21 +307,52 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
 
     Returns:
         Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
-        they are. For a module of the application also its name, whether it is trusted, and ``checks``: files
-        that say whether it has initialised a driver; see `AccelBackend.driver_check`.
+        they are. For ``modules`` of the application also their names, each with whether it is trusted, and
+        ``checks``: files that say whether one has initialised a driver; see `AccelBackend.driver_check`.
 
     Raises:
         OSError: Some of the descriptors are missing.
     """
     if detail is None and descriptors:
-        with open(descriptors.pop(), "rb") as file:
-            file.seek(0)
-            detail = json.load(file)
+        detail = json.loads(read_all(descriptors.pop()))
     order = cast("dict[str, Any] | None", detail)
     if order is None or len(descriptors) != order["descriptors"]:
         raise OSError("there are too many open files in the launcher of worker processes")
-    # The order has only the changes since this process was started.
-    return {"preload": [], "path": [], **order, "environment": _changed(_ENVIRONMENT, order["environment"])}
+    return {"preload": [], "path": [], **order}
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def read_all(descriptor: int) -> bytes:
+    """Read a file from its beginning, and close it."""
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def files() -> dict[int, str]:
+    """Name the file of each descriptor of this process."""
+    found: dict[int, str] = {}
+    for place in os.listdir("/proc/self/fd"):
+        # The descriptor of the listing itself is closed by now.
+        with suppress(FileNotFoundError):
+            found[int(place)] = os.readlink(f"/proc/self/fd/{place}")
+    return found
+
+
+def close_from(first: int) -> None:
+    """Close what is the launcher's or the template's own, in a child."""
+    close_all(place for place in files() if place >= first)
+
+
+def rename(name: bytes) -> None:
+    """Give this process a name."""
+    with suppress(OSError), open("/proc/self/comm", "wb") as file:
+        file.write(name)
 
 
 def _children() -> set[int]:
@@ -352,17 +379,28 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _is_dead(process: int, within: float) -> bool:
+def is_dead(process: int, within: float = 0.0) -> bool:
+    """Tell whether all threads of a process have ended, by its descriptor; waits for some seconds."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(within * 1000))
 
 
-def _load_forks() -> Forks:
-    return cast("type[Forks]", _load(_FORKS).Forks)(_ENVIRONMENT)
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
-def _load(path: str | Path) -> ModuleType:
+def _load_forks() -> Any:
+    return load(_FORKS).Forks()
+
+
+def load(path: str | Path) -> ModuleType:
     """Load a module by its path: there is no package here."""
     from importlib import util
 
@@ -374,7 +412,7 @@ def _load(path: str | Path) -> ModuleType:
     return module
 
 
-def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher: int) -> int:
+def spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher: int) -> int:
     """Start a child of the launcher; returns its pid when its program has begun.
 
     Args:
@@ -388,11 +426,7 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launche
     directory, *given = descriptors
     reader, writer = os.pipe()
     try:
-        with warnings.catch_warnings():
-            # Python warns of a fork where an imported module has started a thread. An `execve` follows, which
-            # is sound.
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            pid = _fork(launcher)
+        pid = _fork_for(launcher)
         if pid == 0:
             _become(program, directory, given, launcher, writer)
     except OSError:
@@ -410,18 +444,25 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launche
     return pid
 
 
-def _fork(launcher: int) -> int:
-    """Fork a child of the launcher, which adopts it if this is another process; otherwise like `os.fork`."""
-    if launcher == os.getpid():
+def fork() -> int:
+    """Fork without a warning: Python has one where an imported module has started a thread."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
         return os.fork()
+
+
+def _fork_for(launcher: int) -> int:
+    """Fork a child of the launcher, which adopts it if this is another process."""
+    if launcher == os.getpid():
+        return fork()
     # D138: an orphan goes to the nearest subreaper. This process must not be one, so that the launcher adopts
     # the child and reaps it.
     _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     reader, writer = os.pipe()
-    between = os.fork()
+    between = fork()
     if between == 0:
         between = os.getpid()
-        if (pid := os.fork()) != 0:
+        if (pid := fork()) != 0:
             os.write(writer, str(pid).encode())
             os._exit(0)
         # The child waits until it is adopted, since its parent-death signal counts for its parent of that
@@ -440,12 +481,6 @@ def _fork(launcher: int) -> int:
     return int(said)
 
 
-def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Change an environment; None stands for a variable that is gone."""
-    now = {**environment, **changes}
-    return {name: value for name, value in now.items() if value is not None}
-
-
 def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Be a fresh interpreter. Descriptors close by themselves: only the standard ones are inheritable here.
 
@@ -458,7 +493,7 @@ def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.E2BIG:
             raise
-        os.execve(arguments[0], arguments, _ENVIRONMENT)  # noqa: S606  # the same
+        os.execve(arguments[0], arguments, ENVIRONMENT)  # noqa: S606  # the same
 
 
 def _fits(name: str, value: str) -> bool:
@@ -554,7 +589,7 @@ def main(control: int, parent: int) -> None:
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
 # Imports of modules may change what this process has.
-_ENVIRONMENT = dict(os.environ)
+ENVIRONMENT = dict(os.environ)
 
 if __name__ == "__main__":
     status = 1

@@ -6,17 +6,15 @@ import itertools
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import attrs
 import trio
@@ -25,17 +23,19 @@ from trio.lowlevel import enable_ki_protection
 from ...backends import driver_checks
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.kit.modules import search_path
+from ..base._options import Preload
+from ..base._statistics import Ahead
+from . import _launcher_process
+from ._launcher_process import PACKET, close_all, describe_exit, is_dead, receive, send
 
-_PROGRAM = Path(__file__).with_name("_launcher_process.py")
-# The details of longer orders are sent in files.
-_PACKET = 1 << 16
+_PROGRAM = Path(_launcher_process.__file__)
 _READY = 10.0
 _END = 2.0
 _TICK = 0.1
 # So long a launcher that is asked for something may be silent, and while it imports modules.
 _SILENCE = 3.0
 _IMPORTING = 35.0
-_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "imported", "unimported", "pong")
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "tried", "pong")
 
 
 class LauncherError(AccelError):
@@ -52,24 +52,23 @@ class Report:
 
     Attributes:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
-            ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
+            ``importing``: nothing more is said until that is done, ``tried``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a module.
+        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a trial.
         descriptors: Received with it; they belong to the receiver.
     """
 
     kind: str
     number: int
     detail: int | str | dict[str, Any]
-    descriptors: tuple[int, ...]
+    descriptors: Sequence[int]
 
 
 class LauncherLink:
     """A launcher process and the socket to it. Made by `open`; orders keep their order and never block."""
 
-    def __init__(self, control: socket.socket, environment: dict[str, str]) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._environment = environment
         self._process: trio.Process
         self._watched: int | None = None
         self._watching = trio.Lock()
@@ -95,7 +94,7 @@ class LauncherLink:
         _check_platform()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        link = cls(ours, dict(os.environ))
+        link = cls(ours)
         try:
             with theirs:
                 link._process = await _start(theirs.fileno())
@@ -122,13 +121,6 @@ class LauncherLink:
         """Number of the launcher process."""
         return self._process.pid
 
-    def environment_changes(self) -> dict[str, str | None]:
-        """Find changes of the environment since the launcher process inherited it; None: it is gone."""
-        now, then = dict(os.environ), self._environment
-        changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
-        changes.update((name, None) for name in then if name not in now)
-        return changes
-
     def order(
         self,
         kind: str,
@@ -147,16 +139,16 @@ class LauncherLink:
             arguments: A worker's command line behind the interpreter and its options.
             descriptors: Descriptors for the worker.
             preload: Modules that the launcher imports before.
-            trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
-                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether
-                leftovers of its import are no obstacle (``trusted``).
+            trial: Of modules that are to be imported on trial: their names, each with whether leftovers of
+                its import are no obstacle (``modules``), and files that say whether one has initialised a
+                driver (``checks``; see `AccelBackend.driver_check`).
 
         Raises:
             NotSupportedError: The interpreter is not known.
         """
         detail: dict[str, object] = {
             "arguments": [_check_interpreter(), *interpreter_options(), *arguments],
-            "environment": self.environment_changes(),
+            "environment": dict(os.environ),
             "descriptors": 1 + len(descriptors),
             "preload": preload,
             "path": search_path() if preload or trial else (),
@@ -177,7 +169,7 @@ class LauncherLink:
         if self._is_closed:
             return
         data = json.dumps([kind, number, detail]).encode()
-        if len(data) > _PACKET:
+        if len(data) > PACKET:
             with open(os.memfd_create("trio_accel order", os.MFD_CLOEXEC), "w+b") as file:
                 file.write(json.dumps(detail).encode())
                 file.flush()
@@ -186,20 +178,9 @@ class LauncherLink:
             self._send(data, descriptors)
 
     def _send(self, data: bytes, descriptors: Sequence[int]) -> None:
-        if self._outbox or not self._try(data, descriptors):
+        if self._outbox or not send(self._control, data, descriptors):
             self._outbox.append((data, tuple(map(os.dup, descriptors))))
             self._has_more.set()
-
-    def _try(self, data: bytes, descriptors: Sequence[int]) -> bool:
-        try:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-            self._control.sendmsg([data], [rights] if descriptors else [])
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            # The process has gone, and the receiving task notices that.
-            return True
-        return True
 
     @enable_ki_protection
     async def write(self) -> None:
@@ -207,8 +188,8 @@ class LauncherLink:
         while True:
             await self._has_more.wait()
             await trio.lowlevel.wait_writable(self._control)
-            while self._outbox and self._try(*self._outbox[0]):
-                _close_all(self._outbox.popleft()[1])
+            while self._outbox and send(self._control, *self._outbox[0]):
+                close_all(self._outbox.popleft()[1])
             if not self._outbox:
                 self._has_more = trio.Event()
 
@@ -222,7 +203,7 @@ class LauncherLink:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             try:
-                data, descriptors = _receive(self._control)
+                data, descriptors = receive(self._control)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
@@ -246,7 +227,7 @@ class LauncherLink:
             self.send("end", 0)
             self._is_closed = True
             while self._outbox:
-                _close_all(self._outbox.popleft()[1])
+                close_all(self._outbox.popleft()[1])
             # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
             # end it.
             with suppress(OSError):
@@ -330,23 +311,6 @@ class LauncherLink:
         return self._why + describe_exit(await self._process.wait())
 
 
-def is_dead(process: int) -> bool:
-    """Tell whether all threads of a process have ended, by its descriptor."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def describe_exit(code: int) -> str:
-    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _check_platform() -> None:
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -385,21 +349,6 @@ async def _start(control: int) -> trio.Process:
         raise LauncherError(
             f"the launcher of worker processes could not be started by {sys.executable!r}: {error}"
         ) from error
-
-
-def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    # `recv_fds` ignores the flags that it takes, and children would inherit the descriptors.
-    descriptors = array("i")
-    room = socket.CMSG_LEN(descriptors.itemsize)
-    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    for _, _, content in ancillary:
-        descriptors.frombytes(content)
-    return data, tuple(descriptors)
-
-
-def _close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 # The program imports nothing before the path is set but what the interpreter has loaded by then. The folder
@@ -448,156 +397,124 @@ def interpreter_options() -> tuple[str, ...]:
     return tuple(options)
 
 
-# A launcher that has died twice while a module was to be imported may have died of it.
+# A launcher that has died twice while modules were to be imported may have died of them.
 _MOST_DEATHS = 2
 _logger = logging.getLogger("trio_accel.devices")
 
 
-@attrs.frozen
-class Judgement:
-    """Outcome of importing a module ahead.
-
-    Attributes:
-        module: Its name.
-        ahead: Whether workers begin with it: ``"fully"``; ``"partly"``, with what it imports from other
-            packages, as far as that is no obstacle; or ``"refused"``, not at all.
-        culprit: The package that is the obstacle, where one was found.
-        reason: The obstacle; None if there is none.
-        seconds: How long its trial and import have taken. A worker needs up to as long for modules that are
-            not imported ahead.
-    """
-
-    module: str
-    ahead: Literal["fully", "partly", "refused"]
-    culprit: str | None = None
-    reason: str | None = None
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if self.ahead == "fully":
-            return f"module {self.module} is imported ahead"
-        how = "imported ahead only in part" if self.ahead == "partly" else "not imported ahead"
-        longer = f"up to {self.seconds:.1f} s longer" if self.seconds >= 0.05 else "longer"
-        return (
-            f"module {self.module} is {how}, so each worker that needs it takes {longer} to start: {self.why}"
-        )
-
-    @property
-    def why(self) -> str:
-        """The obstacle in words, with the package that it comes from."""
-        why = self.reason or ""
-        if self.culprit is not None and self.culprit != self.module:
-            why = why.replace("its import", f"the import of {self.culprit}")
-        return why
-
-
 @attrs.define(eq=False)
-class _Module:
-    """A module that is to be imported.
+class _List:
+    """Modules that are to be imported together.
 
     Attributes:
-        name: Its name.
-        preload: Modules that are imported before it.
-        number: The number of the order that is not answered; 0 if there is none.
+        modules: The modules.
+        preload: Modules that are imported before them.
+        number: The number of the last order.
+        is_asked: Whether that is not answered.
         deaths: How many launchers in a row have died before they had it.
-        is_trusted: Whether leftovers of its import are no obstacle.
-        judgement: Its outcome, once that is known.
+        reason: Why workers import the modules themselves; None if they do not.
         is_over: Set when the first launcher has it, or it is refused.
     """
 
-    name: str
+    modules: tuple[Preload, ...]
     preload: tuple[str, ...]
     number: int = 0
+    is_asked: bool = False
     deaths: int = 0
-    is_trusted: bool = False
-    judgement: Judgement | None = None
+    reason: str | None = None
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
 
 class ImportsAhead:
-    """Modules that every launcher process of a system imports, after the first workers that wait for it."""
+    """Lists of modules that every launcher process imports, after the first workers that wait for it."""
 
     def __init__(self) -> None:
         self._link: LauncherLink | None = None
         self._numbers = itertools.count(1)
-        self._modules: dict[str, _Module] = {}
+        self._lists: dict[tuple[Preload, ...], _List] = {}
 
     @property
     def is_pending(self) -> bool:
         """Whether the launcher is still to say what became of one."""
-        return any(module.number for module in self._modules.values())
+        return any(each.is_asked for each in self._lists.values())
 
-    @property
-    def judgements(self) -> dict[str, Judgement]:
-        """Return the outcomes of modules that are known."""
-        return {name: each.judgement for name, each in self._modules.items() if each.judgement is not None}
+    def judge(self, module: str) -> tuple[Ahead, str | None]:
+        """Tell whether the next worker begins with a module, and why not."""
+        over = [
+            each.reason
+            for each in self._lists.values()
+            if each.is_over.is_set() and module in [wanted.module for wanted in each.modules]
+        ]
+        if not over:
+            return "pending", "it is still being tried whether it can be imported ahead"
+        return ("fully", None) if None in over else ("refused", over[0])
 
-    def want(self, name: str, preload: tuple[str, ...], *, is_trusted: bool = False) -> trio.Event:
-        """Have a module imported, unless it was asked for before.
+    def want(self, modules: tuple[Preload, ...], preload: tuple[str, ...]) -> trio.Event:
+        """Have modules imported, all or none, unless they were asked for before.
 
         Args:
-            name: The module, which workers find by the `sys.path` of this program.
-            preload: Modules that are imported before it, as in `StartWorker`.
-            is_trusted: Whether leftovers of its import are no obstacle.
+            modules: The modules, which workers find by the `sys.path` of this program.
+            preload: Modules that are imported before them, as in `StartWorker`.
 
         Returns:
-            An event that is set when the launcher has it, or a warning has said why it will not.
+            An event that is set when the launcher has them, or a warning has said why it will not.
         """
-        module = self._modules.get(name)
-        if module is None:
-            module = self._modules[name] = _Module(name, preload, is_trusted=is_trusted)
-            self._order(module)
-        return module.is_over
+        wanted = self._lists.get(modules)
+        if wanted is None:
+            wanted = self._lists[modules] = _List(modules, preload)
+            self._order(wanted)
+        return wanted.is_over
 
     def begin(self, link: LauncherLink) -> None:
         """Go on with a new process: it has imported nothing."""
         self._link = link
-        for module in self._modules.values():
-            self._order(module)
+        for each in self._lists.values():
+            self._order(each)
 
     def end(self, how: str) -> None:
         """End with the process."""
         self._link = None
-        for module in self._modules.values():
-            if module.number:
-                module.deaths += 1
-                if module.deaths >= _MOST_DEATHS:
-                    self._refuse(module, f"the launcher of worker processes {how} meanwhile")
-                module.number = 0
+        for each in self._lists.values():
+            if each.is_asked:
+                each.is_asked = False
+                each.deaths += 1
+                if each.deaths >= _MOST_DEATHS:
+                    self._judge(each, f"the launcher of worker processes {how} meanwhile")
 
     def take(self, report: Report) -> None:
         """Take what the process says of one."""
-        module = next(module for module in self._modules.values() if module.number == report.number)
-        module.number, module.deaths = 0, 0
-        detail: Any = report.detail
-        self._judge(module, Judgement(module.name, **detail))
+        wanted = next(each for each in self._lists.values() if each.number == report.number)
+        wanted.is_asked, wanted.deaths = False, 0
+        assert isinstance(report.detail, dict)
+        self._judge(wanted, **report.detail)
 
-    def _order(self, module: _Module) -> None:
-        if self._link is None or (module.judgement is not None and module.judgement.ahead == "refused"):
+    def _order(self, wanted: _List) -> None:
+        if self._link is None or wanted.reason is not None:
             return
-        number = next(self._numbers)
+        wanted.number = next(self._numbers)
         try:
             self._link.order(
                 "import",
-                number,
+                wanted.number,
                 ("-c", ""),
-                preload=module.preload,
-                module=module.name,
+                preload=wanted.preload,
+                modules=[(each.module, each.trusted) for each in wanted.modules],
                 checks=driver_checks(),
-                trusted=module.is_trusted,
             )
         except (OSError, NotSupportedError) as error:
-            self._refuse(module, str(error))
+            self._judge(wanted, str(error))
         else:
-            module.number = number
+            wanted.is_asked = True
             self._link.ask()
 
-    def _refuse(self, module: _Module, why: str) -> None:
-        self._judge(module, Judgement(module.name, "refused", reason=why))
-
-    def _judge(self, module: _Module, judgement: Judgement) -> None:
-        is_new = module.judgement is None or module.judgement.ahead != judgement.ahead
-        module.judgement = judgement
-        module.is_over.set()
-        if is_new and judgement.ahead != "fully":
-            _logger.warning("%s", judgement, extra={"is_untold": True})
+    def _judge(self, wanted: _List, reason: str | None, seconds: float = 0.0) -> None:
+        wanted.reason = reason
+        wanted.is_over.set()
+        if reason is not None:
+            names = ", ".join(each.module for each in wanted.modules)
+            subject, they = (
+                (f"module {names} is", "it") if len(wanted.modules) == 1 else (f"modules {names} are", "them")
+            )
+            longer = f"up to {seconds:.1f} s longer" if seconds >= 0.05 else "longer"
+            text = "%s not imported ahead, so each worker that needs %s takes %s to start: %s"
+            _logger.warning(text, subject, they, longer, reason, extra={"is_untold": True})

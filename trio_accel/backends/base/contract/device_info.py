@@ -19,31 +19,23 @@ _KINDS = {"nvlink": "NVLink", "pcie": "PCIe", "host": "host"}
 
 @attrs.frozen(kw_only=True)
 class DeviceLink:
-    """The way between two devices. ``str()`` is short, such as ``"NVLink x18"``.
+    """The way between two devices. ``str()`` is its kind, such as ``"NVLink"``.
 
     Attributes:
         devices: Names of the two, in the order of `Topology.devices`.
         kind: What data goes over: ``"nvlink"``; ``"pcie"``, without a stop in host memory; or ``"host"``, by
             copies in host memory.
         has_peer_access: Whether each can read and write the memory of the other by itself.
-        width: How many NVLinks join them, or how many lanes PCIe has on the way; None if that is not known.
         rank: The driver's rank of the link among those of the machine, 0 for the fastest; None without one.
-        has_native_atomics: Whether atomic operations on the memory of the other are done by the hardware.
-        meets_at: Where their ways by PCIe meet, as the driver calls it: ``"internal"``, ``"single"``,
-            ``"multiple"``, ``"hostbridge"``, ``"node"`` or ``"system"``; None if it does not tell.
     """
 
     devices: tuple[str, str]
     kind: LinkKind
     has_peer_access: bool = False
-    width: int | None = None
     rank: int | None = None
-    has_native_atomics: bool = False
-    meets_at: str | None = None
 
     def __str__(self) -> str:
-        width = "" if self.width is None else f" x{self.width}"
-        return f"{_KINDS[self.kind]}{width}"
+        return _KINDS[self.kind]
 
 
 @attrs.frozen(kw_only=True)

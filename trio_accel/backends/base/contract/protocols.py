@@ -569,9 +569,10 @@ class AccelBackend(Protocol):
         """File of a function `driver_in_use() -> str | None`, which says if this process has initialised it.
 
         Workers are forks of a process that has imported modules of the program's, and a fork can use no
-        driver that was initialised before. So a child tries each module first, and calls the function after
-        the import. The child loads the file by its path, without the package: the file must import nothing
-        but the standard library. None: the backend has no driver.
+        driver that was initialised before. So a child tries the modules first, and calls the function after
+        each import. Its text goes on behind "the import of NAME". The child loads the file by its path,
+        without the package: the file must import nothing but the standard library. None: the backend has no
+        driver.
         """
         return None
 
