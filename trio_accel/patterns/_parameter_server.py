@@ -1,7 +1,6 @@
 """Parameters that several workers train at their own pace (Li et al., "Parameter Server", OSDI 2014).
 
 A push makes new arrays, which become current when all are there. So what is lost under way changes nothing.
-Decision D197 says why.
 """
 
 from __future__ import annotations
