@@ -91,7 +91,7 @@ class Rooms:
             return 0
         communicator = self._communicator
         assert communicator is not None  # several ranks have one
-        if len(members) < len(self._devices):
+        if members != tuple(range(len(self._devices))):
             devices = [self._devices[rank] for rank in members]
             made = Communicator(communicator.vendor, devices)
             communicator = self._communicators.setdefault((name, *members), made)
