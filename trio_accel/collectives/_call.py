@@ -24,6 +24,7 @@ _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]
 T = TypeVar("T")
+ALL = object()
 Computes: TypeAlias = "Callable[[int, list[AccelRef]], Awaitable[T]]"
 """What a rank computes of arrays that its device has."""
 
@@ -221,8 +222,8 @@ class Call(PartCall):
         function: Name of the method.
         arrays: The arrays that it reads.
         out: Arrays to write to, one of each rank; one array where one rank gets a result.
-        root: The rank that has the only array; None if each rank has one.
-        to: The rank that gets the only result; None if each rank gets one.
+        root: The rank that has the only array, if not each has one.
+        to: The rank that gets the only result, if not each gets one.
         has_rows: Whether the arrays may differ in the extent of their first axis.
         reduction: How elements become one; empty where they do not.
 
@@ -242,8 +243,8 @@ class Call(PartCall):
         arrays: Arrays,
         out: AccelRef | Sequence[AccelRef | None] | None,
         *,
-        root: int | None = None,
-        to: int | None = None,
+        root: object = ALL,
+        to: object = ALL,
         has_rows: bool = False,
         reduction: str = "",
     ) -> None:
@@ -253,10 +254,12 @@ class Call(PartCall):
         self.arrays: dict[int, AccelRef] = dict(
             zip(givers, self.checked("arrays", arrays, givers), strict=True)
         )
-        outs: Any = out if to is None else [out]
+        outs: Any = out if to is ALL else [out]
         if outs is not None and len(outs) != len(self._getters):
             raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
-        self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs or (), strict=False))
+        self._out: dict[int, AccelRef | None] = dict(
+            zip(self._getters, () if outs is None else outs, strict=False)
+        )
         self.shapes: dict[int, tuple[int, ...]] = {}
         first = self.arrays[givers[0]].spec
         self.shape: tuple[int, ...] = first.shape
@@ -281,7 +284,7 @@ class Call(PartCall):
         Raises:
             ValueError: It is none.
         """
-        if alone is None:
+        if alone is ALL:
             return range(self._size)
         if isinstance(alone, bool) or not isinstance(alone, int) or not 0 <= alone < self._size:
             raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {alone!r}")
