@@ -251,15 +251,13 @@ class Call(PartCall):
         super().__init__(turns, function)
         givers = self._ranks(root, "root")
         self._getters = self._ranks(to, "to" if function == "send" else "root")
-        self.arrays: dict[int, AccelRef] = dict(
-            zip(givers, self.checked("arrays", arrays, givers), strict=True)
-        )
-        outs: Any = out if to is ALL else [out]
-        if outs is not None and len(outs) != len(self._getters):
+        checked = self.checked("arrays", arrays, givers)
+        self.arrays: dict[int, AccelRef] = dict(zip(givers, checked, strict=True))
+        given: Any = out if to is ALL else [out]
+        outs = [None] * len(self._getters) if given is None else given
+        if len(outs) != len(self._getters):
             raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
-        self._out: dict[int, AccelRef | None] = dict(
-            zip(self._getters, () if outs is None else outs, strict=False)
-        )
+        self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs, strict=True))
         self.shapes: dict[int, tuple[int, ...]] = {}
         first = self.arrays[givers[0]].spec
         self.shape: tuple[int, ...] = first.shape
@@ -299,7 +297,7 @@ class Call(PartCall):
         each = shapes if len(shapes) > 1 else shapes * len(self._getters)
         self.shapes = dict(zip(self._getters, each, strict=True))
         for rank, shape in self.shapes.items():
-            array = self._out.get(rank)
+            array = self._out[rank]
             if array is None:
                 continue
             argument = f"out[{rank}]"
@@ -431,7 +429,7 @@ class Call(PartCall):
         That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
         each other.
         """
-        outputs = {rank: out for rank in made if (out := self._out.get(rank)) is not None}
+        outputs = {rank: out for rank in made if (out := self._out[rank]) is not None}
         if not outputs:
             return list(made.values())  # noqa: ASYNC910  # the collective has waited
 
