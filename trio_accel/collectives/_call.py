@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -14,18 +14,19 @@ import trio
 
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
-from ..devices import AccelRef, Device, Lent, Operation, PeerCopy, Stay, lend, run_together
-from ..devices.base._refusals import what_to_do
+from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
-from ._communicators import Communicator, Part, RanksFailedError
+from ._communicators import Communicator, Part, RanksFailedError, pieces
 from ._errors import RankFailedError, WorldBrokenError
-from ._operations import Join, PartOperation, expression_of
+from ._operations import Join, expression_of
 
 _logger = logging.getLogger("trio_accel.collectives")
 
 Arrays: TypeAlias = Sequence[AccelRef]
 T = TypeVar("T")
-MakesMessage: TypeAlias = "Callable[..., Operation[Any, Any]]"
+ALL = object()
+Computes: TypeAlias = "Callable[[int, list[AccelRef]], Awaitable[T]]"
+"""What a rank computes of arrays that its device has."""
 
 
 class Turns:
@@ -66,7 +67,6 @@ class Turns:
         Raises:
             WorldBrokenError: It runs none any more.
         """
-        self.check_whole(name)
         await trio.lowlevel.checkpoint_if_cancelled()
         # A free turn is taken without a checkpoint: small collectives have no time for it.
         try:
@@ -152,15 +152,8 @@ class PartCall:
                 f"{self._devices[rank].path}"
             )
 
-    def begun(self) -> AbstractAsyncContextManager[None]:
-        """Run it inside: it has the world for itself."""
-        return self._turns.turn(self.name)
-
     async def each(
-        self,
-        lent: Arrays,
-        compute: Callable[[int, list[AccelRef]], Awaitable[T]],
-        ranks: Iterable[int] | None = None,
+        self, lent: Arrays, compute: Computes[T], ranks: Iterable[int] | None = None
     ) -> dict[int, T]:
         """Have ranks compute something, all at the same time.
 
@@ -208,13 +201,7 @@ class PartCall:
 
         await run_together(partial(run, rank) for rank in ranks)
 
-    async def _part(
-        self,
-        rank: int,
-        held: Lent,
-        compute: Callable[[int, list[AccelRef]], Awaitable[T]],
-        made: dict[int, T],
-    ) -> None:
+    async def _part(self, rank: int, held: Lent, compute: Computes[T], made: dict[int, T]) -> None:
         """Compute on one rank; once more where its context was lost, unless that has changed arrays."""
         losses = 0
         while rank not in made:
@@ -234,13 +221,15 @@ class Call(PartCall):
         turns: The turns of its world.
         function: Name of the method.
         arrays: The arrays that it reads.
-        out: Arrays to write to, one of each rank.
-        root: The rank that has the only array; None if each rank has one.
+        out: Arrays to write to, one of each rank; one array where one rank gets a result.
+        root: The rank that has the only array, if not each has one.
+        to: The rank that gets the only result, if not each gets one.
         has_rows: Whether the arrays may differ in the extent of their first axis.
         reduction: How elements become one; empty where they do not.
 
     Attributes:
-        out: For each rank the array to write to, or None.
+        arrays: The arrays, by rank.
+        shapes: The shapes of the results, by rank.
         shape: Shape of the first array.
         shape_size: Its number of elements.
         dtype: Element type of the arrays.
@@ -252,29 +241,29 @@ class Call(PartCall):
         turns: Turns,
         function: str,
         arrays: Arrays,
-        out: Sequence[AccelRef | None] | None,
+        out: AccelRef | Sequence[AccelRef | None] | None,
         *,
-        root: int | None = None,
+        root: object = ALL,
+        to: object = ALL,
         has_rows: bool = False,
         reduction: str = "",
     ) -> None:
         super().__init__(turns, function)
-        if root is None:
-            ranks = range(self._size)
-        else:
-            self.check_root(root)
-            ranks = range(root, root + 1)
-        self._arrays = self.checked("arrays", arrays, ranks)
-        self.out: list[AccelRef | None] = [None] * self._size
-        if out is not None:
-            if len(out) != self._size:
-                raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(out)}")
-            self.out[:] = out
-        first = self._arrays[0].spec
+        givers = self._ranks(root, "root")
+        self._getters = self._ranks(to, "to" if function == "send" else "root")
+        checked = self.checked("arrays", arrays, givers)
+        self.arrays: dict[int, AccelRef] = dict(zip(givers, checked, strict=True))
+        given: Any = out if to is ALL else [out]
+        outs = [None] * len(self._getters) if given is None else given
+        if len(outs) != len(self._getters):
+            raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
+        self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs, strict=True))
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        first = self.arrays[givers[0]].spec
         self.shape: tuple[int, ...] = first.shape
         self.shape_size: int = math.prod(first.shape)
         start = 1 if has_rows else 0
-        for rank, ref in enumerate(self._arrays):
+        for rank, ref in self.arrays.items():
             one = ref.spec
             is_fit = one.shape[start:] == first.shape[start:] and len(one.shape) == len(first.shape)
             if not is_fit or first.dtype is not one.dtype:
@@ -287,29 +276,28 @@ class Call(PartCall):
         if "reduce" in function:
             self._expression = expression_of(self.name, reduction, self._size, self.dtype)
 
-    def parts(self, kind: str, **common: Any) -> dict[int, Part]:
-        """Return the part of each rank for a vendor's library: each gives its array; see `Part`."""
-        return {
-            rank: Part(kind, self.dtype, source=one, reduction=self.reduction, **common)
-            for rank, one in enumerate(self._arrays)
-        }
-
-    def check_root(self, root: object, argument: str = "root") -> None:
-        """Refuse what is no rank.
+    def _ranks(self, alone: object, argument: str) -> Sequence[int]:
+        """Return all ranks, or the one that a program names.
 
         Raises:
             ValueError: It is none.
         """
-        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self._size:
-            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {root!r}")
+        if alone is ALL:
+            return range(self._size)
+        if isinstance(alone, bool) or not isinstance(alone, int) or not 0 <= alone < self._size:
+            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {alone!r}")
+        return [alone]
 
-    def check_outputs(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse arrays that the results do not fit in.
+    def expect(self, *shapes: tuple[int, ...]) -> None:
+        """Name the shapes of the results, or the one of all.
 
         Raises:
-            TypeError, ValueError, StaleRefError: They are.
+            TypeError, ValueError, StaleRefError: An array of `out` does not fit.
         """
-        for rank, (array, shape) in enumerate(zip(self.out, shapes, strict=True)):
+        each = shapes if len(shapes) > 1 else shapes * len(self._getters)
+        self.shapes = dict(zip(self._getters, each, strict=True))
+        for rank, shape in self.shapes.items():
+            array = self._out[rank]
             if array is None:
                 continue
             argument = f"out[{rank}]"
@@ -320,6 +308,31 @@ class Call(PartCall):
                     f"{self.name}: {argument} must have shape {shape} and dtype {self.dtype}, got shape "
                     f"{array.shape} and dtype {array.dtype}"
                 )
+
+    def parts(
+        self, kind: str, counts: Mapping[int, Mapping[int, int]] | None = None, *, root: int = 0
+    ) -> dict[int, Part]:
+        """Return the parts of the ranks for a vendor's library: what they give and get.
+
+        Args:
+            kind: See `Part`.
+            counts: Of ranks that give pieces, how many elements each gives to each.
+            root: See `Part`.
+        """
+        given = counts or {}
+        return {
+            rank: Part(
+                kind,
+                self.dtype,
+                source=self.arrays.get(rank),
+                shape=self.shapes.get(rank),
+                reduction=self.reduction,
+                root=root,
+                sends=pieces(given.get(rank, {})),
+                receives=pieces({giver: row[rank] for giver, row in given.items() if rank in row}),
+            )
+            for rank in sorted({*self.arrays, *self.shapes})
+        }
 
     def rows(self) -> int:
         """Return the extent of each rank's part of the first axis.
@@ -345,7 +358,7 @@ class Call(PartCall):
             raise ValueError(
                 f"{self.name}: splits must have {self._size} rows of {self._size}, got {splits!r}"
             )
-        for rank, (row, array) in enumerate(zip(counts, self._arrays, strict=True)):
+        for rank, (row, array) in enumerate(zip(counts, self.arrays.values(), strict=True)):
             extent = array.shape[0] if array.shape else 0
             if any(count < 0 for count in row) or sum(row) != extent:
                 raise ValueError(
@@ -364,17 +377,13 @@ class Call(PartCall):
         """Reduce arrays to one on a rank."""
         return await self._expression(*arrays)
 
-    async def copied(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
-        """Copy an array to a rank."""
-        return await self._devices[rank].ask(PeerCopy(arrays[0]))
-
     async def joined(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
-        """Join arrays on a rank."""
-        return await self._devices[rank].ask(Join([one if one.shape else one.reshape(1) for one in arrays]))
-
-    async def contiguous(self) -> list[AccelRef]:
-        """Return the arrays, those with gaps as copies."""
-        return [one if one.spec.is_contiguous else await one.copy() for one in self._arrays]
+        """Join arrays on a rank, or copy one."""
+        whole = [one if one.shape else one.reshape(1) for one in arrays]
+        message: Any = Join(whole) if len(whole) > 1 else PeerCopy(arrays[0])
+        made: AccelRef = await self._devices[rank].ask(message)
+        shape = self.shapes[rank]
+        return made if made.shape == shape else made.reshape(shape)
 
     async def met(self, communicator: Communicator, parts: Mapping[int, Part]) -> dict[int, AccelRef]:
         """Have ranks take part in a collective of a vendor's library.
@@ -420,55 +429,18 @@ class Call(PartCall):
         That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
         each other.
         """
-        outputs = {rank: out for rank in made if (out := self.out[rank]) is not None}
+        outputs = {rank: out for rank in made if (out := self._out[rank]) is not None}
         if not outputs:
             return list(made.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
             await outputs[rank].assign(made[rank])
 
-        is_whole = False
         try:
             await self._all(outputs, write)
-            is_whole = True
-        finally:
-            if not is_whole:
-                # They may be half written.
-                for array in outputs.values():
-                    array.block.spoil(self.name, None, (array.spec,))
+        except BaseException:
+            # They may be half written.
+            for array in outputs.values():
+                array.block.spoil(self.name, None, (array.spec,))
+            raise
         return [outputs.get(rank, one) for rank, one in made.items()]
-
-
-class OwnCall(PartCall):
-    """One call of `World.run`.
-
-    Args:
-        turns: The turns of its world.
-        operation: Makes the message of a rank.
-        arrays: For each of its arguments, one array of each rank.
-    """
-
-    def __init__(self, turns: Turns, operation: MakesMessage, arrays: Sequence[Arrays]) -> None:
-        super().__init__(turns, "run")
-        if not callable(cast("object", operation)):
-            raise TypeError(f"{self.name}: operation must be callable, got {type(operation).__name__}")
-        ranks = range(self._size)
-        lists = [self.checked(f"arrays[{number}]", one, ranks) for number, one in enumerate(arrays)]
-        self._operation = operation
-        self._lent: list[AccelRef] = [array for one in lists for array in one]
-
-    async def run(self) -> list[Any]:
-        """Run it on all ranks; returns their replies."""
-        return [*(await self.each(self._lent, self._reply)).values()]
-
-    async def _reply(self, rank: int, arrays: list[AccelRef]) -> Any:
-        lists = [arrays[start : start + self._size] for start in range(0, len(arrays), self._size)]
-        message: object = self._operation(rank, *lists)
-        if not isinstance(message, Operation) or not isinstance(getattr(message, "library", None), str):
-            told = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
-            raise TypeError(
-                f"{self.name}: operation must return a message that names its library, got {told}"
-            )
-        changed = self.changed[rank] = list[Block]()
-        lent = [one.block for one in self._lent]
-        return await self._devices[rank].ask(PartOperation(message, lent, changed))

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import trio
@@ -44,6 +44,7 @@ from ..devices import (
 from ..devices.front._device import opened
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
+from ._operations import OfRanks
 
 __all__ = ["CommunicatorActor", "CommunicatorControlActor"]
 
@@ -78,11 +79,12 @@ def refusal(devices: Sequence[Device]) -> str | None:
         return f"the devices are of {', '.join(names)}"
     if len(devices) < 2:
         return "there is one rank"
+    hardware = [device.info.uuid or device.name for device in devices]
     for rank, device in enumerate(devices):
         if device.isolation != "process":
             return f"rank {rank}, {device.path}, is inline"
         for other in range(rank if vendor.is_apart else 0):
-            if _hardware(devices[other]) == _hardware(device):
+            if hardware[other] == hardware[rank]:
                 return f"ranks {other} and {rank} are on one device, {device.name}"
     return vendor.missing if importlib.util.find_spec(vendor.package) is None else None
 
@@ -92,22 +94,7 @@ def library_of(device: Device) -> CollectiveLibrary | None:
     return opened(device).state.backend.collectives
 
 
-def _hardware(device: Device) -> str:
-    return device.info.uuid or device.name
-
-
-class _OfCommunicator(Operation[LibraryActor, Any]):
-    """Base of the messages: each vendor has actors of its own."""
-
-    not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
-    library: ClassVar[str] = f"{__package__}:{CommunicatorActor.__name__}"
-
-    def __init__(self, library: str) -> None:
-        # The instance has a library of its own, in place of the class's.
-        vars(self)["library"] = library
-
-
-class MakeName(_OfCommunicator):
+class MakeName(OfRanks):
     """Make the name of a communicator."""
 
     def plan(self, planner: Planner) -> Planned[bytes]:
@@ -116,7 +103,7 @@ class MakeName(_OfCommunicator):
         return Planned(CommunicatorIdSpec(words), finish=words.tobytes)
 
 
-class _WithoutArrays(_OfCommunicator):
+class _WithoutArrays(OfRanks):
     def __init__(self, library: str, spec: OperationSpec) -> None:
         super().__init__(library)
         self._spec = spec
@@ -167,7 +154,7 @@ class Part:
         return self.kind, self.reduction, self.root, self.dtype, nbytes.bit_length(), *map(tuple, peers)
 
 
-class Meet(_OfCommunicator):
+class Meet(OfRanks):
     """Take part in a collective."""
 
     def __init__(self, library: str, number: int, part: Part, *, is_known: bool) -> None:
@@ -223,10 +210,8 @@ class RanksFailedError(Exception):
     @property
     def is_stale(self) -> bool:
         """Whether a new communicator may do: a rank had a new worker before, or was late."""
-        error = self.error
-        if not isinstance(error, LibraryError):
-            return False
-        return error.code in ((MISSING, ABORTED) if self.is_opening else _CONSEQUENCES)
+        codes = (MISSING, ABORTED) if self.is_opening else _CONSEQUENCES
+        return isinstance(self.error, LibraryError) and self.error.code in codes
 
     @property
     def is_refusal(self) -> bool:
@@ -325,28 +310,26 @@ class Communicator:
         # Kernels that wait for each other need their devices at the same time: two worlds take turns.
         async with alone_on(self._devices):
             for attempt in itertools.count(1):
-                if self.life.stage == "open" and self._workers() != self._opened_by:
-                    self._give_up("lose")
-                await self._leave()
-                stage = self.life.stage
-                if stage == "closed":
-                    raise WorldBrokenError("collectives: the world was closed; open another one")
                 try:
-                    if stage == "none":
-                        await self._open()
+                    await self._opened()
                     return await self._call(parts)
                 except RanksFailedError as failed:
                     if self.life.stage != "closed" and (not failed.is_stale or attempt == _MOST_OPENED):
                         raise
         raise AssertionError
 
-    async def begin(self) -> int:
-        """Have all ranks open it, if need be, for calls of programs; returns its number.
+    async def begin(self) -> None:
+        """Have all ranks open it, if need be, for calls of programs.
 
         Raises:
             RanksFailedError: It failed on a rank.
             WorldBrokenError: The world was closed meanwhile.
         """
+        await self._opened()
+        self.life.move("call")
+
+    async def _opened(self) -> None:
+        """Have all ranks open it, if need be; raises as `begin` does."""
         if self.life.stage == "open" and self._workers() != self._opened_by:
             self._give_up("lose")
         await self._leave()
@@ -354,8 +337,6 @@ class Communicator:
             raise WorldBrokenError("collectives: the world was closed; open another one")
         if self.life.stage == "none":
             await self._open()
-        self.life.move("call")
-        return self.number
 
     def end(self, *, is_done: bool) -> None:
         """End what `begin` has begun; where it is not done, what waits by the communicator ends, too."""
@@ -479,13 +460,8 @@ class Communicator:
             self.life.move("left")
 
 
-def pieces(sizes: Sequence[int], ranks: Sequence[int] | None = None) -> Pieces:
-    """Tell pieces that lie one behind another: rank, first element, how many; without empty ones.
-
-    Args:
-        sizes: Elements of each.
-        ranks: Their ranks; None for all in order.
-    """
-    chosen = range(len(sizes)) if ranks is None else ranks
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return tuple((rank, start, size) for rank, start, size in zip(chosen, starts, sizes, strict=True) if size)
+def pieces(sizes: Mapping[int, int]) -> Pieces:
+    """Tell pieces that lie one behind another, by rank: rank, first element, how many; without empty ones."""
+    ends = itertools.accumulate(sizes.values())
+    each = zip(sizes.items(), ends, strict=True)
+    return tuple([(rank, end - size, size) for (rank, size), end in each if size])

@@ -26,7 +26,6 @@ Step: TypeAlias = Literal[
 ]
 """What happens to it."""
 
-_STEPS: tuple[Step, ...] = get_args(Step)
 _AT_WORK: tuple[Stage, ...] = ("opening", "connecting", "calling")
 
 
@@ -59,7 +58,7 @@ class CommunicatorLife:
         ("leaving", "left"): "none",
         # A world may be closed while a collective of another task runs, which ends by that.
         **{(stage, "close"): "closed" for stage in (*_AT_WORK, "none", "open", "doubted", "leaving")},
-        **{("closed", step): "closed" for step in _STEPS if step != "open"},
+        **{("closed", step): "closed" for step in get_args(Step) if step != "open"},
     }
     bounds: ClassVar[Mapping[Stage, float]] = {
         "opening": 60.0,

@@ -88,7 +88,17 @@ class Join(Operation[PeerCopyActor, AccelRef]):
         return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)
 
 
-class PartOperation(Operation[LibraryActor, Any]):
+class OfRanks(Operation[LibraryActor, Any]):
+    """Base of the messages that an instance sends to a library of its own, in place of the class's."""
+
+    not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
+    library: ClassVar[str] = "of the instance"
+
+    def __init__(self, library: str) -> None:
+        vars(self)["library"] = library
+
+
+class PartOperation(OfRanks):
     """The message of one rank, for an actor of its own with the library of the message.
 
     Args:
@@ -97,15 +107,11 @@ class PartOperation(Operation[LibraryActor, Any]):
         changed: Collects the arrays that it changes, which were there before.
     """
 
-    not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
-    library: ClassVar[str] = "of the message"
-
     def __init__(self, message: Operation[Any, Any], lent: Sequence[Block], changed: list[Block]) -> None:
+        super().__init__(f"{message.library}{APART}")
         self._message = message
         self._lent = lent
         self._changed = changed
-        # The instance has a library of its own, in place of the class's.
-        vars(self)["library"] = f"{message.library}{APART}"
 
     @property
     def operation(self) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -44,7 +43,6 @@ class Rooms:
     _communicators: dict[tuple[object, ...], Communicator] = attrs.field(
         factory=dict[tuple[object, ...], Communicator], init=False
     )
-    _used: list[Communicator] = attrs.field(factory=list[Communicator], init=False)
 
     async def close(self) -> None:
         """Let all of it go."""
@@ -62,42 +60,30 @@ class Rooms:
             NotSupportedError: The devices cannot meet.
             RanksFailedError: A rank was lost meanwhile.
         """
-        ranks = range(len(self._devices))
-        whole: list[tuple[str, Sequence[int]]] = [("", ranks)]
-        every = [(name, one) for name, all_ in groups.items() for one in all_]
-        named = [[(name, one) for name, one in every if rank in one] for rank in ranks]
+        ranks = tuple(range(len(self._devices)))
+        every = [("", ranks), *[(name, tuple(one)) for name, all_ in groups.items() for one in all_]]
+        common: dict[str, Any] = {}
         if all(device.info.backend == "cpu" for device in self._devices):
-            path = self._path()
-            return [
-                {
-                    "path": path,
-                    "rooms": {name: [self._place(name, one), [*one]] for name, one in whole + named[rank]},
-                    "number": rank,
-                }
-                for rank in ranks
-            ]
-        if self._communicator is None and len(ranks) > 1:
+            if self._file is None:
+                self._file = os.memfd_create("trio-accel-ranks", os.MFD_CLOEXEC)
+            common["path"] = f"/proc/{os.getpid()}/fd/{self._file}"
+            places = [self._place(*one) for one in every]
+        elif self._communicator is None and len(ranks) > 1:
             raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
-        numbers = {(name, tuple(one)): await self._begun(name, tuple(one)) for name, one in whole + every}
+        else:
+            places = [await self._begun(*one) for one in every]
+        rooms = [(name, place, [*one]) for (name, one), place in zip(every, places, strict=True)]
 
-        def group(rank: int, name: str, one: Sequence[int]) -> list[int]:
-            return [one.index(rank), len(one), numbers[name, tuple(one)]]
+        def of(rank: int) -> dict[str, Any]:
+            return {name: [place, one] for name, place, one in rooms if rank in one}
 
-        return [
-            {
-                "number": rank,
-                "size": len(ranks),
-                "communicator": numbers["", tuple(ranks)],
-                "groups": {name: group(rank, name, one) for name, one in named[rank]},
-            }
-            for rank in ranks
-        ]
+        return [{**common, "number": rank, "rooms": of(rank)} for rank in ranks]
 
     def end(self, *, is_done: bool) -> None:
         """End what was opened; where the call has failed, what waits for others ends, too."""
-        for communicator in self._used:
-            communicator.end(is_done=is_done)
-        self._used.clear()
+        for communicator in (self._communicator, *self._communicators.values()):
+            if communicator is not None:
+                communicator.end(is_done=is_done)
 
     def last(self, call: int) -> list[tuple[int, str]]:
         """Return for each rank how often it has come to others in a call, and to what it came last."""
@@ -116,20 +102,13 @@ class Rooms:
             return 0
         communicator = self._communicator
         assert communicator is not None  # several ranks have one
-        if communicator in self._used and len(members) == len(self._devices):
-            return communicator.number
-        if name:
+        if members != tuple(range(len(self._devices))):
             devices = [self._devices[rank] for rank in members]
             made = Communicator(communicator.vendor, devices)
             communicator = self._communicators.setdefault((name, *members), made)
-        number = await communicator.begin()
-        self._used.append(communicator)
-        return number
-
-    def _path(self) -> str:
-        if self._file is None:
-            self._file = os.memfd_create("trio-accel-ranks", os.MFD_CLOEXEC)
-        return f"/proc/{os.getpid()}/fd/{self._file}"
+        if communicator.life.stage != "calling":
+            await communicator.begin()
+        return communicator.number
 
     def _place(self, name: str, members: Sequence[int]) -> int:
         """Return where the room of some ranks begins; it is made at its first use."""
@@ -185,38 +164,23 @@ class ProgramCalls(PartCall):
         self._each, self._by_name = each, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
-        self._end: Callable[[int, Exception | None], None]
 
     async def run(self, rooms: Rooms, groups: Groups) -> list[Any]:
         """Ask all ranks; see `World.call`."""
-        number, within = next(_calls), self._within
+        number = next(_calls)
         before = [device.generation + (not device.is_ready) for device in self._devices]
         try:
             told = await rooms.open(groups)
+            async with trio.open_nursery() as nursery:
+                self._rooms, self._scope = rooms, nursery.cancel_scope
+                nursery.start_soon(self._watch, before, number)
+                for rank, room in enumerate(told):
+                    nursery.start_soon(self._ask, rank, {**room, "call": number})
         except RanksFailedError as failed:
             error = cast("AccelError", failed.error)
             raise self._turns.failed(self.name, failed.rank, error) from error
-        try:
-            with trio.move_on_after(math.inf if within is None else within) as late:
-                async with trio.open_nursery() as nursery:
-                    self._end = partial(self._ended, rooms, nursery.cancel_scope)
-                    nursery.start_soon(self._watch, before)
-                    for rank, room in enumerate(told):
-                        nursery.start_soon(self._ask, rank, {**room, "call": number})
-                    if within is not None:
-                        nursery.start_soon(self._time_out, rooms, within)
         finally:
             rooms.end(is_done=len(self._replies) == self._size)
-        if not self._errors and late.cancelled_caught:
-            missing, last = (
-                [rank for rank in range(self._size) if rank not in self._replies],
-                rooms.last(number),
-            )
-            text = f"ranks {missing} have not ended their call within {within:g} s"
-            if any(count for count, _ in last):
-                text += ": " + ", ".join(f"rank {rank} {last[rank][1]}" for rank in missing)
-            # The one that has come to the fewest holds the others up.
-            self._errors[min(missing, key=last.__getitem__)] = CompletionTimeoutError(text)
         if self._errors:
             try:
                 self._raise()
@@ -224,18 +188,13 @@ class ProgramCalls(PartCall):
                 self._errors.clear()
         return [self._replies[rank] for rank in range(self._size)]
 
-    def _ended(self, rooms: Rooms, scope: trio.CancelScope, rank: int, error: Exception | None) -> None:
+    def _end(self, rank: int, error: Exception | None) -> None:
         """Note the end of a rank; after an error, all others end where they meet next."""
         if error is not None:
             self._errors.setdefault(rank, error)
-            rooms.end(is_done=False)
+            self._rooms.end(is_done=False)
         if error is not None or len(self._replies) == self._size:
-            scope.cancel(reason="a rank has failed, or all have ended")
-
-    async def _time_out(self, rooms: Rooms, within: float) -> None:
-        # Waits for others must end before the asks of programs can.
-        await trio.sleep(within)
-        rooms.end(is_done=False)
+            self._scope.cancel(reason="a rank has failed, or all have ended")
 
     async def _ask(self, rank: int, meeting: Mapping[str, Any]) -> None:
         MEETING.set(meeting)
@@ -248,14 +207,29 @@ class ProgramCalls(PartCall):
         else:
             self._end(rank, None)
 
-    async def _watch(self, before: Sequence[int]) -> None:
-        """End the call when a rank has lost its context: the next worker knows nothing of it."""
+    async def _watch(self, before: Sequence[int], number: int) -> None:
+        """End the call when its time is over, or a rank was lost: the next worker knows nothing of it."""
+        within = math.inf if self._within is None else self._within
+        until = trio.current_time() + within
         while True:
-            await trio.sleep(_LOOKED)
-            for rank, device in enumerate(self._devices):
-                if rank not in self._replies and device.generation + (not device.is_ready) > before[rank]:
+            await trio.sleep_until(min(trio.current_time() + _LOOKED, until))
+            missing = [rank for rank in range(self._size) if rank not in self._replies]
+            for rank in missing:
+                device = self._devices[rank]
+                if device.generation + (not device.is_ready) > before[rank]:
                     self._end(rank, ContextLostError(_LOST, device=device.name))
                     return
+            if missing and trio.current_time() >= until:
+                self._end(*self._late(missing, within, number))
+                return
+
+    def _late(self, missing: Sequence[int], within: float, number: int) -> tuple[int, CompletionTimeoutError]:
+        """Return the rank that holds the others up, and the error of a deadline."""
+        last = self._rooms.last(number)
+        text = f"ranks {missing} have not ended their call within {within:g} s"
+        if any(count for count, _ in last):
+            text += ": " + ", ".join(f"rank {rank} {last[rank][1]}" for rank in missing)
+        return min(missing, key=last.__getitem__), CompletionTimeoutError(text)
 
     def _raise(self) -> None:
         """Raise the error that is the cause of the others."""

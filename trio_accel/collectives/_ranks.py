@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
@@ -230,8 +228,11 @@ class Rank:
 
     async def _meet(
         self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
-    ) -> Any:
-        return await self._meetings.come(self.number, function, options, range(self.size), array, own)
+    ) -> AccelRef:
+        """Come to the next collective; None where a rank gets nothing, as methods say that return that."""
+        ranks = range(self.size)
+        made: AccelRef = await self._meetings.come(self.number, function, options, ranks, array, own)
+        return made
 
     @named_arguments
     async def all_reduce(
@@ -250,52 +251,45 @@ class Rank:
             CollectiveMismatchError: Ranks ask for different collectives.
             WorldBrokenError: The world runs no collectives any more.
         """
-        made: AccelRef = await self._meet("all_reduce", array, out, reduction=reduction)
-        return made
+        return await self._meet("all_reduce", array, out, reduction=reduction)
 
     @named_arguments
     async def reduce(
         self, array: AccelRef, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef | None:
         """Reduce the arrays of all ranks to one of rank `root`; others get None. See `World.reduce`."""
-        made: AccelRef | None = await self._meet("reduce", array, out, reduction=reduction, root=root)
-        return made
+        return await self._meet("reduce", array, out, reduction=reduction, root=root)
 
     @named_arguments
     async def reduce_scatter(
         self, array: AccelRef, reduction: Reduction = "sum", *, out: AccelRef | None = None
     ) -> AccelRef:
         """Reduce the arrays of all ranks, and get a part along the first axis; see `World.reduce_scatter`."""
-        made: AccelRef = await self._meet("reduce_scatter", array, out, reduction=reduction)
-        return made
+        return await self._meet("reduce_scatter", array, out, reduction=reduction)
 
     @named_arguments
     async def broadcast(
         self, array: AccelRef | None = None, *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef:
         """Copy the array of rank `root`, which others leave out; see `World.broadcast`."""
-        made: AccelRef = await self._meet("broadcast", array, out, root=root)
-        return made
+        return await self._meet("broadcast", array, out, root=root)
 
     @named_arguments
     async def scatter(
         self, array: AccelRef | None = None, *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef:
         """Get a part of the array of rank `root`, which others leave out; see `World.scatter`."""
-        made: AccelRef = await self._meet("scatter", array, out, root=root)
-        return made
+        return await self._meet("scatter", array, out, root=root)
 
     @named_arguments
     async def gather(self, array: AccelRef, *, root: int = 0, out: AccelRef | None = None) -> AccelRef | None:
         """Join the arrays of all ranks on rank `root`; others get None. See `World.gather`."""
-        made: AccelRef | None = await self._meet("gather", array, out, root=root)
-        return made
+        return await self._meet("gather", array, out, root=root)
 
     @named_arguments
     async def all_gather(self, array: AccelRef, *, out: AccelRef | None = None) -> AccelRef:
         """Join the arrays of all ranks, for each rank; see `World.all_gather`."""
-        made: AccelRef = await self._meet("all_gather", array, out)
-        return made
+        return await self._meet("all_gather", array, out)
 
     @named_arguments
     async def all_to_all(
@@ -308,8 +302,7 @@ class Rank:
             splits: How many of its rows each rank gets; without, all get the same number.
             out: Array to write to.
         """
-        made: AccelRef = await self._meet("all_to_all", array, (splits, out), has_splits=splits is not None)
-        return made
+        return await self._meet("all_to_all", array, (splits, out), has_splits=splits is not None)
 
     async def run(self, operation: Callable[..., Operation[Any, T]], *arrays: AccelRef) -> T:
         """Run an operation of your own on all ranks; see `World.run`.
@@ -322,8 +315,7 @@ class Rank:
             TypeError, ValueError, RankFailedError, CollectiveMismatchError, WorldBrokenError: As for
                 `all_reduce`.
         """
-        made: T = await self._meet("run", None, arrays, operation=operation, arrays=len(arrays))
-        return made
+        return cast("T", await self._meet("run", None, arrays, operation=operation, arrays=len(arrays)))
 
     @named_arguments
     async def send(self, array: AccelRef, to: int) -> None:
@@ -363,9 +355,6 @@ class Rank:
     async def barrier(self) -> None:
         """Wait until all ranks have asked for this."""
         await self._meet("barrier", None)
-
-
-_GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 
 @attrs.define(eq=False)
@@ -411,16 +400,3 @@ class Group:
     async def run(self) -> None:
         """Make all calls at the same time; the first that fails ends all."""
         await run_together(partial(result.run, ask) for result, ask in self._members)
-
-
-@asynccontextmanager
-async def open_group() -> AsyncGenerator[Group, None]:
-    """Open a group; see `World.group`."""
-    if _GROUPED.get():
-        raise RuntimeError("group: this task is inside of a group; add to that one, or end it first")
-    group, token = Group(), _GROUPED.set(True)
-    try:
-        yield group
-    finally:
-        _GROUPED.reset(token)
-    await group.run()

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
-
-import attrs
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
-from ._call import Arrays, Call, OwnCall, Turns
-from ._communicators import Communicator, Part, RanksFailedError, library_of, pieces, refusal
-from ._operations import Reduction
+from ..devices.base._refusals import what_to_do
+from ..devices.operations._blocks import Block
+from ._call import Arrays, Call, Computes, PartCall, Turns
+from ._communicators import Communicator, Part, RanksFailedError, library_of, refusal
+from ._operations import PartOperation, Reduction
 from ._program_calls import ProgramCalls, Rooms, check_groups
-from ._ranks import Given, Group, Meetings, Rank, open_group
+from ._ranks import Given, Group, Meetings, Rank
 
 __all__ = ["Transport", "World", "open_world"]
 
 _logger = logging.getLogger("trio_accel.collectives")
 
 ReplyT = TypeVar("ReplyT")
+Makes: TypeAlias = "Computes[AccelRef]"
 
 Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
 """How data goes between ranks: by NCCL, or by each rank's reading of the arrays of the others.
 ``"auto"`` takes NCCL where each rank is a GPU of its own."""
+
+_GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 # Bytes of an array that each rank reduces by itself.
 _SMALL = 256 << 10
@@ -188,12 +191,25 @@ class World:
             return None
 
     async def _run(
-        self, call: Call, parts: Mapping[int, Part], mapped: Callable[[], Awaitable[dict[int, AccelRef]]]
+        self, call: Call, parts: Mapping[int, Part], compute: Makes, *, first: Makes | None = None
     ) -> list[AccelRef]:
-        """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays."""
-        async with call.begun():
+        """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays.
+
+        Args:
+            call: The collective.
+            parts: Its parts.
+            compute: What a rank that gets a result computes of mapped arrays.
+            first: What each rank computes before, of which `compute` gets the results.
+        """
+        async with self._turns.turn(call.name):
             made = await self._met(call, parts)
-            return await call.written(await mapped() if made is None else made)
+            if made is None:
+                arrays = [*call.arrays.values()]
+                if first is not None:
+                    packed = [one if one.spec.is_contiguous else await one.copy() for one in arrays]
+                    arrays = [*(await call.each(packed, first)).values()]
+                made = await call.each(arrays, compute, call.shapes)
+            return await call.written(made)
 
     async def call(
         self,
@@ -231,10 +247,11 @@ class World:
         """
         call = ProgramCalls(self._turns, programs, method, each, each_by_name, within)
         check_groups(groups or {}, self.size)
-        async with call.begun(), alone_on(self.devices):
+        async with self._turns.turn(call.name), alone_on(self.devices):
             return await call.run(self._rooms, groups or {})
 
-    def group(self) -> AbstractAsyncContextManager[Group]:
+    @asynccontextmanager
+    async def group(self) -> AsyncGenerator[Group, None]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
 
         ``group.add(rank.send, x, to=1)`` adds a call, of the world or of a rank, and returns its `Result`. At
@@ -244,7 +261,14 @@ class World:
         Raises:
             RuntimeError: The task is inside of a group.
         """
-        return open_group()
+        if _GROUPED.get():
+            raise RuntimeError("group: this task is inside of a group; add to that one, or end it first")
+        group, token = Group(), _GROUPED.set(True)
+        try:
+            yield group
+        finally:
+            _GROUPED.reset(token)
+        await group.run()
 
     async def all_reduce(
         self, arrays: Arrays, reduction: Reduction = "sum", *, out: Sequence[AccelRef | None] | None = None
@@ -265,7 +289,7 @@ class World:
             WorldBrokenError: The world runs no collectives any more.
         """
         call = Call(self._turns, "all_reduce", arrays, out, reduction=reduction)
-        call.check_outputs([call.shape] * self.size)
+        call.expect(call.shape)
         size = call.shape_size
         bounds = [size * rank // self.size for rank in range(self.size + 1)]
 
@@ -273,16 +297,12 @@ class World:
             part = slice(bounds[rank], bounds[rank + 1])
             return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
 
-        async def mapped() -> dict[int, AccelRef]:
-            if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
-                # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
-                # time.
-                return await call.each(arrays, call.reduced)
-            parts = [*(await call.each(await call.contiguous(), reduced)).values()]
-            whole = await call.each(parts, call.joined)
-            return {rank: one.reshape(call.shape) for rank, one in whole.items()}
-
-        return await self._run(call, call.parts("all_reduce", shape=call.shape), mapped)
+        parts = call.parts("all_reduce")
+        if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
+            # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
+            # time.
+            return await self._run(call, parts, call.reduced)
+        return await self._run(call, parts, call.joined, first=reduced)
 
     async def reduce(
         self, arrays: Arrays, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
@@ -298,13 +318,9 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce", arrays, None, reduction=reduction)
-        call.check_root(root)
-        call.out[root] = out
-        call.check_outputs([call.shape] * self.size)
-        parts = call.parts("reduce", root=root)
-        parts[root] = attrs.evolve(parts[root], shape=call.shape)
-        return (await self._run(call, parts, partial(call.each, arrays, call.reduced, (root,))))[0]
+        call = Call(self._turns, "reduce", arrays, out, to=root, reduction=reduction)
+        call.expect(call.shape)
+        return (await self._run(call, call.parts("reduce", root=root), call.reduced))[0]
 
     async def reduce_scatter(
         self, arrays: Arrays, reduction: Reduction = "sum", *, out: Sequence[AccelRef | None] | None = None
@@ -321,16 +337,12 @@ class World:
         """
         call = Call(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
         rows = call.rows()
-        shape = (rows, *call.shape[1:])
-        call.check_outputs([shape] * self.size)
+        call.expect((rows, *call.shape[1:]))
 
         async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
-            part = slice(rank * rows, (rank + 1) * rows)
-            return await call.reduced(rank, [one[part] for one in all_])
+            return await call.reduced(rank, [one[rank * rows : (rank + 1) * rows] for one in all_])
 
-        return await self._run(
-            call, call.parts("reduce_scatter", shape=shape), partial(call.each, arrays, reduced)
-        )
+        return await self._run(call, call.parts("reduce_scatter"), reduced)
 
     async def broadcast(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -349,11 +361,9 @@ class World:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
         call = Call(self._turns, "broadcast", [array], out, root=root)
-        call.check_outputs([call.shape] * self.size)
-        others = [rank for rank in range(self.size) if rank != root]
-        part = partial(Part, "broadcast", call.dtype, root=root)
-        parts = {rank: part(shape=call.shape) for rank in others} | {root: part(source=array)}
-        copies = await self._run(call, parts, partial(call.each, [array], call.copied, others))
+        call.expect(call.shape)
+        del call.shapes[root]
+        copies = await self._run(call, call.parts("broadcast", root=root), call.joined)
         return [*copies[:root], array, *copies[root:]]
 
     async def scatter(
@@ -370,18 +380,7 @@ class World:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
         call = Call(self._turns, "scatter", [array], out, root=root)
-        rows = call.rows()
-        shape = (rows, *call.shape[1:])
-        call.check_outputs([shape] * self.size)
-
-        async def copied(rank: int, all_: list[AccelRef]) -> AccelRef:
-            return await call.copied(rank, [all_[0][rank * rows : (rank + 1) * rows]])
-
-        size = call.shape_size // self.size
-        part = partial(Part, "exchange", call.dtype, shape=shape)
-        parts = {rank: part(receives=pieces([size], [root])) for rank in range(self.size)}
-        parts[root] = attrs.evolve(parts[root], source=array, sends=pieces([size] * self.size))
-        return await self._run(call, parts, partial(call.each, [array], copied))
+        return await self._split(call, {root: [call.rows()] * self.size})
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Join the arrays of all ranks along the first axis, on the device of one of them.
@@ -394,14 +393,10 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "gather", arrays, None)
-        call.check_root(root)
-        call.out[root] = out
-        call.check_outputs([call.joined_shape] * self.size)
-        parts = call.parts("exchange", sends=pieces([call.shape_size], [root]))
-        received = pieces([call.shape_size] * self.size)
-        parts[root] = attrs.evolve(parts[root], shape=call.joined_shape, receives=received)
-        return (await self._run(call, parts, partial(call.each, arrays, call.joined, (root,))))[0]
+        call = Call(self._turns, "gather", arrays, out, to=root)
+        call.expect(call.joined_shape)
+        parts = call.parts("exchange", {rank: {root: call.shape_size} for rank in call.arrays})
+        return (await self._run(call, parts, call.joined))[0]
 
     async def all_gather(
         self, arrays: Arrays, *, out: Sequence[AccelRef | None] | None = None
@@ -416,9 +411,8 @@ class World:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
         call = Call(self._turns, "all_gather", arrays, out)
-        call.check_outputs([call.joined_shape] * self.size)
-        parts = call.parts("all_gather", shape=call.joined_shape)
-        return await self._run(call, parts, partial(call.each, arrays, call.joined))
+        call.expect(call.joined_shape)
+        return await self._run(call, call.parts("all_gather"), call.joined)
 
     async def all_to_all(
         self,
@@ -440,30 +434,7 @@ class World:
         """
         call = Call(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
         counts = [[call.rows()] * self.size] * self.size if splits is None else call.check_splits(splits)
-        starts = [[sum(row[:rank]) for rank in range(self.size)] for row in counts]
-        shapes = [(sum(row[rank] for row in counts), *call.shape[1:]) for rank in range(self.size)]
-        call.check_outputs(shapes)
-        width = math.prod(call.shape[1:])
-        parts = {
-            rank: Part(
-                "exchange",
-                call.dtype,
-                source=one,
-                shape=shapes[rank],
-                sends=pieces([count * width for count in counts[rank]]),
-                receives=pieces([row[rank] * width for row in counts]),
-            )
-            for rank, one in enumerate(arrays)
-        }
-
-        async def joined(rank: int, all_: list[AccelRef]) -> AccelRef:
-            parts = [
-                one[start[rank] : start[rank] + row[rank]]
-                for one, start, row in zip(all_, starts, counts, strict=True)
-            ]
-            return await call.joined(rank, parts)
-
-        return await self._run(call, parts, partial(call.each, arrays, joined))
+        return await self._split(call, dict(enumerate(counts)))
 
     async def send(self, array: AccelRef, to: int, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Copy the array of one rank to another.
@@ -477,15 +448,25 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "send", [array], None, root=root)
-        call.check_root(to, "to")
-        call.out[to] = out
-        call.check_outputs([call.shape] * self.size)
-        size = [call.shape_size]
-        parts = {root: Part("exchange", call.dtype, source=array, sends=pieces(size, [to]))}
-        receiver = parts.get(to, Part("exchange", call.dtype))
-        parts[to] = attrs.evolve(receiver, shape=call.shape, receives=pieces(size, [root]))
-        return (await self._run(call, parts, partial(call.each, [array], call.copied, (to,))))[0]
+        call = Call(self._turns, "send", [array], out, root=root, to=to)
+        call.expect(call.shape)
+        parts = call.parts("exchange", {root: {to: call.shape_size}})
+        return (await self._run(call, parts, call.joined))[0]
+
+    async def _split(self, call: Call, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
+        """Run a collective in which ranks give rows: for each that does, how many each rank gets."""
+        width = math.prod(call.shape[1:])
+        rows = [sum(row[rank] for row in counts.values()) for rank in range(self.size)]
+        call.expect(*[(extent, *call.shape[1:]) for extent in rows])
+
+        async def joined(rank: int, all_: list[AccelRef]) -> AccelRef:
+            rows = zip(all_, counts.values(), strict=True)
+            return await call.joined(rank, [one[sum(row[:rank]) :][: row[rank]] for one, row in rows])
+
+        elements = {
+            giver: {rank: count * width for rank, count in enumerate(row)} for giver, row in counts.items()
+        }
+        return await self._run(call, call.parts("exchange", elements), joined)
 
     async def run(self, operation: Callable[..., Operation[Any, ReplyT]], *arrays: Arrays) -> list[ReplyT]:
         """Run an operation of your own on all ranks at the same time; each rank reads the arrays of all.
@@ -515,9 +496,25 @@ class World:
             RankFailedError: It failed on a rank, which may have refused it.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = OwnCall(self._turns, operation, arrays)
-        async with call.begun(), alone_on(self.devices):
-            return await call.run()
+        call = PartCall(self._turns, "run")
+        if not callable(cast("object", operation)):
+            raise TypeError(f"{call.name}: operation must be callable, got {type(operation).__name__}")
+        lists = [call.checked(f"arrays[{at}]", one, range(self.size)) for at, one in enumerate(arrays)]
+        lent = [array for one in lists for array in one]
+
+        async def reply(rank: int, all_: list[AccelRef]) -> Any:
+            size = self.size
+            message: object = operation(rank, *[all_[at : at + size] for at in range(0, len(all_), size)])
+            if not isinstance(message, Operation) or not isinstance(getattr(message, "library", None), str):
+                told = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
+                raise TypeError(
+                    f"{call.name}: operation must return a message that names its library, got {told}"
+                )
+            changed = call.changed[rank] = list[Block]()
+            return await self.devices[rank].ask(PartOperation(message, [one.block for one in lent], changed))
+
+        async with self._turns.turn(call.name), alone_on(self.devices):
+            return [*(await call.each(lent, reply)).values()]
 
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:
         """Run a collective to which all its ranks have come; returns the results by rank."""
@@ -529,16 +526,13 @@ class World:
             each = in_order[1]
             is_run = function == "run"
             return await self.run(options["operation"], *zip(*each, strict=True)) if is_run else each
-        if function == "send":
-            root, to = options["root"], options["to"]
-            return {root: None, to: await ask(arrays[root], **options, out=own[to])}
-        root = options.get("root", 0)
-        if function in ("reduce", "gather"):
-            made = await ask(in_order[0], **options, out=own.get(root))
-            return {rank: made if rank == root else None for rank in given}
-        if function in ("broadcast", "scatter"):
-            return await ask(arrays.get(root), **options, out=in_order[1])
         if function == "all_to_all":
             splits, outs = zip(*in_order[1], strict=True)
             return await ask(in_order[0], splits=splits if options["has_splits"] else None, out=outs)
-        return await ask(in_order[0], **options, out=in_order[1])
+        root = options.get("root", 0)
+        to = options.get("to", root)
+        gives: Any = arrays.get(root) if function in ("broadcast", "scatter", "send") else in_order[0]
+        if function in ("reduce", "gather", "send"):
+            made = await ask(gives, **options, out=own.get(to))
+            return {rank: made if rank == to else None for rank in given}
+        return await ask(gives, **options, out=in_order[1])

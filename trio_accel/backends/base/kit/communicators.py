@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from operator import methodcaller
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..contract.errors import LibraryError
 from ..contract.ops import Waiting
@@ -18,6 +19,8 @@ ABORTED = "ABORTED"
 """Code of a `LibraryError`: the communicator was given up from outside."""
 NOT_IN_TIME = "NOT_IN_TIME"
 """Code of a `LibraryError`: others have not come in time."""
+
+T = TypeVar("T")
 
 # Looks without a pause, before the thread sleeps between two.
 _EAGER = 200
@@ -69,7 +72,8 @@ class Communicator:
         Raises:
             LibraryError: It was.
         """
-        with self._entered():
+        with self._lock:
+            self.check()
             self._handle = make()
 
     @contextmanager
@@ -81,12 +85,6 @@ class Communicator:
             yield
         finally:
             waiting.is_calling = False
-
-    @contextmanager
-    def _entered(self) -> Generator[None, None, None]:
-        with self._lock:
-            self.check()
-            yield
 
     def check(self) -> None:
         """Refuse to go on where it was given up.
@@ -101,14 +99,15 @@ class Communicator:
                 code=ABORTED,
             )
 
-    def call(self, function: Callable[[Any], object]) -> None:
+    def call(self, function: Callable[[Any], T]) -> T:
         """Call something with the handle; it must not block.
 
         Raises:
             LibraryError: The communicator was given up; or as the function does.
         """
-        with self._entered():
-            function(self._handle)
+        with self._lock:
+            self.check()
+            return function(self._handle)
 
     def settle(self, *, is_short: bool = False) -> None:
         """Wait until what was begun is there, or the communicator is given up: the application has the clock.
@@ -120,9 +119,8 @@ class Communicator:
             LibraryError: It has failed, was given up, or others were waited for all the same.
         """
         for look in itertools.count(1):
-            with self._entered():
-                if self._handle.poll():
-                    return
+            if self.call(methodcaller("poll")):
+                return
             if is_short and look > _SHORT:
                 raise LibraryError("other ranks have not come", library=self._library, code=NOT_IN_TIME)
             if look > _EAGER:

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
 from typing import Any, Literal, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -74,10 +75,11 @@ def as_rank(rank: ProgramRank | None) -> Generator[None, None, None]:
         if rank is not None:
             rank.begin()
         yield
-    finally:
-        _RANK.reset(token)
+        # After an error, others must not take it for one that calls less than they do.
         if rank is not None:
             rank.end()
+    finally:
+        _RANK.reset(token)
 
 
 class ProgramRank(ABC):
@@ -92,18 +94,25 @@ class ProgramRank(ABC):
         size: How many ranks there are.
     """
 
-    number: int
-    size: int
+    def __init__(self, ranks: Sequence[int], number: int, *given: Any) -> None:
+        self.number: int = list(ranks).index(number)
+        self.size: int = len(ranks)
+        # A group is made of these, and its name.
+        self._given = given
+        self._groups: dict[str, ProgramRank] = {}
 
-    @abstractmethod
     def group(self, name: str) -> ProgramRank:
         """Return this rank among those of a group that `World.call` was told of.
 
         Raises:
             KeyError: There is no such group.
         """
+        if name not in self._groups:
+            make: Any = type(self)
+            self._groups[name] = make(*self._given, name)
+            self._groups[name].begin()
+        return self._groups[name]
 
-    @abstractmethod
     def all_reduce(self, array: Any, reduction: Reduction = "sum", *, stream: Any = None) -> None:
         """Reduce the arrays of all ranks, in the order of these, to each of them in place.
 
@@ -114,24 +123,29 @@ class ProgramRank(ABC):
             reduction: How.
             stream: On a GPU the stream, as a handle or an object of PyTorch or CuPy; by default the call's.
         """
+        self._ask("all_reduce", array, array, stream, reduction)
 
-    @abstractmethod
     def reduce_scatter(
         self, array: Any, out: Any, reduction: Reduction = "sum", *, stream: Any = None
     ) -> None:
         """Reduce the arrays of all ranks, and write this rank's part along the first axis to `out`."""
+        self._ask("reduce_scatter", array, out, stream, reduction)
 
-    @abstractmethod
     def all_gather(self, array: Any, out: Any, *, stream: Any = None) -> None:
         """Join the arrays of all ranks along the first axis, in `out`."""
+        self._ask("all_gather", array, out, stream)
 
-    @abstractmethod
     def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> None:
         """Copy the array of rank `root` to those of all others."""
+        self._check_rank("broadcast", root)
+        self._ask("broadcast", array, array, stream, root=root)
 
-    @abstractmethod
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair], *, stream: Any = None) -> None:
         """Send arrays to ranks, and receive some from ranks, at the same time."""
+        moves = [("send", *one) for one in sends] + [("recv", *one) for one in receives]
+        for _, _, rank in moves:
+            self._check_rank("exchange", rank)
+        self._move([(name, Memory.of(array), rank) for name, array, rank in moves], stream)
 
     def send(self, array: Any, to: int, *, stream: Any = None) -> None:
         """Send an array to a rank, which receives it."""
@@ -145,41 +159,103 @@ class ProgramRank(ABC):
     def begin(self) -> None:
         """Come to the call."""
 
-    @abstractmethod
     def end(self) -> None:
         """Leave the call."""
+        for group in self._groups.values():
+            group.end()
+
+    def _ask(
+        self, kind: str, array: Any, out: Any, stream: Any, reduction: str = "", root: int | None = None
+    ) -> None:
+        given, own = Memory.of(array), Memory.of(out)
+        whole, part = (own, given) if kind == "all_gather" else (given, own)
+        parts = self.size if kind in ("all_gather", "reduce_scatter") else 1
+        if part.size * parts != whole.size or given.dtype is not own.dtype:
+            told = f"{given.size} {given.dtype} do not fit to {own.size} {own.dtype}"
+            raise ValueError(f"{kind} of {self.size} ranks: {told}")
+        self._meet(Collective(kind, given, own, reduction, root), stream)
+
+    def _check_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}: there is no rank {rank} of {self.size}")
+
+    @abstractmethod
+    def _meet(self, asked: Collective, stream: Any) -> None:
+        """Run a collective, whose arrays fit."""
+
+    @abstractmethod
+    def _move(self, moves: Sequence[Move], stream: Any) -> None:
+        """Run an `exchange`."""
 
 
-def described(array: Any) -> tuple[int, DType, tuple[int, ...]]:
-    """Return address, element type and shape of an array of NumPy, PyTorch or CuPy.
+@attrs.frozen
+class Memory:
+    """Where an array without gaps is."""
 
-    Raises:
-        TypeError: It is none.
-        ValueError: It is not C-contiguous.
+    address: int
+    dtype: DType
+    size: int
+
+    @classmethod
+    def of(cls, array: Any) -> Memory:
+        """Return that of an array of NumPy, PyTorch or CuPy.
+
+        Raises:
+            TypeError: It is none.
+            ValueError: It is not C-contiguous.
+        """
+        if hasattr(array, "data_ptr"):
+            dtype, is_packed = DType(str(array.dtype).removeprefix("torch.")), array.is_contiguous()
+            address, shape = array.data_ptr(), tuple(array.shape)
+        else:
+            names = ("__cuda_array_interface__", "__array_interface__")
+            interface = next((getattr(array, name) for name in names if hasattr(array, name)), None)
+            if interface is None:
+                raise TypeError(f"a rank takes arrays of NumPy, PyTorch or CuPy, got {type(array).__name__}")
+            dtype, is_packed = DType.of(np.dtype(array.dtype)), interface.get("strides") is None
+            address, shape = interface["data"][0], tuple(interface["shape"])
+        if not is_packed:
+            raise ValueError(f"a rank takes C-contiguous arrays, got one of shape {shape} with gaps")
+        return cls(address, dtype, math.prod(shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.size * self.dtype.itemsize
+
+    def part(self, first: int, size: int) -> Memory:
+        """Return some elements."""
+        return Memory(self.address + first * self.dtype.itemsize, self.dtype, size)
+
+    def on_host(self) -> npt.NDArray[Any]:
+        """Return memory of the host as an array of NumPy, with one axis."""
+        if not self.size:
+            return np.empty(0, self.dtype.dtype)
+        memory: Any = (ctypes.c_byte * self.nbytes).from_address(self.address)
+        return np.frombuffer(memory, self.dtype.dtype)
+
+
+Move: TypeAlias = tuple[str, Memory, int]
+"""``"send"`` or ``"recv"``, an array, and the other rank."""
+
+
+@attrs.frozen
+class Collective:
+    """What a rank asks for.
+
+    Attributes:
+        kind: Name of the method.
+        given: The array of this rank.
+        own: Where its result goes, which may be the same.
+        reduction: How elements become one; empty where they do not.
+        root: The rank that gives or gets an array alone; None for none.
     """
-    if hasattr(array, "data_ptr"):
-        name, is_packed = str(array.dtype).removeprefix("torch."), array.is_contiguous()
-        found = array.data_ptr(), DType(name), tuple(array.shape)
-    else:
-        names = ("__cuda_array_interface__", "__array_interface__")
-        interface = next((getattr(array, name) for name in names if hasattr(array, name)), None)
-        if interface is None:
-            raise TypeError(f"a rank takes arrays of NumPy, PyTorch or CuPy, got {type(array).__name__}")
-        found = interface["data"][0], DType.of(np.dtype(array.dtype)), tuple(interface["shape"])
-        is_packed = interface.get("strides") is None
-    if not is_packed:
-        raise ValueError(f"a rank takes C-contiguous arrays, got one of shape {found[2]} with gaps")
-    return found
 
-
-def on_host(array: Any) -> npt.NDArray[Any]:
-    """Return the memory of an array of the host as one of NumPy, with one axis."""
-    address, dtype, shape = described(array)
-    nbytes = math.prod(shape) * dtype.itemsize
-    if not nbytes:
-        return np.empty(0, dtype.dtype)
-    memory: Any = (ctypes.c_byte * nbytes).from_address(address)
-    return np.frombuffer(memory, dtype.dtype)
+    kind: str
+    given: Memory
+    own: Memory
+    reduction: str
+    root: int | None
 
 
 @lru_cache(maxsize=8)
@@ -273,10 +349,8 @@ class RoomRank(ProgramRank):
         name: str = "",
     ) -> None:
         first, ranks = rooms[name]
-        self.number, self.size = list(ranks).index(number), len(ranks)
-        self._given = path, rooms, number, call, asker
+        super().__init__(ranks, number, path, rooms, number, call, asker)
         self._call, self._asker, self._name = call, asker, name
-        self._groups: dict[str, RoomRank] = {}
         self._counts: Counter[tuple[int, int]] = Counter()
         memory = _mapped(path, os.stat(path).st_ino, first, self.size)
         step = _HEAD + 2 * _PAIR_HALF
@@ -298,89 +372,42 @@ class RoomRank(ProgramRank):
 
     def end(self) -> None:
         """See `ProgramRank`."""
-        for group in self._groups.values():
-            group.end()
+        super().end()
         self._places[self.number].words[_ENDED] = self._call
 
-    def group(self, name: str) -> ProgramRank:
-        """See `ProgramRank`."""
-        if name not in self._groups:
-            self._groups[name] = RoomRank(*self._given, name)
-            self._groups[name].begin()
-        return self._groups[name]
-
-    def all_reduce(self, array: Any, reduction: Reduction = "sum", *, stream: Any = None) -> None:
-        """See `ProgramRank`."""
-        host = on_host(array)
+    def _meet(self, asked: Collective, stream: Any) -> None:
+        """See `ProgramRank`. All give pieces, one after the other, and take from those of all."""
+        host, out, root = asked.given.on_host(), asked.own.on_host(), asked.root
+        # Where this rank's part begins in what is reduced, and how far apart ranks are in what is joined.
+        start = self.number * out.size if asked.kind == "reduce_scatter" else 0
+        step = host.size if asked.kind == "all_gather" else 0
 
         def take(first: int, pieces: Sequence[Any]) -> None:
-            host[first : first + len(pieces[0])] = _reduced(pieces, reduction)
-
-        self._meet(f"all_reduce({reduction}) of {host.size} {host.dtype}", [host] * self.size, take)
-
-    def reduce_scatter(
-        self, array: Any, out: Any, reduction: Reduction = "sum", *, stream: Any = None
-    ) -> None:
-        """See `ProgramRank`."""
-        host, own = on_host(array), on_host(out)
-        self._check(
-            own.size * self.size == host.size and own.dtype == host.dtype, "reduce_scatter", host, own
-        )
-        start = self.number * own.size
-
-        def take(first: int, pieces: Sequence[Any]) -> None:
-            low, high = max(first, start), min(first + len(pieces[0]), start + own.size)
+            if not asked.reduction:
+                for rank, piece in enumerate(pieces):
+                    out[rank * step + first :][: len(piece)] = piece
+                return
+            low, high = max(first, start), min(first + len(pieces[0]), start + out.size)
             if low < high:
                 chosen = [piece[low - first : high - first] for piece in pieces]
-                own[low - start : high - start] = _reduced(chosen, reduction)
+                out[low - start : high - start] = _reduced(chosen, asked.reduction)
 
-        self._meet(f"reduce_scatter({reduction}) of {host.size} {host.dtype}", [host] * self.size, take)
-
-    def all_gather(self, array: Any, out: Any, *, stream: Any = None) -> None:
-        """See `ProgramRank`."""
-        host, whole = on_host(array), on_host(out)
-        self._check(
-            host.size * self.size == whole.size and whole.dtype == host.dtype, "all_gather", host, whole
-        )
-
-        def take(first: int, pieces: Sequence[Any]) -> None:
-            for rank, piece in enumerate(pieces):
-                whole[rank * host.size + first :][: len(piece)] = piece
-
-        self._meet(f"all_gather of {host.size} {host.dtype}", [host] * self.size, take)
-
-    def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> None:
-        """See `ProgramRank`."""
-        self._check_rank("broadcast", root)
-        host = on_host(array)
-
-        def take(first: int, pieces: Sequence[Any]) -> None:
-            if self.number != root:
-                host[first : first + len(pieces[root])] = pieces[root]
-
-        given = [host if rank == root else host[:0] for rank in range(self.size)]
-        self._meet(f"broadcast({root}) of {host.size} {host.dtype}", given, take)
-
-    def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair], *, stream: Any = None) -> None:
-        """See `ProgramRank`."""
-        for _, rank in (*sends, *receives):
-            self._check_rank("exchange", rank)
-        ways = [(self._sent(on_host(array), to), [to]) for array, to in sends]
-        ways += [(self._received(on_host(out), source), [source]) for out, source in receives]
-        told = f"{len(sends)} sent, {len(receives)} received"
-        self._run(ways, f"exchange: {told}, with ranks {[rank for _, [rank] in ways]}")
-
-    def _meet(self, what: str, given: Sequence[Any], take: Callable[[int, Sequence[Any]], None]) -> None:
-        """Give what `given` has for this rank, piece by piece, and take the pieces of all."""
         if self.size == 1:
-            take(0, [given[0].copy()])
+            take(0, [host.copy()])
             return
-        each = max(1, _HALF // given[0].itemsize)
-        most = max(map(len, given))
-        for first in range(0, max(most, 1), each):
-            parts = [one[first : first + each] for one in given]
+        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
+        each = max(1, _HALF // host.itemsize)
+        for first in range(0, max(host.size, 1), each):
+            piece = host[first : first + each]
+            parts = [piece if root in (None, rank) else piece[:0] for rank in range(self.size)]
             way = self._met(f"number {self._counts[-1, -1] + 1}, {what}", parts, partial(take, first))
             self._run([(way, range(self.size))], what)
+
+    def _move(self, moves: Sequence[Move], stream: Any) -> None:
+        """See `ProgramRank`."""
+        functions = {"send": self._sent, "recv": self._received}
+        ways = [(functions[name](memory.on_host(), rank), [rank]) for name, memory, rank in moves]
+        self._run(ways, f"exchange: {', '.join(f'{name} {rank}' for name, _, rank in moves)}")
 
     def _met(self, text: str, parts: Sequence[Any], take: Callable[[Sequence[Any]], None]) -> Way:
         self._counts[-1, -1] += 1
@@ -460,17 +487,8 @@ class RoomRank(ProgramRank):
             time.sleep(pause)
             pause = min(pause + _LONGER, _LONGEST)
 
-    def _check_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{name}: there is no rank {rank} of {self.size}")
 
-    def _check(self, is_right: bool, name: str, array: Any, out: Any) -> None:
-        if not is_right:
-            told = f"{array.size} {array.dtype} do not fit to {out.size} {out.dtype}"
-            raise ValueError(f"{name} of {self.size} ranks: {told}")
-
-
-def _reduced(pieces: Sequence[Any], reduction: Reduction) -> Any:
+def _reduced(pieces: Sequence[Any], reduction: str) -> Any:
     """Reduce pieces in the order of the ranks; narrow ones in float32."""
     dtype = pieces[0].dtype
     if dtype == np.bool_:

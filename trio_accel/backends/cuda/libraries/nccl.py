@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +13,7 @@ from ...base import DType, InThread, LibraryError, NotSupportedError
 from ...base.contract import ops
 from ...base.kit.communicators import Communicators
 from ...base.kit.kernels import kernel
+from ...base.kit.ranks import Collective, Memory, Move
 from ..kit._library import CudaLibrary, KernelCall
 
 _NAME = "nccl"
@@ -136,61 +137,51 @@ class NcclLibrary(CudaLibrary):
     @kernel(ops.CollectiveSpec, backend="cuda", is_blocking=True)
     def _meet(self, spec: ops.CollectiveSpec, call: KernelCall) -> None:
         communicator, waiting = OPEN.find(spec.number), spec.waiting
-        source = 0 if spec.source is None else call.packed(spec.source)
-        out = 0 if spec.out is None else call.at(spec.out)
+        source, out = spec.source, spec.out
+        given = None if source is None else Memory(call.packed(source), source.dtype, source.size)
+        own = None if out is None else Memory(call.at(out), out.dtype, out.size)
         waiting.came, waiting.ran = call.stream.record(), None
         with communicator.calling(waiting):
-            communicator.call(lambda handle: _enqueue(handle, spec, source, out, call.handle))
+            communicator.call(lambda handle: _meet(handle, spec, given, own, call.handle))
             communicator.settle(is_short=spec.is_known)
         waiting.ran = call.stream.record()
 
 
-def _enqueue(handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int) -> None:
-    """Call NCCL for a collective."""
-    nccl, comm = handle.nccl, handle.comm
-    array = spec.source or spec.out
-    assert array is not None
-    itemsize = array.dtype.itemsize
-    if spec.kind == "exchange":
-        _exchange(handle, spec, source, out, stream, itemsize)
-        return
-    if not array.size:
-        return
-    if spec.kind == "all_gather":
-        nccl.all_gather(source, out, array.size * itemsize, BYTES, comm, stream)
-    elif spec.kind == "broadcast":
-        # The root gives its own array for the result, too: it is not written.
-        nccl.broadcast(source or out, out or source, array.size * itemsize, BYTES, spec.root, comm, stream)
-    else:
-        _reduce(handle, spec, source, out, stream, array)
-
-
-def _reduce(
-    handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int, array: ops.ArraySpec
+def _meet(
+    handle: _NcclHandle, spec: ops.CollectiveSpec, given: Memory | None, own: Memory | None, stream: int
 ) -> None:
-    nccl, comm = handle.nccl, handle.comm
-    code, numbers = TYPES[array.dtype]
-    reduction = (_OF_BOOLS if array.dtype is DType.bool else REDUCTIONS)[spec.reduction]
-    count = array.size * numbers
-    if spec.kind == "all_reduce":
-        nccl.all_reduce(source, out, count, code, reduction, comm, stream)
-    elif spec.kind == "reduce":
-        nccl.reduce(source, out, count, code, reduction, spec.root, comm, stream)
-    else:
-        assert spec.out is not None  # a reduce_scatter gives each rank its part
-        nccl.reduce_scatter(source, out, spec.out.size * numbers, code, reduction, comm, stream)
+    """Call NCCL for a specification."""
+    # A rank that gives or gets none has its other array in place of it, which is not written.
+    arrays: list[Any] = [given or own, own or given]
+    if spec.kind != "exchange":
+        enqueue(handle, Collective(spec.kind, arrays[0], arrays[1], spec.reduction, spec.root), stream)
+        return
+    pieces = ("send", arrays[0], spec.sends), ("recv", arrays[1], spec.receives)
+    moves = [(name, memory.part(*piece), peer) for name, memory, each in pieces for peer, *piece in each]
+    exchange(handle, moves, stream)
 
 
-def _exchange(
-    handle: _NcclHandle, spec: ops.CollectiveSpec, source: int, out: int, stream: int, itemsize: int
-) -> None:
-    """Send and receive pieces in one group, so that no two ranks wait for each other."""
-    nccl, comm = handle.nccl, handle.comm
-    nccl.group_start()
+def enqueue(handle: Any, asked: Collective, stream: int) -> None:
+    """Call NCCL's function of the same name."""
+    # Of two arrays of different sizes one is a rank's part of the other.
+    size, dtype = min(asked.given.size, asked.own.size), asked.given.dtype
+    if not size:
+        return
+    code, numbers, how = BYTES, dtype.itemsize, list[int | None]()
+    if asked.reduction:
+        code, numbers = TYPES[dtype]
+        how.append((_OF_BOOLS if dtype is DType.bool else REDUCTIONS)[asked.reduction])
+    if asked.kind in ("broadcast", "reduce"):
+        how.append(asked.root)
+    function = getattr(handle.nccl, asked.kind)
+    function(asked.given.address, asked.own.address, size * numbers, code, *how, handle.comm, stream)
+
+
+def exchange(handle: Any, moves: Sequence[Move], stream: int) -> None:
+    """Send and receive in one group, so that no two ranks wait for each other."""
+    handle.nccl.group_start()
     try:
-        for peer, first, count in spec.sends:
-            nccl.send(source + first * itemsize, count * itemsize, BYTES, peer, comm, stream)
-        for peer, first, count in spec.receives:
-            nccl.recv(out + first * itemsize, count * itemsize, BYTES, peer, comm, stream)
+        for name, memory, peer in moves:
+            getattr(handle.nccl, name)(memory.address, memory.nbytes, BYTES, peer, handle.comm, stream)
     finally:
-        nccl.group_end()
+        handle.nccl.group_end()

@@ -59,16 +59,11 @@ class Waiting:
         return self.came is not None and self.came.is_done and (self.ran is None or not self.ran.is_done)
 
 
-def _waiting() -> Waiting:
-    made: Waiting = attrs.field(factory=Waiting, init=False, eq=False, repr=False)
-    return made
-
-
+@specification
 class _WaitingSpec(OperationSpec):
     """What may wait for other ranks; the library may wait for its own threads, too."""
 
-    __slots__ = ()
-    waiting: Waiting
+    waiting: Waiting = attrs.field(factory=Waiting, init=False, eq=False, repr=False)
 
     @property
     def waits_for_others(self) -> bool:
@@ -104,7 +99,6 @@ class OpenCommunicatorSpec(_WaitingSpec):
     rank: int = exact()
     size: int = exact()
     name: bytes = packed()
-    waiting: Waiting = _waiting()
 
 
 @specification
@@ -116,7 +110,6 @@ class CloseCommunicatorSpec(_WaitingSpec):
     """
 
     number: int = scalar()
-    waiting: Waiting = _waiting()
 
 
 @specification
@@ -147,4 +140,3 @@ class CollectiveSpec(_WaitingSpec):
     out: ArraySpec | None = writes(optional=True)
     sends: _Pieces = exact()
     receives: _Pieces = exact()
-    waiting: Waiting = _waiting()
