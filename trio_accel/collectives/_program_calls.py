@@ -89,7 +89,7 @@ class Rooms:
         """Return for each rank how often it has come to others in a call, and to what it came last."""
         found = [(0, "came to none") for _ in self._devices]
         for (name, *members), first in self._places.items():
-            told = last_calls(self._path(), first, len(members), call)
+            told = last_calls(f"/proc/self/fd/{self._file}", first, len(members), call)
             for rank, (count, text) in zip(cast("list[int]", members), told, strict=True):
                 if count:
                     where = f" in group {name!r}" if name else ""
