@@ -17,7 +17,7 @@ class Block(nn.Module):  # type: ignore[misc]  # without types, as above
     """Attention and two layers, each beside what goes through."""
 
     def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.heads = heads
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.attend, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -37,7 +37,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
     """Scores of the next token at each place; the embedding of tokens is the last layer, too."""
 
     def __init__(self, *, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -87,8 +88,8 @@ def draw(losses: Sequence[float], first: int, path: Path) -> None:
     """Draw the curve of losses."""
     from matplotlib.figure import Figure  # an extra of the project: `plot`
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure: Any = Figure(figsize=(7, 4), layout="constrained")
+    axes: Any = figure.subplots()
     axes.plot(range(first + 1, first + 1 + len(losses)), losses)
     axes.set(xlabel="step", ylabel="loss", title=f"{len(losses)} steps")
     axes.grid(alpha=0.3)

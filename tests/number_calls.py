@@ -14,7 +14,7 @@ import trio
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import actors, devices, expressions, graphs, jit, patterns, telemetry, testing
+from trio_accel import actors, devices, expressions, graphs, jit, patterns, telemetry, testing, train
 
 R, P, T = ta.random, patterns, telemetry
 Given: TypeAlias = dict[str, Any]
@@ -373,6 +373,19 @@ def drawn(message: Any, **more: Any) -> Use:
 
 
 CALLS: dict[str, Use] = {
+    "train.adamw": lambda at, given: train.adamw(**given).rate_of(1),
+    "train.sgd": lambda at, given: train.sgd(**given).rate_of(1),
+    "train.constant": lambda at, given: train.adamw(train.constant(**given)).rate_of(1),
+    "train.warmup_cosine": lambda at, given: train.warmup_cosine(
+        **over({"rate": 1e-3, "warmup": 2, "total": 9}, given)
+    )(1),
+    "train.Parallel": lambda at, given: train.Parallel(**given).meshes(2),
+    "Parallel.meshes": lambda at, given: train.Parallel(tensor=2).meshes(**given)[:1],
+    "train.Precision": lambda at, given: train.Precision(**given),
+    "train.Checkpoint": lambda at, given: train.Checkpoint(at.folder, **given),
+    "train.Config": lambda at, given: train.Config(optimizer=train.adamw(), **given),
+    "train.Mesh": lambda at, given: train.Mesh(**given).part(np.ones(4)),
+    "Mesh.part": lambda at, given: train.Mesh(tensor=2).part(np.ones(4), **given),
     "AccelRef.assign": lambda at, given: at.vector.assign(**given),
     "AccelRef.fill": lambda at, given: at.vector.fill(**given),
     "Call.fill": lambda at, given: (at.vector + 1).fill(**given),
@@ -663,7 +676,8 @@ _REASONS: dict[str, str] = {
         "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
         "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
         "actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
-        "collectives.World devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
+        "collectives.World programs.ProgramRank train.Optimizer Optimizer.rate_of train.Step train.Steps "
+        "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
         "devices.LibraryStatistics devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
         "patterns.ContinuousStatistics patterns.RunningSequence "
@@ -689,6 +703,8 @@ _REASONS: dict[str, str] = {
         "Planner.output Planner.status devices.in_range "
         "expressions.axes_of expressions.contraction_path expressions.permuted expressions.reduced"
     ),
+    "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
+    "it compares the number alone": "Trainer.steps",
     "a method or a function that is tried makes it": (
         "expressions.ComputeElementwise expressions.ComputeReduction expressions.ComputeRows "
         "expressions.ComputeScatter expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "

@@ -20,15 +20,14 @@ multiprocessing: Any = import_module("torch.multiprocessing")
 
 def run(rank: int, ranks: int, rows: int, steps: int, is_mixed: int) -> None:
     """Train on one rank."""
-    from gpt_model import Gpt, cross_entropy
-
+    models: Any = import_module("gpt_model")  # beside the examples
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     sizes = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
     # Parameters of float32 and a model that computes in bfloat16 where it may; or all of it in bfloat16.
-    model = Gpt(**sizes).to("cuda", torch.float32 if is_mixed else torch.bfloat16)
+    model = models.Gpt(**sizes).to("cuda", torch.float32 if is_mixed else torch.bfloat16)
     wrapped = torch.nn.parallel.DistributedDataParallel(
         model, device_ids=[rank], gradient_as_bucket_view=True
     )
@@ -41,7 +40,7 @@ def run(rank: int, ranks: int, rows: int, steps: int, is_mixed: int) -> None:
         ids = np.random.default_rng((1, number)).integers(0, 50304, (rows * ranks, 1025))
         mine = torch.from_numpy(ids[rank * rows : (rank + 1) * rows]).cuda()
         with torch.autocast("cuda", torch.bfloat16, enabled=bool(is_mixed)):
-            loss = cross_entropy(wrapped, mine)
+            loss = models.cross_entropy(wrapped, mine)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

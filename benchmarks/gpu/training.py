@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
 
 async def ours(given: argparse.Namespace, faults: float | None, seconds: float | None) -> dict[str, Any]:
     """Train by a trainer; returns what came out."""
-    from gpt_model import GptModule  # beside the examples
-
+    module: Any = import_module("gpt_model").GptModule  # beside the examples
     names = list(itertools.islice(itertools.cycle([one.name for one in ta.list_devices()]), given.ranks))
     config = train.Config(
         optimizer=train.adamw(1e-4, weight_decay=0.1),
@@ -67,14 +67,14 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
     async with (
         ta.open_system("train") as system,
         system.open_devices(names, options=OPTIONS) as devices,
-        train.open_trainer(devices, GptModule, config, **sizes) as trainer,
+        train.open_trainer(devices, module, config, **sizes) as trainer,
         trio.open_nursery() as nursery,
     ):
 
         async def disturb() -> None:
             for number in itertools.count():
                 await trio.sleep(faults or 0.0)
-                device = trainer.devices[number % given.ranks]
+                device: Any = trainer.devices[number % given.ranks]
                 if number % 3 == 1:
                     with suppress(ta.AccelError):
                         ta.testing.poison(device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +25,18 @@ INLINE = ta.DeviceOptions(isolation="inline")
 def open_(system: ta.System) -> Callable[..., Any]:
     """Open a trainer of own operations in this process, which is fast."""
 
-    def opened(
-        ranks: int = 2, module: Any = CallMlp, chosen: train.Config | None = None, **options: Any
-    ) -> Any:
-        return _Opened(system, ranks, module, config() if chosen is None else chosen, options)
+    @asynccontextmanager
+    async def opened(
+        ranks: int = 2, module: Any = CallMlp, chosen: train.Config | None = None
+    ) -> AsyncGenerator[train.Trainer, None]:
+        given = config() if chosen is None else chosen
+        async with (
+            system.open_devices(["cpu"] * ranks, options=INLINE) as devices,
+            train.open_trainer(devices, module, given) as trainer,
+        ):
+            yield trainer
 
     return opened
-
-
-class _Opened:
-    def __init__(self, system: ta.System, *given: Any) -> None:
-        self._system, self._given = system, given
-
-    async def __aenter__(self) -> train.Trainer:
-        ranks, module, chosen, options = self._given
-        self._devices = self._system.open_devices(["cpu"] * ranks, options=INLINE)
-        devices = await self._devices.__aenter__()
-        self._trainer = train.open_trainer(devices, module, chosen, **options)
-        return await self._trainer.__aenter__()
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._trainer.__aexit__(None, None, None)
-        await self._devices.__aexit__(None, None, None)
 
 
 X, Y = np.zeros((8, 64)), np.zeros(8, np.int64)
@@ -157,9 +148,12 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
         (lambda: train.sgd(momentum=-0.1), "sgd: momentum"),
         (
             lambda: train.warmup_cosine(1e-3, 10, 10),
-            "it needs 0 <= warmup < total, got warmup 10 and total 10",
+            "it needs 0 <= warmup < total, got 10 and 10",
         ),
-        (lambda: train.warmup_linear(1e-3, -1, 10), "it needs 0 <= warmup < total"),
+        (lambda: train.warmup_cosine(1e-3, -1, 10), "it needs 0 <= warmup < total"),
+        (lambda: config(clip_norm=0.0), "clip_norm must be a number above 0, got 0.0"),
+        (lambda: config(timeout=math.nan), "timeout must be a number from 0"),
+        (lambda: train.Precision(scale=-1.0), "scale must be a number from 0"),
         (lambda: train.Parallel(pipeline=0), "pipeline must be a whole number of at least 1, got 0"),
         (lambda: train.Parallel(schedule="zero"), "schedule must be one of '1f1b', 'gpipe', got 'zero'"),  # type: ignore[arg-type]
         (lambda: train.Precision(compute="int8"), "compute must be one of 'float16'"),

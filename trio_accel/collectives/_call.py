@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import deque
@@ -16,7 +17,7 @@ from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
-from ._communicators import Communicator, Part, RanksFailedError, pieces
+from ._communicators import Communicator, Part, Pieces, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join, expression_of
 
@@ -328,8 +329,8 @@ class Call(PartCall):
                 shape=self.shapes.get(rank),
                 reduction=self.reduction,
                 root=root,
-                sends=pieces(given.get(rank, {})),
-                receives=pieces({giver: row[rank] for giver, row in given.items() if rank in row}),
+                sends=_pieces(given.get(rank, {})),
+                receives=_pieces({giver: row[rank] for giver, row in given.items() if rank in row}),
             )
             for rank in sorted({*self.arrays, *self.shapes})
         }
@@ -444,3 +445,10 @@ class Call(PartCall):
                 array.block.spoil(self.name, None, (array.spec,))
             raise
         return [outputs.get(rank, one) for rank, one in made.items()]
+
+
+def _pieces(sizes: Mapping[int, int]) -> Pieces:
+    """Tell pieces that lie one behind another, by rank: rank, first element, how many; without empty ones."""
+    ends = itertools.accumulate(sizes.values())
+    each = zip(sizes.items(), ends, strict=True)
+    return tuple([(rank, end - size, size) for (rank, size), end in each if size])

@@ -458,10 +458,3 @@ class Communicator:
             await self.life.wait(asked.over)
         if self.life.stage == "leaving":
             self.life.move("left")
-
-
-def pieces(sizes: Mapping[int, int]) -> Pieces:
-    """Tell pieces that lie one behind another, by rank: rank, first element, how many; without empty ones."""
-    ends = itertools.accumulate(sizes.values())
-    each = zip(sizes.items(), ends, strict=True)
-    return tuple([(rank, end - size, size) for (rank, size), end in each if size])

@@ -74,7 +74,7 @@ _STEPS: dict[str, tuple[str, str]] = {
         f"{_DECAYED}; a = kept * momentum_buffer + share * g; p = param - lr * (ahead * g + behind * a)",
     ),
 }
-# What a step reads, where `rate` or `number` are arrays: names of the table, and how they are made of these.
+# A step reads these names of the table, where `rate` or `number` are arrays; each is made of these.
 _FROM_RATE = {"lr": "rate"}
 _OF_ADAM = {
     "lr": "rate / -expm1(number * log_first)",

@@ -179,7 +179,7 @@ class ParameterState:
 
     async def joined(self, gradients: Mapping[str, _Array]) -> AccelRef:
         """Return the gradients behind one another, on the device."""
-        given = [gradients[name] for name in self._shapes]
+        given: list[Any] = [gradients[name] for name in self._shapes]
         if not any(isinstance(one, AccelRef) for one in given):
             return await self.device.put(np.concatenate([one.reshape(-1) for one in given]))
         xp = self.flat.__array_namespace__()

@@ -88,7 +88,7 @@ class Items:
     _leave: Callable[[int, inspect.BoundArguments], None]
     _count: int = attrs.field(default=0, init=False)
     _items: list[object] = attrs.field(factory=list[object], init=False)
-    # Where there may be a generator: its number, and that of its next item.
+    # The number of a generator, where there may be one, and that of its next item.
     _place: tuple[int, int] | None = attrs.field(default=None, init=False)
 
     @asynccontextmanager

@@ -65,7 +65,7 @@ class MessageTally:
     cancelled_count: int = attrs.field(default=0, init=False)
     dropped_count: int = attrs.field(default=0, init=False)
     _counted: int = attrs.field(default=0, init=False)
-    # By ranges, and in all: a row for the queue, and one for the handler.
+    # Times are counted by ranges, and in all: a row for the queue, and one for the handler.
     _ranges: Counts = attrs.field(factory=lambda: np.zeros((2, len(BOUNDS) + 1), np.int64), init=False)
     _totals: Seconds = attrs.field(factory=lambda: np.zeros(2), init=False)
     _recent: Seconds = attrs.field(factory=lambda: np.empty(0), init=False)

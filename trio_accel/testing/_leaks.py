@@ -45,7 +45,7 @@ _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
 # Compiled expressions stay loaded.
 _CODE = "/memfd:accel code"
-# What the application has of a worker, and of a launcher, which Trio watches, too.
+# The application has these of a worker, and of a launcher, which Trio watches, too.
 _OF_WORKER = ("socket", "anon_inode:[pidfd]", _PAGE)
 _OF_LAUNCHER = ("socket", "anon_inode:[pidfd]", "anon_inode:[pidfd]")
 _PROC = Path("/proc")

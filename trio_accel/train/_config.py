@@ -12,18 +12,9 @@ import attrs
 from ._mesh import Mesh, Order
 
 __all__ = [
-    "Checkpoint",
-    "Config",
-    "Optimizer",
-    "Parallel",
-    "Precision",
-    "Schedule",
-    "adamw",
-    "constant",
-    "sgd",
+    "Checkpoint", "Config", "Optimizer", "Parallel", "Precision", "Schedule", "adamw", "constant", "sgd",
     "warmup_cosine",
-    "warmup_linear",
-]
+]  # fmt: skip
 
 Schedule: TypeAlias = Callable[[int], float]
 """The rate of learning of a step, by its number from 1 on."""
@@ -46,6 +37,16 @@ def _one_of(name: str, values: tuple[object, ...]) -> Any:
     def check(_self: object, _field: object, value: object) -> None:
         if value not in values:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}")
+
+    return check
+
+
+def _positive(name: str) -> Any:
+    """Check a field that is None or a number above 0."""
+
+    def check(_self: object, _field: object, value: float | None) -> None:
+        if value is not None and not (_number(name, value) > 0):
+            raise ValueError(f"{name} must be a number above 0, got {value!r}")
 
     return check
 
@@ -140,8 +141,8 @@ def constant(rate: float) -> Schedule:
     return lambda step: rate
 
 
-def warmup_linear(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
-    """Return a schedule that rises to a rate in the first steps, and falls along a line to `least`.
+def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
+    """Return a schedule that rises to a rate in the first steps, and falls by half a cosine to `least`.
 
     Args:
         rate: The largest rate.
@@ -152,27 +153,16 @@ def warmup_linear(rate: float, warmup: int, total: int, *, least: float = 0.0) -
     Raises:
         ValueError: `total` is not more than `warmup`, or a number is negative.
     """
-    return _warmed("warmup_linear", rate, warmup, total, least, lambda share: 1.0 - share)
-
-
-def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
-    """Return a schedule that rises to a rate, and falls by half a cosine; see `warmup_linear`."""
-    name = "warmup_cosine"
-    return _warmed(name, rate, warmup, total, least, lambda share: 0.5 * (1.0 + math.cos(math.pi * share)))
-
-
-def _warmed(
-    name: str, rate: float, warmup: int, total: int, least: float, fall: Callable[[float], float]
-) -> Schedule:
-    _number(f"{name}: rate", rate)
-    _number(f"{name}: least", least)
+    _number("warmup_cosine: rate", rate)
+    _number("warmup_cosine: least", least)
     if not 0 <= warmup < total:
-        raise ValueError(f"{name}: it needs 0 <= warmup < total, got warmup {warmup!r} and total {total!r}")
+        raise ValueError(f"warmup_cosine: it needs 0 <= warmup < total, got {warmup!r} and {total!r}")
 
     def of(step: int) -> float:
         if step <= warmup:
             return rate * step / warmup
-        return least + (rate - least) * fall(min(1.0, (step - warmup) / (total - warmup)))
+        share = min(1.0, (step - warmup) / (total - warmup))
+        return least + (rate - least) * 0.5 * (1.0 + math.cos(math.pi * share))
 
     return of
 
@@ -230,7 +220,7 @@ class Precision:
     compute: str = attrs.field(default="float32", validator=_one_of("compute", _COMPUTED))
     master: str = attrs.field(default="float32", validator=_one_of("master", _WIDE))
     reduce: str | None = attrs.field(default=None, validator=_one_of("reduce", (None, *_COMPUTED)))
-    scale: float | None = None
+    scale: float | None = attrs.field(default=None, validator=_positive("scale"))
     growth: int = attrs.field(default=2000, validator=_whole("growth", 1))
 
     @property
@@ -284,10 +274,10 @@ class Config:
     parallel: Parallel = Parallel()
     precision: Precision = Precision()
     accumulate: int = attrs.field(default=1, validator=_whole("accumulate", 1))
-    clip_norm: float | None = None
+    clip_norm: float | None = attrs.field(default=None, validator=_positive("clip_norm"))
     checkpoint: Checkpoint | None = None
     replays: int = attrs.field(default=8, validator=_whole("replays", 0))
-    timeout: float | None = None
+    timeout: float | None = attrs.field(default=None, validator=_positive("timeout"))
     on_nan: Literal["raise", "skip", "stop"] = attrs.field(
         default="raise", validator=_one_of("on_nan", ("raise", "skip", "stop"))
     )

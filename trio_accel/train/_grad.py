@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ _OF_ONE: dict[str, Callable[[Any, Any, Any], Any]] = {
     "tan": lambda g, x, y: g * (1 + y * y),
     "tanh": lambda g, x, y: g * (1 - y * y),
 }
-# Those of two arrays, for each of them; they are summed over what was broadcast.
+# Derivatives of functions of two arrays, for each of them; they are summed over what was broadcast.
 _OF_TWO: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], ...]] = {
     "add": (lambda g, a, b, y: g, lambda g, a, b, y: g),
     "subtract": (lambda g, a, b, y: g, lambda g, a, b, y: -g),
@@ -155,9 +155,9 @@ def _leaf(ref: AccelRef, leaves: list[Any]) -> Any:
 def _with(nested: Any, change: Callable[[AccelRef], Any]) -> Any:
     """Return nested arrays with each of them changed."""
     if isinstance(nested, Mapping):
-        return {name: _with(one, change) for name, one in nested.items()}
+        return {name: _with(one, change) for name, one in cast("Mapping[str, Any]", nested).items()}
     if isinstance(nested, (list, tuple)):
-        return [_with(one, change) for one in nested]
+        return [_with(one, change) for one in cast("list[Any]", nested)]
     return change(nested)
 
 
@@ -165,13 +165,14 @@ class _Tape:
     """The calls of a value, and the calls of its gradients.
 
     Args:
-        value: The call of the value.
+        given: The call of the value.
         leaves: Calls of the parameters.
     """
 
-    def __init__(self, value: Any, leaves: Sequence[Any]) -> None:
-        if not isinstance(value, Call):
-            raise TypeError(f"value_and_grad: the function must return a call, got {type(value).__name__}")
+    def __init__(self, given: object, leaves: Sequence[Any]) -> None:
+        if not isinstance(given, Call):
+            raise TypeError(f"value_and_grad: the function must return a call, got {type(given).__name__}")
+        value = cast("Any", given)
         if value.shape:
             raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
         self._value, self._leaves = value, leaves
@@ -191,7 +192,8 @@ class _Tape:
         done, stack = set[int](), [value]
         while stack:
             call = stack[-1]
-            missing = [one for one in _operands(call) if isinstance(one, Call) and id(one) not in done]
+            calls: list[Any] = [one for one in _operands(call) if isinstance(one, Call)]
+            missing = [one for one in calls if id(one) not in done]
             if missing and id(call) not in done:
                 stack += missing
                 continue
@@ -212,7 +214,7 @@ class _Tape:
                 found[id(call)] = slope
                 continue
             # An operand may be there twice.
-            missing = Counter(id(one) for one in _operands(call) if id(one) in self._depends)
+            missing = Counter[int](id(one) for one in _operands(call) if id(one) in self._depends)
             for operand, make in gradients(call, slope):
                 missing[id(operand)] -= 1
                 if id(operand) in self._depends:
@@ -234,7 +236,8 @@ class _Tape:
 def _operands(call: Any) -> list[Any]:
     """List the arrays and calls among the arguments of a call."""
     found: list[Any] = []
-    for one in (*call.args, *(call.named or {}).values()):
+    values: list[Any] = [*call.args, *_named(call).values()]
+    for one in values:
         found += one if isinstance(one, (list, tuple)) else [one]
     return found
 
@@ -245,7 +248,7 @@ def gradients(call: Any, g: Any) -> Iterator[Rule]:
     Raises:
         NotSupportedError: The function has none here.
     """
-    name, args, named = call.function.name, call.args, dict(call.named or {})
+    name, args, named = call.function.name, call.args, _named(call)
     room, _, base = name.partition(".")
     if room == "arrays" and base in _OF_ONE:
         yield args[0], partial(_OF_ONE[base], g, args[0], call)
@@ -274,7 +277,11 @@ def _summed_from(rule: Callable[..., Any], given: Sequence[Any], shape: Sequence
 
 def _option(call: Any, place: int, name: str, default: Any = None) -> Any:
     """Return an argument that may be given by its place or by its name."""
-    return call.args[place] if len(call.args) > place else (call.named or {}).get(name, default)
+    return call.args[place] if len(call.args) > place else _named(call).get(name, default)
+
+
+def _named(call: Any) -> dict[str, Any]:
+    return dict(call.named or {})
 
 
 def _axes(call: Any) -> tuple[int, ...]:
@@ -320,8 +327,8 @@ def _matmul(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _linear(call: Any, g: Any) -> Iterator[Rule]:
-    x, weight, bias, activation = (*call.args, None, None)[:4]
-    if activation is not None or (call.named or {}).get("activation") is not None:
+    x, weight, bias = call.args[0], call.args[1], _option(call, 2, "bias")
+    if _option(call, 3, "activation") is not None:
         raise NotSupportedError("value_and_grad: nn.linear with an activation has no gradient; call it apart")
     flat = arrays.reshape(g, (-1, weight.shape[0]))
     yield x, lambda: g @ weight
@@ -363,7 +370,7 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
         if name == "T"
         else tags.mT
         if name in ("mT", "matrix_transpose")
-        else getattr(np, name)(tags, *call.args[1:], **(call.named or {}))
+        else getattr(np, name)(tags, *call.args[1:], **_named(call))
     )
     yield x, lambda: arrays.permute_dims(g, tuple(turned.shape.index(extent) for extent in tags.shape))
 
@@ -371,20 +378,20 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
 def _taken(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of a part by numbers and slices: zeros around."""
     x, key = call.args
-    keys = [one for one in (key if isinstance(key, tuple) else (key,)) if one is not None]
+    given: list[Any] = [*cast("tuple[Any, ...]", key)] if isinstance(key, tuple) else [key]
+    keys = [one for one in given if one is not None]
     if Ellipsis in keys:
         place = keys.index(Ellipsis)
         keys[place : place + 1] = [slice(None)] * (len(x.shape) - len(keys) + 1)
     keys += [slice(None)] * (len(x.shape) - len(keys))
     widths, kept = list[tuple[int, int]](), list[int]()
     for one, extent in zip(keys, x.shape, strict=False):
-        if not isinstance(one, (int, slice)) or (isinstance(one, slice) and one.step not in (None, 1)):
+        if not isinstance(one, (int, slice)) or getattr(one, "step", None) not in (None, 1):
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )
-        first, stop, _ = (slice(one % extent, one % extent + 1) if isinstance(one, int) else one).indices(
-            extent
-        )
+        part: Any = slice(one % extent, one % extent + 1) if isinstance(one, int) else one
+        first, stop, _ = part.indices(extent)
         widths.append((first, extent - max(first, stop)))
         kept.append(max(stop - first, 0))
     yield x, lambda: arrays.pad(arrays.reshape(g, tuple(kept)), widths)
@@ -422,13 +429,9 @@ def _cast(call: Any, g: Any) -> Iterator[Rule]:
 
 
 _TURNED = (
-    "AccelRef.T",
-    "AccelRef.mT",
-    "arrays.matrix_transpose",
-    "arrays.permute_dims",
-    "arrays.moveaxis",
+    "AccelRef.T", "AccelRef.mT", "arrays.matrix_transpose", "arrays.permute_dims", "arrays.moveaxis",
     "arrays.swapaxes",
-)
+)  # fmt: skip
 _RULES: dict[str, Callable[[Any, Any], Iterator[Rule]]] = {
     "AccelRef.__getitem__": _taken,
     "AccelRef.copy": _cast,

@@ -1,7 +1,7 @@
 """Models as programs: what runs in the worker of each rank.
 
 A step reads one copy of the state and writes the other one. So a step that is lost has changed nothing that
-anybody reads, and all ranks do it again. `torch` is imported by the module of the model, not here.
+anybody reads, and all ranks do it again (D197). `torch` is imported by the module of the model, not here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -238,13 +239,13 @@ class Module:
         for number, (name, place, shape) in reversed([*enumerate(self.layout.places())]):
             parameters[name].data = self._flat[place].view(shape)
             parameters[name].grad = self._slopes[place].view(shape)
-            parameters[name].register_post_accumulate_grad_hook(lambda _, number=number: self._there(number))
+            parameters[name].register_post_accumulate_grad_hook(partial(self._there, number))
             inside.add(number)
             if stop - place.start >= least or not place.start:
                 self._buckets.append((slice(place.start, stop), inside))
-                stop, inside = place.start, set()
+                stop, inside = place.start, set[int]()
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
-        # What is missing of each bucket that is not summed; None where no gradient is the last one.
+        # Each bucket that is not summed has its missing gradients; None where no gradient is the last one.
         self._missing: list[set[int]] | None = None
 
     def warm_up(self) -> None:
@@ -308,7 +309,7 @@ class Module:
         if is_last and not self.plan["shard"]:
             self._data, self._missing = rank.group("data"), [set(inside) for _, inside in self._buckets]
 
-    def _there(self, number: int) -> None:
+    def _there(self, number: int, _parameter: object) -> None:
         """Sum the buckets whose gradients are there, in their order: it is the same on all ranks."""
         missing = self._missing
         if missing is None:

@@ -18,8 +18,7 @@ from ..actors import ActorRestartingError
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..collectives import open_world
 from ..devices import Device
-from . import _checkpoints
-from ._checkpoints import Progress
+from ._checkpoints import Progress, newest, read, write
 from ._config import Config
 from ._layout import Batch, Layout, rows_of, shared
 from ._module import Module, Told
@@ -164,7 +163,7 @@ class Trainer:
                 layouts[mesh.cell], flats[mesh.cell] = self._flat(named, mesh.data)
         cells = [layouts[cell] for cell in range(len(layouts))]
         if (path := await self._to_load()) is not None:
-            saved = await _checkpoints.read(path, self.devices[0], config.optimizer.kind, cells)
+            saved = await read(path, self.devices[0], config.optimizer.kind, cells)
             for cell, state in enumerate(saved.states):
                 for name, array in flats[cell].items():
                     array[: len(state[name])] = state[name]
@@ -199,7 +198,7 @@ class Trainer:
         if checkpoint is None or checkpoint.load is None:
             return None
         if checkpoint.load == "latest":
-            return await trio.to_thread.run_sync(_checkpoints.newest, Path(checkpoint.folder))
+            return await trio.to_thread.run_sync(newest, Path(checkpoint.folder))
         return Path(checkpoint.load)
 
     async def parameters(self) -> dict[str, np.ndarray]:
@@ -257,7 +256,7 @@ class Trainer:
     async def _write(self, folder: Path, progress: Progress, cells: _Cells) -> Path:
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
         given = folder, keep, progress, self.config.optimizer.kind, cells
-        return (await self._again("a checkpoint", lambda: _checkpoints.write(*given)))[0]
+        return (await self._again("a checkpoint", lambda: write(*given)))[0]
 
     async def _save_behind(self) -> None:
         """Write a checkpoint while steps go on; the next one waits for it."""
@@ -267,14 +266,14 @@ class Trainer:
         await self._saved.wait()
         cells, self._saved = await self._copies(), trio.Event()
 
-        async def write(progress: Progress, saved: trio.Event) -> None:
+        async def write_behind(progress: Progress, saved: trio.Event) -> None:
             try:
                 with trio.CancelScope(shield=True):
                     await self._write(Path(checkpoint.folder), progress, cells)
             finally:
                 saved.set()
 
-        self._nursery.start_soon(write, self.progress, self._saved)
+        self._nursery.start_soon(write_behind, self.progress, self._saved)
 
     def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
         """Train, and yield each step when it is committed on all ranks.
@@ -369,7 +368,7 @@ def _is_loss(error: BaseException | None) -> bool:
     """Tell whether an error comes from the loss of a context."""
     while error is not None:
         if isinstance(error, CompletionTimeoutError):
-            # That of a deadline of the whole step has no context that was lost.
+            # A deadline of the whole step has lost no context.
             return error.generation is not None
         if isinstance(error, _LOSSES):
             return True

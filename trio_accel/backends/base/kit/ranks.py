@@ -378,7 +378,7 @@ class RoomRank(ProgramRank):
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`. All give pieces, one after the other, and take from those of all."""
         host, out, root = asked.given.on_host(), asked.own.on_host(), asked.root
-        # Where this rank's part begins in what is reduced, and how far apart ranks are in what is joined.
+        # This rank's part begins here in what is reduced, and ranks are so far apart in what is joined.
         start = self.number * out.size if asked.kind == "reduce_scatter" else 0
         step = host.size if asked.kind == "all_gather" else 0
 

@@ -46,7 +46,7 @@ def _compiled(*names: str, is_exact: bool = True) -> Plan:
         folder = Path(__file__).parents[1] / "compiled"
         return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
-    # What it replaces has some hundred steps.
+    # The code that it replaces has some hundred steps.
     return Plan(text, is_exact=is_exact, weight=_PIECE * 8 * 100)
 
 
