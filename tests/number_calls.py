@@ -380,7 +380,6 @@ CALLS: dict[str, Use] = {
         **over({"rate": 1e-3, "warmup": 2, "total": 9}, given)
     )(1),
     "train.Parallel": lambda at, given: train.Parallel(**given).meshes(2),
-    "Parallel.meshes": lambda at, given: train.Parallel(tensor=2).meshes(**given)[:1],
     "train.Precision": lambda at, given: train.Precision(**given),
     "train.Checkpoint": lambda at, given: train.Checkpoint(at.folder, **given),
     "train.Config": lambda at, given: train.Config(optimizer=train.adamw(), **given),
@@ -705,6 +704,7 @@ _REASONS: dict[str, str] = {
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
     "it compares the number alone": "Trainer.steps",
+    "it counts devices that are open": "Parallel.meshes",
     "a method or a function that is tried makes it": (
         "expressions.ComputeElementwise expressions.ComputeReduction expressions.ComputeRows "
         "expressions.ComputeScatter expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "

@@ -70,11 +70,12 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
         train.open_trainer(devices, module, config, **sizes) as trainer,
         trio.open_nursery() as nursery,
     ):
+        chosen: list[Any] = list(trainer.devices)
 
         async def disturb() -> None:
             for number in itertools.count():
                 await trio.sleep(faults or 0.0)
-                device: Any = trainer.devices[number % given.ranks]
+                device = chosen[number % given.ranks]
                 if number % 3 == 1:
                     with suppress(ta.AccelError):
                         ta.testing.poison(device)

@@ -150,7 +150,7 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
             lambda: train.warmup_cosine(1e-3, 10, 10),
             "it needs 0 <= warmup < total, got 10 and 10",
         ),
-        (lambda: train.warmup_cosine(1e-3, -1, 10), "it needs 0 <= warmup < total"),
+        (lambda: train.warmup_cosine(1e-3, -1, 10), "warmup must be a number from 0"),
         (lambda: config(clip_norm=0.0), "clip_norm must be a number above 0, got 0.0"),
         (lambda: config(timeout=math.nan), "timeout must be a number from 0"),
         (lambda: train.Precision(scale=-1.0), "scale must be a number from 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -52,7 +53,9 @@ def _positive(name: str) -> Any:
 
 
 def _number(name: str, value: float, least: float = 0.0, below: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < below:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Whole numbers may be too large for a float.
+    if not is_number or not least <= value < min(below, sys.float_info.max):
         raise ValueError(f"{name} must be a number from {least:g} to below {below:g}, got {value!r}")
     return float(value)
 
@@ -85,7 +88,7 @@ class Optimizer:
             ValueError: The schedule gives none that is finite and at least 0.
         """
         rate = self.rate(step)
-        if not (math.isfinite(rate) and rate >= 0):
+        if not 0 <= rate < sys.float_info.max:
             raise ValueError(f"the schedule gives {rate!r} for step {step}; a rate is finite and at least 0")
         return float(rate)
 
@@ -153,8 +156,8 @@ def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -
     Raises:
         ValueError: `total` is not more than `warmup`, or a number is negative.
     """
-    _number("warmup_cosine: rate", rate)
-    _number("warmup_cosine: least", least)
+    for name, value in (("rate", rate), ("warmup", warmup), ("total", total), ("least", least)):
+        _number(f"warmup_cosine: {name}", value)
     if not 0 <= warmup < total:
         raise ValueError(f"warmup_cosine: it needs 0 <= warmup < total, got {warmup!r} and {total!r}")
 

@@ -386,11 +386,13 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
     keys += [slice(None)] * (len(x.shape) - len(keys))
     widths, kept = list[tuple[int, int]](), list[int]()
     for one, extent in zip(keys, x.shape, strict=False):
+        part: Any = one
         if not isinstance(one, (int, slice)) or getattr(one, "step", None) not in (None, 1):
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )
-        part: Any = slice(one % extent, one % extent + 1) if isinstance(one, int) else one
+        if isinstance(one, int):
+            part = slice(one % extent, one % extent + 1)
         first, stop, _ = part.indices(extent)
         widths.append((first, extent - max(first, stop)))
         kept.append(max(stop - first, 0))
