@@ -58,6 +58,6 @@ class Transformer(train.CallModule):
         x = batch["x"].reshape(count, 8, 8) @ p["in"] + p["places"]
         seen = ta.arrays.rms_norm(x, p["n1"])
         scores = (seen @ p["query"]) @ (seen @ p["key"]).mT * (1 / math.sqrt(self.width))
-        x = x + ta.arrays.softmax(scores) @ (seen @ p["value"]) @ p["join"]
+        x = x + ta.arrays.softmax(scores, axis=-1) @ (seen @ p["value"]) @ p["join"]
         x = x + ta.nn.relu(ta.arrays.rms_norm(x, p["n2"]) @ p["up"]) @ p["down"]
         return ta.nn.cross_entropy(ta.arrays.mean(x, axis=1) @ p["out"], batch["y"])

@@ -206,7 +206,7 @@ class Parallel:
         return [Mesh(data, self.pipeline, self.tensor, rank) for rank in range(ranks)]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Precision:
     """Element types of a training.
 
@@ -221,10 +221,12 @@ class Precision:
     """
 
     compute: str = attrs.field(default="float32", validator=_one_of("compute", _COMPUTED))
-    master: str = attrs.field(default="float32", validator=_one_of("master", _WIDE))
-    reduce: str | None = attrs.field(default=None, validator=_one_of("reduce", (None, *_COMPUTED)))
-    scale: float | None = attrs.field(default=None, validator=_positive("scale"))
-    growth: int = attrs.field(default=2000, validator=_whole("growth", 1))
+    master: str = attrs.field(default="float32", kw_only=True, validator=_one_of("master", _WIDE))
+    reduce: str | None = attrs.field(
+        default=None, kw_only=True, validator=_one_of("reduce", (None, *_COMPUTED))
+    )
+    scale: float | None = attrs.field(default=None, kw_only=True, validator=_positive("scale"))
+    growth: int = attrs.field(default=2000, kw_only=True, validator=_whole("growth", 1))
 
     @property
     def first_scale(self) -> float | None:
