@@ -49,8 +49,8 @@ class Transformer(_Digits):
         p = self.model
         width = p["join"].shape[0]
         x = batch["x"].reshape(-1, 8, 8) @ p["in"] + p["places"]
-        seen = functional.rms_norm(x, (width,), p["n1"], 1e-5)
+        seen = functional.rms_norm(x, (width,), p["n1"], 1e-6)
         scores = (seen @ p["query"]) @ (seen @ p["key"]).mT / math.sqrt(width)
         x = x + scores.softmax(-1) @ (seen @ p["value"]) @ p["join"]
-        x = x + functional.relu(functional.rms_norm(x, (width,), p["n2"], 1e-5) @ p["up"]) @ p["down"]
+        x = x + functional.relu(functional.rms_norm(x, (width,), p["n2"], 1e-6) @ p["up"]) @ p["down"]
         return functional.cross_entropy(x.mean(1) @ p["out"], batch["y"])
