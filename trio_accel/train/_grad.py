@@ -378,8 +378,7 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
 def _taken(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of a part by numbers and slices: zeros around."""
     x, key = call.args
-    given: list[Any] = [*cast("tuple[Any, ...]", key)] if isinstance(key, tuple) else [key]
-    keys = [one for one in given if one is not None]
+    keys: list[Any] = [one for one in np.index_exp[key] if one is not None]
     if Ellipsis in keys:
         place = keys.index(Ellipsis)
         keys[place : place + 1] = [slice(None)] * (len(x.shape) - len(keys) + 1)
@@ -387,7 +386,7 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
     widths, kept = list[tuple[int, int]](), list[int]()
     for one, extent in zip(keys, x.shape, strict=False):
         part: Any = one
-        if not isinstance(one, (int, slice)) or getattr(one, "step", None) not in (None, 1):
+        if not isinstance(one, (int, slice)) or getattr(part, "step", None) not in (None, 1):
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )

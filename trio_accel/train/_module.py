@@ -106,7 +106,7 @@ class Module:
         self._b = {name: self._native(array) for name, array in b.items()}
         self._prepare(options)
 
-    def configure(self, **options: Any) -> Any:
+    def configure(self, *args: Any, **options: Any) -> Any:
         """Return the `torch.nn.Module`, on the host and with the parameters of the beginning."""
         raise NotImplementedError(f"{type(self).__name__} must define configure()")
 

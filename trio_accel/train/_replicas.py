@@ -117,6 +117,25 @@ class Replicas(ABC, Generic[ModuleT]):
         first = self.meshes[rank].data_rank * part
         return slice(first, first + part)
 
+    async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
+        """Do work for all ranks at once; returns what came of it, or raises the first error."""
+        made: dict[int, T] = {}
+        failures: list[Exception] = []
+
+        async def one(rank: int, scope: trio.CancelScope) -> None:
+            try:
+                made[rank] = await work(rank)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+                scope.cancel(reason="a rank has failed")
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(self._world.size):
+                nursery.start_soon(one, rank, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        return [made[rank] for rank in range(self._world.size)]
+
 
 class ProgramReplicas(Replicas[Module]):
     """Models that are programs; each has two copies of the state, of which a step reads one."""
@@ -138,6 +157,8 @@ class ProgramReplicas(Replicas[Module]):
         ]
         self._to_b = True
         self._programs: list[Program[Module]] = []
+        # A loss may come when some of them are open: they stay.
+        self._opened: dict[int, Program[Module]] = {}
 
     async def _open_programs(self, batch: Batch) -> None:
         """Make the models; a batch tells what kernels are warmed up with, also those of spare workers."""
@@ -157,19 +178,17 @@ class ProgramReplicas(Replicas[Module]):
             "seed": config.seed,
             "sample": {name: [array.dtype.name, list(array.shape[1:])] for name, array in batch.items()},
         }
-        found: dict[int, Program[Module]] = {}
 
-        async def make(rank: int) -> None:
-            state = self.states[rank], self._next[rank]
-            device, options = self._world.devices[rank], dict(self._options)
-            own = plan | {kind: layout.described() for kind, layout in self.layouts[rank].items()}
-            own["mesh"] = attrs.astuple(self.meshes[rank])
-            found[rank] = await open_program(device, self._module, *state, own, options)
+        async def make(rank: int) -> Program[Module]:
+            if rank not in self._opened:
+                state = self.states[rank], self._next[rank]
+                device, options = self._world.devices[rank], dict(self._options)
+                own = plan | {kind: layout.described() for kind, layout in self.layouts[rank].items()}
+                own["mesh"] = attrs.astuple(self.meshes[rank])
+                self._opened[rank] = await open_program(device, self._module, *state, own, options)
+            return self._opened[rank]
 
-        async with trio.open_nursery() as nursery:
-            for rank in range(self._world.size):
-                nursery.start_soon(make, rank)
-        self._programs = [found[rank] for rank in range(self._world.size)]
+        self._programs = await self._on_each(make)
 
     async def compute(self, work: Work) -> Told:
         if not self._programs:
@@ -246,25 +265,6 @@ class CallReplicas(Replicas[CallModule]):
 
     def commit(self) -> None:
         self.states = self._next
-
-    async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
-        """Do work for all ranks at once; returns what came of it, or raises the first error."""
-        made: dict[int, T] = {}
-        failures: list[Exception] = []
-
-        async def one(rank: int, scope: trio.CancelScope) -> None:
-            try:
-                made[rank] = await work(rank)
-            except Exception as error:  # noqa: BLE001  # raised below
-                failures.append(error)
-                scope.cancel(reason="a rank has failed")
-
-        async with trio.open_nursery() as nursery:
-            for rank in range(self._world.size):
-                nursery.start_soon(one, rank, nursery.cancel_scope)
-        if failures:
-            raise failures[0]
-        return [made[rank] for rank in range(self._world.size)]
 
     async def _squares(self, total: AccelRef) -> float:
         wide = await total.cast(self._config.precision.master)
