@@ -31,7 +31,7 @@ FILES = {
 # Compiled expressions, which serve all functions of arrays, brought 4 lines for each.
 LINES_PER_FUNCTION = 54.8
 LINES_OF_THE_MEDIAN = 61.3
-LINES = 70_000  # This is the ceiling.
+LINES = 69_996  # 70 000 is the ceiling.
 PRIVATE_NAMES = 162
 
 
