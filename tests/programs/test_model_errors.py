@@ -292,7 +292,7 @@ async def test_errors_before_a_method_is_called(system: ta.System) -> None:
     limit = RateLimit(rate=0.001, burst=1.0)
     assert limit.try_acquire()
     calls.append((lambda: limit.wrap(model, wait=False)([1.0]), RateLimitError, limited))
-    batcher = await system.spawn(Batcher[float, float], model, capacity=1, overflow=ta.Overflow.REJECT)
+    batcher = await system.spawn(Batcher[float, float], model, capacity=1)
     calls.append((lambda: batcher.ask(Call(1.0)), ta.MailboxFullError, full))
     async with trio.open_nursery() as nursery:
         # One is with the model, and one waits.

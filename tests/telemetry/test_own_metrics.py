@@ -214,9 +214,7 @@ async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autoj
         await trio.sleep(1.0)
         return items
 
-    batcher = await system.spawn(
-        Batcher, model, max_size=3, max_in_flight=1, capacity=4, overflow=ta.Overflow.REJECT, name="batches"
-    )
+    batcher = await system.spawn(Batcher, model, max_size=3, max_in_flight=1, capacity=4, name="batches")
 
     async def ask(number: int) -> None:
         with contextlib.suppress(ta.MailboxFullError):
