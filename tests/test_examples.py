@@ -36,8 +36,6 @@ ISOLATED = (
     "decay.py",
     "jit_saxpy.py",
     "embeddings.py",
-    "digits_models.py",
-    "training.py",
     "train_digits.py",
     "heat.py",
     "digits_cnn.py",
@@ -50,6 +48,10 @@ USED = {
     "nearest_numpy.py": "nearest.py",
     "nearest_torch.py": "nearest.py",
     "nearest_array_api.py": "nearest.py",
+    "digits_models.py": "train_digits.py",
+    "digits_torch.py": "train_digits.py",
+    "gpt_model.py": "train_gpt.py",
+    "training.py": "train_gpt.py",
 }
 # Lines: one with kernels for two backends may have more.
 LONGEST = {
@@ -66,8 +68,6 @@ LONGEST = {
     "hash_join.py": 95,
     # What the examples of training share: faults, a curve, a command line.
     "training.py": 110,
-    # It trains on devices with faults and on one without, and compares.
-    "train_digits.py": 80,
 }
 
 # Program, arguments, and the whole output as a pattern.
@@ -141,7 +141,7 @@ largest difference of a weight [0-9]e-[01][0-9]: right
     ),
     (
         "train_digits.py",
-        "--model transformer --devices 2 --steps 40 --faults 1.5 --quiet",
+        "--model transformer --devices 2 --steps 40 --faults 3 --quiet",
         """
 2 ranks: 40 steps from 0 on in [0-9.]+ s, [0-9]+ workers lost, loss 0[.]928361
 1 ranks: 40 steps from 0 on in [0-9.]+ s, 0 workers lost, loss 0[.]928361
@@ -344,6 +344,15 @@ def test_the_same_function_in_other_libraries(library: str, package: str, tmp_pa
     pytest.importorskip(package)
     printed = run(["nearest.py", "--library", library], tmp_path)
     assert printed.endswith("centres and distances: right\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only")
+def test_training_by_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    printed = run(["train_digits.py", "--by", "torch", "--steps", "8", "--quiet"], tmp_path)
+    assert printed.endswith(", right\n")
+    printed = run(["train_gpt.py", "--steps", "4", "--quiet"], tmp_path)
+    assert re.fullmatch(r"2 ranks: 4 steps from 0 on in [0-9.]+ s, 0 workers lost, loss [0-9.]+\n", printed)
 
 
 def test_the_spectrum_of_a_file(tmp_path: Path) -> None:
