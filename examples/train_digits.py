@@ -46,8 +46,9 @@ def main() -> int:
     module = getattr(
         import_module(f"digits_{'models' if given.by == 'calls' else 'torch'}"), given.model.title()
     )
+    warm = min(10, given.steps // 2)
     config = train.Config(
-        optimizer=train.adamw(train.warmup_cosine(given.rate, 10, given.steps + 1), weight_decay=0.01),
+        optimizer=train.adamw(train.warmup_cosine(given.rate, warm, given.steps + 1), weight_decay=0.01),
         precision=train.Precision(compute="float64", master="float64"),
         parallel=train.Parallel(shard_optimizer=given.shard),
         checkpoint=None if given.checkpoints is None else train.Checkpoint(given.checkpoints, every=50),
