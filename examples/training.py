@@ -1,4 +1,4 @@
-"""What the examples of training share: faults, the curve of losses, and the command line."""
+"""The examples of training share this: faults, the curve of losses, and the command line."""
 
 from __future__ import annotations
 

@@ -49,12 +49,15 @@ async def test_data_may_be_larger_than_the_device(system: ta.System, isolation: 
         total = 0.0
         async with ta.stream(device, data) as ahead:
             async for x in ahead:
+                # A busy machine may take each batch as soon as it is there: the first one waits for others.
+                with trio.fail_after(20):
+                    while (await device.statistics()).memory.peak < 3 * MIB:  # noqa: ASYNC110
+                        await trio.sleep(0.001)
                 total += await (await ta.arrays.sum(x)).item()
         assert total == pytest.approx(float(data.sum()), rel=1e-12)
         memory = (await device.statistics()).memory
         # 64 MiB went through: three batches ahead, the one in use, and what a worker has not given back yet.
-        # On a busy machine the copies are as slow as what takes them.
-        assert 2 * MIB <= memory.peak <= 8 * MIB
+        assert 3 * MIB <= memory.peak <= 8 * MIB
         if isolation == "inline":
             assert memory.peak < 6 * MIB
 

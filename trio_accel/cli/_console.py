@@ -1,4 +1,4 @@
-"""What commands print with: the console, lines, two columns of facts, and objects as JSON."""
+"""Commands print with these: the console, lines, two columns of facts, and objects as JSON."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **
         param: The parameter.
         grad: Its gradient.
         *states: Arrays that it changes.
-        **numbers: What it reads; with `rate`, what it reads is made of that and `number`.
+        **numbers: Numbers that it reads; with `rate`, they are made of that and `number`.
     """
     arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
     made, names = _made(step)

@@ -303,7 +303,7 @@ class PromptLookup:
 
 @attrs.define(eq=False)
 class _Text:
-    """What is known of a text beside its tokens.
+    """State of a text beside its tokens.
 
     Attributes:
         entropy: Random numbers of its rounds come from it.
@@ -320,7 +320,7 @@ class _Round:
 
     Attributes:
         request: What was asked for.
-        text: What is known of it.
+        text: State of its text.
         sampler: Draws the tokens of this round.
         so_far: The prompt, and what was generated.
         proposed: The tokens that the draft proposes.

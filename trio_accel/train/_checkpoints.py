@@ -41,7 +41,7 @@ class CheckpointError(Exception):
 
 @attrs.frozen
 class Progress:
-    """What of a training is no array.
+    """State of a training that is no array.
 
     Attributes:
         step: Steps that are committed.
@@ -91,7 +91,7 @@ async def write(
     Args:
         folder: Where checkpoints are.
         keep: How many stay.
-        progress: What of the training is no array.
+        progress: State that is no array.
         optimizer: Its kind.
         cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
             buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.

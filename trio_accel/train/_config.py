@@ -269,8 +269,8 @@ class Config:
         timeout: Seconds that a step may take before it fails; None for any time. The error names the ranks
             that are late, and on processors what each came to last.
         on_nan: What happens where a loss or a gradient is not finite: an error, the step is skipped, or the
-            training ends. The state is that of before in any case. Steps that a scaled loss spoils are
-            skipped without that.
+            training ends. The state is that of before in any case. Steps whose gradients are
+            not finite because the loss is scaled are skipped without that.
         tokens: Tells how many tokens a batch has, for `Step.tokens_per_second`.
         seed: All random numbers of the model come from this, the number of the step, and the rank.
     """

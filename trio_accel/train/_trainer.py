@@ -124,7 +124,7 @@ class Trainer:
     Attributes:
         devices: The devices, in the order of the ranks.
         config: The configuration.
-        progress: What of the state is no array: steps that are committed, and batches that they have used.
+        progress: State that is no array: steps that are committed, and batches that they have used.
         snapshot_bytes: Bytes on each device of the second copy of the state.
     """
 

@@ -245,7 +245,7 @@ def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()
     Raises:
         ChildError: It crashed, hung, could not be started, or printed something else.
     """
-    # `site` runs where packages are wanted, as what it does is part of where they are found.
+    # `site` runs where packages are wanted: it makes the list of places where they are found.
     command = [sys.executable, *(["-I"] if path else ["-I", "-S"]), str(_PROGRAM)]
     question = json.dumps([function, path, arguments]).encode()
     pipe = subprocess.PIPE

@@ -241,7 +241,7 @@ Move: TypeAlias = tuple[str, Memory, int]
 
 @attrs.frozen
 class Collective:
-    """What a rank asks for.
+    """A collective that a rank asks for.
 
     Attributes:
         kind: Name of the method.

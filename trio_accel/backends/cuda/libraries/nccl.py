@@ -163,7 +163,7 @@ def _meet(
 
 def enqueue(handle: Any, asked: Collective, stream: int) -> None:
     """Call NCCL's function of the same name."""
-    # Of two arrays of different sizes one is a rank's part of the other.
+    # Where two arrays have different sizes, the smaller one is a rank's part of the other.
     size, dtype = min(asked.given.size, asked.own.size), asked.given.dtype
     if not size:
         return
