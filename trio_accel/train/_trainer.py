@@ -278,8 +278,9 @@ class Trainer:
     def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
         """Train, and yield each step when it is committed on all ranks.
 
-        The next batch is fetched while a step is computed; a plain iterable is read in a thread. After a
-        checkpoint was loaded, the batches that it has used are left out.
+        The next batch is fetched while a step is computed; a plain iterable is read in a thread. An iterable
+        begins with the first batch of the training: those that were used are left out, by a checkpoint that
+        was loaded or by an earlier call of this method.
 
         Args:
             batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
