@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import trio
 
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 SIZES = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
 OPTIONS = ta.DeviceOptions(
-    isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=1.5
+    isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=1.0
 )
 
 
@@ -66,7 +67,7 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
     sizes = dict(SIZES)
     async with (
         ta.open_system("train") as system,
-        system.open_devices(names, options=OPTIONS) as devices,
+        system.open_devices(names, options=attrs.evolve(OPTIONS, stuck_after=given.stuck_after)) as devices,
         train.open_trainer(devices, module, config, **sizes) as trainer,
         trio.open_nursery() as nursery,
     ):
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--faults", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--stuck-after", type=float, help="see DeviceOptions.stuck_after")
     given = parser.parse_args()
     theirs = ddp(given, is_mixed=True)
     plain = ddp(given, is_mixed=False)

@@ -109,7 +109,7 @@ def open_one(spec: OpenCommunicatorSpec, call: HostCall) -> None:
 
 @kernel(CloseCommunicatorSpec, backend="cpu")
 def close(spec: CloseCommunicatorSpec, call: HostCall) -> None:
-    _OPEN.close(spec.number, spec.waiting)
+    _OPEN.close(spec.number).join()
 
 
 @kernel(CollectiveSpec, backend="cpu")

@@ -29,10 +29,6 @@ _PAUSE = 50e-6
 _SHORT = 1200
 # Seconds for a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
-# Seconds for one communicator to be given up, before the next one is, too.
-_ALONE = 1.5
-# Seconds for the vendor's library to give a communicator up, before that counts as stuck.
-_CLOSING = 10.0
 
 
 class Handle(Protocol):
@@ -193,23 +189,17 @@ class Communicators:
         found.check()
         return found
 
-    def close(self, number: int, waiting: Waiting) -> None:
-        """Give a communicator up, also before it is open. Blocks for a while, in which nothing is stuck."""
-        waiting.until = time.monotonic() + _CLOSING
-        waiting.is_calling = True
-        # To give one up may wait for the device, and so for another one that is to be given up next.
-        closing = threading.Thread(target=self._close, args=(number,), daemon=True)
-        try:
-            closing.start()
-            closing.join(_ALONE)
-        finally:
-            waiting.is_calling = False
+    def close(self, number: int) -> threading.Thread:
+        """Give a communicator up, also before it is open; returns the thread that does so.
 
-    def _close(self, number: int) -> None:
+        Nobody has to wait for it: the library needs half a second to give memory back, in which the next
+        communicator can be opened. It may also wait for the device, and so for one that is given up next.
+        """
         with self._lock:
             found = self._open.pop(number, None)
             self._closed[number] = None
             if len(self._closed) > self.most:
                 del self._closed[next(iter(self._closed))]
-        if found is not None:
-            found.abort()
+        closing = threading.Thread(target=found.abort if found else None, daemon=True)
+        closing.start()
+        return closing

@@ -130,9 +130,9 @@ class NcclLibrary(CudaLibrary):
             communicator.begin(make)
             communicator.settle()
 
-    @kernel(ops.CloseCommunicatorSpec, backend="cuda", is_blocking=True)
+    @kernel(ops.CloseCommunicatorSpec, backend="cuda")
     def _close(self, spec: ops.CloseCommunicatorSpec, call: KernelCall) -> None:
-        OPEN.close(spec.number, spec.waiting)
+        OPEN.close(spec.number)
 
     @kernel(ops.CollectiveSpec, backend="cuda", is_blocking=True)
     def _meet(self, spec: ops.CollectiveSpec, call: KernelCall) -> None:
