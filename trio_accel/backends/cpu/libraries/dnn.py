@@ -8,6 +8,7 @@ some megabytes; one thread adds in one order.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,12 +54,13 @@ class _Strided:
         windows: HostArray,
     ) -> None:
         spatial, self.window, self._counts = images.shape[2:], weight.shape[2:], windows.shape[2:]
-        self._stride, self._dilation = np.array(spec.stride), np.array(spec.dilation)
+        self._stride, self._dilation = spec.stride, spec.dilation
         inner = [slice(one, one + extent) for one, extent in zip(spec.padding, spatial, strict=True)]
         self._inner = (slice(None), slice(None), *inner)
-        last = (np.array(self._counts) - 1) * self._stride + (np.array(self.window) - 1) * self._dilation
+        each = zip(self._counts, spec.stride, self.window, spec.dilation, strict=True)
+        ends = [(count - 1) * stride + (width - 1) * dilation + 1 for count, stride, width, dilation in each]
         # Of images with the zeros that their windows have.
-        self._extents = np.maximum(last + 1, np.add(spec.padding, spatial))
+        self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
         # Elements of the columns of windows that differ along the first axis alone.
         self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self._counts[1:]))
@@ -88,8 +90,9 @@ class _Strided:
 
     def of(self, buffer: HostArray, lines: slice) -> HostArray:
         """Return the view of windows: image, channel, place in the window, window."""
-        steps = np.array(buffer.strides[2:])
-        strides = (*buffer.strides[:2], *(steps * self._dilation), *(steps * self._stride))
+        steps = buffer.strides[2:]
+        taps, starts = (map(operator.mul, steps, each) for each in (self._dilation, self._stride))
+        strides = (*buffer.strides[:2], *taps, *starts)
         view = as_strided(buffer, (*buffer.shape[:2], *self.window, *self._counts), strides)
         return view[(*(slice(None),) * (2 + len(steps)), lines)]
 
