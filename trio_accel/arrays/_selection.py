@@ -117,11 +117,7 @@ def _grouping(
 _MORE = ("counts", "indices", "inverse")
 
 
-def _same(values: AccelRef) -> AccelRef:
-    return values
-
-
-@operation(actor=ArraysActor, plan=_grouping(_same))
+@operation(actor=ArraysActor, plan=_grouping(lambda values: values))
 async def unique_values(x: Operand) -> AccelRef:
     """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
 
