@@ -5,6 +5,8 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..actors import arguments_of
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
@@ -159,7 +161,11 @@ async def margin_ranking_loss(
     return await _RANKING.reduced(x1, target, reduction, x2=x2, margin=margin)
 
 
-@gradient_of(margin_ranking_loss, lambda x1, **given: _RANKING.derived(x=x1, **given))
+async def _ranking_grad(x1: Operand, **given: Any) -> AccelRef:
+    return await _RANKING.derived(x=x1, **given)
+
+
+@gradient_of(margin_ranking_loss, _ranking_grad)
 def margin_ranking_loss_grad() -> None:
     """Compute the gradient of `margin_ranking_loss` by `x1`: one launch. That by `x2` has the other sign.
 
@@ -196,7 +202,11 @@ async def poisson_nll_loss(
     return await _POISSON[bool(log_input)].reduced(x, target, reduction, full=full, eps=eps)
 
 
-@gradient_of(poisson_nll_loss, lambda log_input, **given: _POISSON[bool(log_input)].derived(**given))
+async def _poisson_grad(log_input: bool, **given: Any) -> AccelRef:
+    return await _POISSON[bool(log_input)].derived(**given)
+
+
+@gradient_of(poisson_nll_loss, _poisson_grad)
 def poisson_nll_loss_grad() -> None:
     """Compute the gradient of `poisson_nll_loss` by `x`: one launch.
 
