@@ -6,6 +6,7 @@ Nothing depends on the version of Python, on installed packages or on the machin
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import re
@@ -24,7 +25,7 @@ _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
 _ROLES = {"exact", "number", "reads", "scalar", "status", "updates", "writes"}
 # Decorators whose first argument is a function with the same signature.
-_LIKE = {"arguments_of", "asks", "like", "operation_like"}
+_LIKE = {"arguments_of", "asks", "gradient_of", "like", "operation_like"}
 _WIDTH = 88
 
 
@@ -151,7 +152,11 @@ def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | F
     found = find(module, other)
     assert found is not None
     assert isinstance(found.node, ast.AsyncFunctionDef)
-    return _with_signature(node, found.node)
+    made = _with_signature(node, found.node)
+    if "gradient_of" in decorators(node):
+        made.args = copy.copy(made.args)
+        made.args.args = [ast.arg("grad", ast.Name("ExpressionArgument")), *made.args.args]
+    return made
 
 
 def _like(node: Function) -> str:

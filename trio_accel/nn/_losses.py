@@ -10,14 +10,16 @@ infinite: a class of probability 0, or one without weight.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, TypeAlias
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 
 import attrs
 import numpy as np
 
-from ..actors import arguments_of
+from ..actors import arguments_of, binder
 from ..backends.base import DType
-from ..devices import AccelRef, Operand, device_of
+from ..devices import AccelRef, Call, Operand, device_of
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
@@ -28,8 +30,12 @@ __all__ = [
     "mse_loss", "mse_loss_grad", "nll_loss", "smooth_l1_loss", "smooth_l1_loss_grad",
 ]  # fmt: skip
 
+ParametersP = ParamSpec("ParametersP")
+
 LossReduction: TypeAlias = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
+# Options that are plain numbers, and those of them that are 0 at least.
+_NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
 
 @attrs.frozen(eq=False)
@@ -49,15 +55,14 @@ class Loss:
     options: tuple[str, ...] = ()
 
     async def reduced(
-        self, x: Operand, target: Operand, reduction: str, *options: ExpressionArgument
+        self, x: Operand, target: Operand, reduction: str, **options: ExpressionArgument
     ) -> AccelRef:
         """Compute the loss: one launch."""
-        _check_pair(self.name, x, target, **dict(zip(self.options, options, strict=True)))
-        check_choice(self.name, "reduction", reduction, _REDUCTIONS)
+        given = self._checked(self.name, x, target, reduction, options)
         if reduction == "none":
-            return await self._each(x, target, *options)
+            return await self._each(x, target, *given)
         rows = self._rows(reduction)
-        return await rows.ask(rows.compute(x, target, *options))
+        return await rows.ask(rows.compute(x, target, *given))
 
     async def derived(
         self,
@@ -65,15 +70,26 @@ class Loss:
         x: Operand,
         target: Operand,
         reduction: str,
-        *options: ExpressionArgument,
+        **options: ExpressionArgument,
     ) -> AccelRef:
         """Compute the gradient of `x`: one launch."""
         name = f"{self.name}_grad"
-        _check_pair(name, x, target, **dict(zip(self.options, options, strict=True)))
-        check_choice(name, "reduction", reduction, _REDUCTIONS)
+        given = self._checked(name, x, target, reduction, options)
         _check_grad(name, grad, x.shape if reduction == "none" else ())
         scale = 1.0 / x.size if reduction == "mean" and x.size else 1.0
-        return await self._slopes(grad, x, target, scale, *options)
+        return await self._slopes(grad, x, target, scale, *given)
+
+    def _checked(
+        self, name: str, x: Operand, target: Operand, reduction: str, options: dict[str, Any]
+    ) -> list[ExpressionArgument]:
+        """Check all arguments, and return the options in their order."""
+        for option in self.options:
+            if option in _FROM_ZERO:
+                check_range(name, 0, np.inf, **{option: options[option]})
+        given = {one: float(options[one]) if one in _NUMBERS else options[one] for one in self.options}
+        _check_pair(name, x, target, **given)
+        check_choice(name, "reduction", reduction, _REDUCTIONS)
+        return list(given.values())
 
     @functools.cached_property
     def _each(self) -> Elementwise[AccelRef]:
@@ -89,6 +105,36 @@ class Loss:
     def _rows(self, reduction: str) -> Rowwise:
         text, names = f"{self.value}; y = {reduction}(v)", ("x", "target", *self.options)
         return Rowwise(text, names, precision="float32", operation=self.name)
+
+
+def gradient_of(
+    loss: Callable[ParametersP, Call[AccelRef]], run: Callable[..., Coroutine[Any, Any, AccelRef]]
+) -> Callable[[Callable[[], None]], Callable[Concatenate[ExpressionArgument, ParametersP], Call[AccelRef]]]:
+    """Make the gradient of a loss, which has the arguments of the loss behind its own, `grad`.
+
+    The name and the docstring are those of a function without parameters. Its body is empty.
+
+    Args:
+        loss: The loss.
+        run: Is called with all arguments by their names.
+    """
+    first = inspect.Parameter(
+        "grad", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="ExpressionArgument"
+    )
+    signature = inspect.signature(loss)
+    signature = signature.replace(parameters=[first, *signature.parameters.values()])
+
+    def make(own: Callable[[], None]) -> Any:
+        async def call(*values: Any, **options: Any) -> AccelRef:
+            return await run(**bound(values, options))
+
+        made: Any = functools.update_wrapper(call, own)
+        made.__signature__ = signature
+        made.__annotations__ = {"grad": first.annotation, **loss.__annotations__}
+        bound = binder(own.__name__, made)
+        return made
+
+    return make
 
 
 _MSE = Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
@@ -150,10 +196,8 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
     return await _MSE.reduced(x, target, reduction)
 
 
-@composed
-async def mse_loss_grad(
-    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
-) -> AccelRef:
+@gradient_of(mse_loss, _MSE.derived)
+def mse_loss_grad() -> None:
     """Compute the gradient of `mse_loss` by `x`: one launch.
 
     Args:
@@ -168,7 +212,6 @@ async def mse_loss_grad(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`; or `grad` has another shape.
     """
-    return await _MSE.derived(grad, x, target, reduction)
 
 
 @arguments_of(mse_loss, _L1.reduced)
@@ -179,7 +222,7 @@ def l1_loss() -> None:
     """
 
 
-@arguments_of(mse_loss_grad, _L1.derived)
+@gradient_of(l1_loss, _L1.derived)
 def l1_loss_grad() -> None:
     """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
 
@@ -196,25 +239,15 @@ async def smooth_l1_loss(
     That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. Arguments
     and errors are those of `mse_loss`; `beta` is 0 at least.
     """
-    check_range(_SMOOTH_L1.name, 0, np.inf, beta=beta)
-    return await _SMOOTH_L1.reduced(x, target, reduction, float(beta))
+    return await _SMOOTH_L1.reduced(x, target, reduction, beta=beta)
 
 
-@composed
-async def smooth_l1_loss_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    *,
-    reduction: LossReduction = "mean",
-    beta: float = 1.0,
-) -> AccelRef:
+@gradient_of(smooth_l1_loss, _SMOOTH_L1.derived)
+def smooth_l1_loss_grad() -> None:
     """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
 
     Arguments and errors are those of `mse_loss_grad` and `smooth_l1_loss`.
     """
-    check_range(f"{_SMOOTH_L1.name}_grad", 0, np.inf, beta=beta)
-    return await _SMOOTH_L1.derived(grad, x, target, reduction, float(beta))
 
 
 @composed
@@ -226,25 +259,15 @@ async def huber_loss(
     That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others.
     Arguments and errors are those of `mse_loss`; `delta` is 0 at least.
     """
-    check_range(_HUBER.name, 0, np.inf, delta=delta)
-    return await _HUBER.reduced(x, target, reduction, float(delta))
+    return await _HUBER.reduced(x, target, reduction, delta=delta)
 
 
-@composed
-async def huber_loss_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    *,
-    reduction: LossReduction = "mean",
-    delta: float = 1.0,
-) -> AccelRef:
+@gradient_of(huber_loss, _HUBER.derived)
+def huber_loss_grad() -> None:
     """Compute the gradient of `huber_loss` by `x`: one launch.
 
     Arguments and errors are those of `mse_loss_grad` and `huber_loss`.
     """
-    check_range(f"{_HUBER.name}_grad", 0, np.inf, delta=delta)
-    return await _HUBER.derived(grad, x, target, reduction, float(delta))
 
 
 @composed
@@ -275,24 +298,15 @@ async def binary_cross_entropy_with_logits(
         TypeError, NotSupportedError: As of `mse_loss`.
         ValueError: See `mse_loss`; or a factor that does not broadcast to `x`.
     """
-    return await _BINARY.reduced(x, target, reduction, weight, pos_weight)
+    return await _BINARY.reduced(x, target, reduction, weight=weight, pos_weight=pos_weight)
 
 
-@composed
-async def binary_cross_entropy_with_logits_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    weight: ExpressionArgument = 1,
-    *,
-    reduction: LossReduction = "mean",
-    pos_weight: ExpressionArgument = 1,
-) -> AccelRef:
+@gradient_of(binary_cross_entropy_with_logits, _BINARY.derived)
+def binary_cross_entropy_with_logits_grad() -> None:
     """Compute the gradient of `binary_cross_entropy_with_logits` by `x`: one launch.
 
     Arguments and errors are those of that and of `mse_loss_grad`.
     """
-    return await _BINARY.derived(grad, x, target, reduction, weight, pos_weight)
 
 
 @composed
@@ -321,34 +335,25 @@ async def kl_div(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    check_choice("nn.kl_div", "reduction", reduction, (*_REDUCTIONS, "batchmean"))
-    loss = _DIVERGENCES[bool(log_target)]
+    return await _divergence(x, reduction, log_target, target=target)
+
+
+async def _divergence(x: Operand, reduction: str, log_target: bool, **given: Any) -> AccelRef:
+    """Compute the divergence; or with `grad` its gradient."""
+    loss, is_gradient = _DIVERGENCES[bool(log_target)], "grad" in given
+    name, run = (f"{loss.name}_grad", loss.derived) if is_gradient else (loss.name, loss.reduced)
+    check_choice(name, "reduction", reduction, (*_REDUCTIONS, "batchmean"))
     if reduction != "batchmean":
-        return await loss.reduced(x, target, reduction)
-    total = await loss.reduced(x, target, "sum")
-    return await _scaled(total, _batch("nn.kl_div", x))
+        return await run(x=x, reduction=reduction, **given)
+    return await _scaled(await run(x=x, reduction="sum", **given), _batch(name, x))
 
 
-@composed
-async def kl_div_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    *,
-    reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
-    log_target: bool = False,
-) -> AccelRef:
+@gradient_of(kl_div, _divergence)
+def kl_div_grad() -> None:
     """Compute the gradient of `kl_div` by `x`.
 
     Arguments and errors are those of `kl_div` and `mse_loss_grad`.
     """
-    name = "nn.kl_div_grad"
-    check_choice(name, "reduction", reduction, (*_REDUCTIONS, "batchmean"))
-    loss = _DIVERGENCES[bool(log_target)]
-    if reduction != "batchmean":
-        return await loss.derived(grad, x, target, reduction)
-    slopes = await loss.derived(grad, x, target, "sum")
-    return await _scaled(slopes, _batch(name, x))
 
 
 _scaled = Elementwise[AccelRef]("y = x / count", inputs=("x", "count"), operation="nn.kl_div")

@@ -5,12 +5,14 @@ What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shape
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..actors import arguments_of
 from ..devices import AccelRef, Operand
 from ..devices.operations._calls import composed
 from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
 from ._library import check_choice
-from ._losses import Loss, LossReduction, mse_loss, mse_loss_grad
+from ._losses import Loss, LossReduction, gradient_of, mse_loss
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_grad", "cosine_embedding_loss", "gaussian_nll_loss",
@@ -91,23 +93,15 @@ async def binary_cross_entropy(
     That of logits is `binary_cross_entropy_with_logits`, which is more exact. `weight` are factors of the
     elements. Arguments and errors are those of that.
     """
-    return await _BINARY.reduced(x, target, reduction, weight)
+    return await _BINARY.reduced(x, target, reduction, weight=weight)
 
 
-@composed
-async def binary_cross_entropy_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    weight: ExpressionArgument = 1,
-    *,
-    reduction: LossReduction = "mean",
-) -> AccelRef:
+@gradient_of(binary_cross_entropy, _BINARY.derived)
+def binary_cross_entropy_grad() -> None:
     """Compute the gradient of `binary_cross_entropy` by `x`: one launch.
 
     Arguments and errors are those of that and of `mse_loss_grad`.
     """
-    return await _BINARY.derived(grad, x, target, reduction, weight)
 
 
 @arguments_of(mse_loss, _SOFT_MARGIN.reduced)
@@ -118,7 +112,7 @@ def soft_margin_loss() -> None:
     """
 
 
-@arguments_of(mse_loss_grad, _SOFT_MARGIN.derived)
+@gradient_of(soft_margin_loss, _SOFT_MARGIN.derived)
 def soft_margin_loss_grad() -> None:
     """Compute the gradient of `soft_margin_loss` by `x`: one launch.
 
@@ -134,23 +128,15 @@ async def hinge_embedding_loss(
 
     Arguments and errors are those of `mse_loss`.
     """
-    return await _HINGE.reduced(x, target, reduction, float(margin))
+    return await _HINGE.reduced(x, target, reduction, margin=margin)
 
 
-@composed
-async def hinge_embedding_loss_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    *,
-    reduction: LossReduction = "mean",
-    margin: float = 1.0,
-) -> AccelRef:
+@gradient_of(hinge_embedding_loss, _HINGE.derived)
+def hinge_embedding_loss_grad() -> None:
     """Compute the gradient of `hinge_embedding_loss` by `x`: one launch.
 
     Arguments and errors are those of `mse_loss_grad`.
     """
-    return await _HINGE.derived(grad, x, target, reduction, float(margin))
 
 
 @composed
@@ -172,24 +158,19 @@ async def margin_ranking_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _RANKING.reduced(x1, target, reduction, x2, float(margin))
+    return await _RANKING.reduced(x1, target, reduction, x2=x2, margin=margin)
 
 
-@composed
-async def margin_ranking_loss_grad(
-    grad: ExpressionArgument,
-    x1: Operand,
-    x2: Operand,
-    target: Operand,
-    *,
-    reduction: LossReduction = "mean",
-    margin: float = 0.0,
-) -> AccelRef:
+async def _ranking_grad(x1: Operand, **given: Any) -> AccelRef:
+    return await _RANKING.derived(x=x1, **given)
+
+
+@gradient_of(margin_ranking_loss, _ranking_grad)
+def margin_ranking_loss_grad() -> None:
     """Compute the gradient of `margin_ranking_loss` by `x1`: one launch. That by `x2` has the other sign.
 
     Arguments and errors are those of that and of `mse_loss_grad`.
     """
-    return await _RANKING.derived(grad, x1, target, reduction, x2, float(margin))
 
 
 @composed
@@ -218,25 +199,19 @@ async def poisson_nll_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _POISSON[bool(log_input)].reduced(x, target, reduction, float(full), float(eps))
+    return await _POISSON[bool(log_input)].reduced(x, target, reduction, full=full, eps=eps)
 
 
-@composed
-async def poisson_nll_loss_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    *,
-    log_input: bool = True,
-    full: bool = False,
-    eps: float = 1e-8,
-    reduction: LossReduction = "mean",
-) -> AccelRef:
+async def _poisson_grad(log_input: bool, **given: Any) -> AccelRef:
+    return await _POISSON[bool(log_input)].derived(**given)
+
+
+@gradient_of(poisson_nll_loss, _poisson_grad)
+def poisson_nll_loss_grad() -> None:
     """Compute the gradient of `poisson_nll_loss` by `x`: one launch.
 
     Arguments and errors are those of that and of `mse_loss_grad`.
     """
-    return await _POISSON[bool(log_input)].derived(grad, x, target, reduction, float(full), float(eps))
 
 
 @composed
@@ -265,25 +240,15 @@ async def gaussian_nll_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _GAUSSIAN.reduced(x, target, reduction, var, float(full), float(eps))
+    return await _GAUSSIAN.reduced(x, target, reduction, var=var, full=full, eps=eps)
 
 
-@composed
-async def gaussian_nll_loss_grad(
-    grad: ExpressionArgument,
-    x: Operand,
-    target: Operand,
-    var: ExpressionArgument,
-    *,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: LossReduction = "mean",
-) -> AccelRef:
+@gradient_of(gaussian_nll_loss, _GAUSSIAN.derived)
+def gaussian_nll_loss_grad() -> None:
     """Compute the gradient of `gaussian_nll_loss` by `x`: one launch.
 
     Arguments and errors are those of that and of `mse_loss_grad`.
     """
-    return await _GAUSSIAN.derived(grad, x, target, reduction, var, float(full), float(eps))
 
 
 @composed
@@ -309,7 +274,7 @@ async def cosine_embedding_loss(
     """
     check_array("nn.cosine_embedding_loss", x1=x1, x2=x2)
     cosines = await _COSINES.ask(_COSINES.compute(x1, x2, axis=-1))
-    return await _COSINE.reduced(cosines, target, reduction, float(margin))
+    return await _COSINE.reduced(cosines, target, reduction, margin=margin)
 
 
 @composed
@@ -343,7 +308,7 @@ async def triplet_margin_loss(
     check_array("nn.triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
     check_choice("nn.triplet_margin_loss", "reduction", reduction, ("none", "mean", "sum"))
     near, apart = [await pairwise_distance(anchor, other, eps=eps) for other in (positive, negative)]
-    return await _MEANT.reduced(near, apart, reduction, float(margin))
+    return await _MEANT.reduced(near, apart, reduction, margin=margin)
 
 
 @rows(

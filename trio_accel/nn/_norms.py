@@ -291,11 +291,7 @@ async def instance_norm_grad(
     name = "nn.instance_norm_grad"
     _check_grad(name, grad, x, eps)
     (factors,) = _by_channel(name, x, 3, weight=weight)
-    axes = tuple(range(2, x.ndim))
-    return NormGradients(
-        await _made(name, "x", grad, x, factors, float(eps), axis=axes),
-        *await _sums(name, "product", grad, x, eps, axes, _others(x.shape)),
-    )
+    return await _gradients(name, grad, x, factors, eps, range(2, x.ndim), _others(x.shape), x.shape[1:2])
 
 
 @composed
@@ -367,11 +363,10 @@ async def group_norm_grad(
     _check_grad(name, grad, x, eps)
     _by_channel(name, x, 2, weight=weight)
     apart = _apart(name, x, num_groups)
-    given, axes = (grad.reshape(apart), x.reshape(apart)), tuple(range(2, len(apart)))
-    made = await _made(name, "x", *given, _in_groups(x, num_groups, weight), float(eps), axis=axes)
-    sums = await _sums(name, "product", *given, eps, axes, (0, *range(3, len(apart))))
-    weights, biases = [each.reshape((x.shape[1],)) for each in sums]
-    return NormGradients(made.reshape(x.shape), weights, biases)
+    given = grad.reshape(apart), x.reshape(apart), _in_groups(x, num_groups, weight)
+    axes, others = range(2, len(apart)), (0, *range(3, len(apart)))
+    found = await _gradients(name, *given, eps, axes, others, x.shape[1:2])
+    return found._replace(x=found.x.reshape(x.shape))
 
 
 @composed
@@ -398,10 +393,7 @@ async def layer_norm_grad(
     """
     name = "nn.layer_norm_grad"
     axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
-    made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
-    sums = await _sums(name, "product", grad, x, eps, axes, others)
-    weights, biases = [each.reshape(shape) for each in sums]
-    return NormGradients(made, weights, biases)
+    return await _gradients(name, grad, x, weight, eps, axes, others, shape)
 
 
 @composed
@@ -438,14 +430,16 @@ def _of_layer(
     return axes, tuple(place for place, extent in enumerate(extents) if extent == 1), weight.shape
 
 
-async def _sums(
-    name: str, part: str, grad: Operand, x: Operand, eps: float, axes: Sequence[int], others: Sequence[int]
-) -> tuple[AccelRef, AccelRef]:
-    """Sum the gradients of factors, and those of what is added behind them."""
-    product = await _product(name, part, grad, x, eps, axes)
+async def _gradients(
+    name: str, grad: Operand, x: Operand, weight: ExpressionArgument, eps: float, axes: Sequence[int],
+    others: Sequence[int], shape: tuple[int, ...],
+) -> NormGradients:  # fmt: skip
+    """Compute all gradients; those of the factors are summed along `others`, and get a shape."""
+    made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
+    product = await _product(name, "product", grad, x, eps, axes)
     weights = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
     biases = await summing(name)(grad, axis=others)
-    return weights, biases
+    return NormGradients(made, weights.reshape(shape), biases.reshape(shape))
 
 
 async def _product(

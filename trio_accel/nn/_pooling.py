@@ -558,24 +558,20 @@ def adaptive_max_pool3d() -> None:
     """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
 
 
+_MaxPool: TypeAlias = Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]]
+
 AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message
 AvgPool1d: Final = avg_pool1d.message
 AvgPool2d: Final = avg_pool2d.message
 AvgPool3d: Final = avg_pool3d.message
 AvgPoolGrad: Final = avg_pool_grad.message
-MaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool1d)
-MaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool2d)
-MaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool3d)
+MaxPool1d: _MaxPool = message_of(max_pool1d)
+MaxPool2d: _MaxPool = message_of(max_pool2d)
+MaxPool3d: _MaxPool = message_of(max_pool3d)
 MaxPoolGrad: Final = max_pool_grad.message
 AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message
 AdaptiveAvgPool2d: Final = adaptive_avg_pool2d.message
 AdaptiveAvgPool3d: Final = adaptive_avg_pool3d.message
-AdaptiveMaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool1d
-)
-AdaptiveMaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool2d
-)
-AdaptiveMaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool3d
-)
+AdaptiveMaxPool1d: _MaxPool = message_of(adaptive_max_pool1d)
+AdaptiveMaxPool2d: _MaxPool = message_of(adaptive_max_pool2d)
+AdaptiveMaxPool3d: _MaxPool = message_of(adaptive_max_pool3d)

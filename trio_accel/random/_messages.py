@@ -10,21 +10,7 @@ from typing import Any, Final, ParamSpec, TypeAlias
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.contract.ops import (
-    FIRST,
-    PLACE,
-    RANDOM_DTYPES,
-    Distribution,
-    LinearSequence,
-    MatmulSpec,
-    PhiloxSpec,
-    Rejection,
-    RejectionSpec,
-    SearchSpec,
-    SequenceSpec,
-    SobolSpec,
-    SortSpec,
-)
+from ..backends.base.contract import ops
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
@@ -63,7 +49,7 @@ class RngActor(LibraryActor):
 
 
 def _draws(
-    distribution: Distribution, check: Callable[[Any, Planner], _Checked]
+    distribution: ops.Distribution, check: Callable[[Any, Planner], _Checked]
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Declared[ParametersP, AccelRef]]:
     """Declare a draw, whose message says the seed, and from which row on how much is drawn."""
 
@@ -72,7 +58,7 @@ def _draws(
         dtype, low, width = check(message, planner)
         _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
-        spec = PhiloxSpec(distribution, PLACE.pack(message.seed, message.row), low, width, out.spec)
+        spec = ops.PhiloxSpec(distribution, ops.PLACE.pack(message.seed, message.row), low, width, out.spec)
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
@@ -123,7 +109,7 @@ def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
 
 def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
     """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
-    if dtype not in RANDOM_DTYPES["uniform"]:
+    if dtype not in ops.RANDOM_DTYPES["uniform"]:
         raise NotSupportedError(f"{planner.name}: dtype must be float32 or float64, got {dtype}; use cast()")
     return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
 
@@ -201,13 +187,13 @@ def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
     pieces = -(-size // (1 << level))
     jumps = powers(message.sequence, level, max(pieces - 1, 0).bit_length())
     state = planner.read("state", np.array(message.state, np.uint32))
-    spec = SequenceSpec(message.sequence, 1 << level, state, planner.read("jumps", jumps), out.spec)
+    spec = ops.SequenceSpec(message.sequence, 1 << level, state, planner.read("jumps", jumps), out.spec)
     return Planned(spec, out, is_checked=True)
 
 
 @operation(actor=RngActor, plan=_plan_sequence, not_recorded=_NOT_RECORDED)
 async def _sequence_bits(
-    sequence: LinearSequence, state: State, shape: _Shape, out: AccelRef | None = None
+    sequence: ops.LinearSequence, state: State, shape: _Shape, out: AccelRef | None = None
 ) -> AccelRef:
     """Draw words of a linear sequence from a state on; see `Generator.bits` and `SequenceSpec`."""
     ...
@@ -219,13 +205,13 @@ def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
     a = planner.read("a", message.a)
     b = None if message.b is None else planner.read("b", message.b)
     _check_place(planner, seed=message.seed, row=message.row)
-    place = PLACE.pack(message.seed, message.row)
-    return Planned(RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
+    place = ops.PLACE.pack(message.seed, message.row)
+    return Planned(ops.RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
 
 
 @operation(actor=RngActor, plan=_plan_rejection, not_recorded=_NOT_RECORDED)
 async def _rejected(
-    distribution: Rejection,
+    distribution: ops.Rejection,
     seed: int,
     row: int,
     shape: _Shape,
@@ -242,7 +228,7 @@ def _plan_sobol(message: Any, planner: Planner) -> Planned[AccelRef]:
     _check_place(planner, first=message.first, count=message.count)
     directions, shift = planner.read("directions", message.directions), planner.read("shift", message.shift)
     out = planner.output((message.count, directions.shape[1]), DType.uint32)
-    return Planned(SobolSpec(FIRST.pack(message.first), directions, shift, out.spec), out)
+    return Planned(ops.SobolSpec(ops.FIRST.pack(message.first), directions, shift, out.spec), out)
 
 
 @operation(actor=RngActor, plan=_plan_sobol, not_recorded=_NOT_RECORDED)
@@ -254,7 +240,7 @@ async def _sobol_points(first: int, count: int, directions: Operand, shift: Oper
 def _plan_order(message: Any, planner: Planner) -> Planned[AccelRef]:
     keys = planner.read("keys", message.keys)
     out = planner.output((message.count,), DType.int64)
-    return Planned(SortSpec(0, message.descending, keys, None, out.spec, ()), out)
+    return Planned(ops.SortSpec(0, message.descending, keys, None, out.spec, ()), out)
 
 
 @operation(actor=ARRAYS, plan=_plan_order)
@@ -266,7 +252,7 @@ async def _order(keys: Operand, count: int, descending: bool) -> AccelRef:
 def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
     edges, x = planner.read("edges", message.edges), planner.read("x", message.x)
     out = planner.output(x.shape, DType.int64)
-    return Planned(SearchSpec("right", edges, x, None, out.spec, planner.status(1)), out)
+    return Planned(ops.SearchSpec("right", edges, x, None, out.spec, planner.status(1)), out)
 
 
 @operation(actor=ARRAYS, plan=_plan_search)
@@ -275,7 +261,7 @@ async def _search(edges: Operand, x: Operand) -> AccelRef:
     ...
 
 
-@operation("a(m, n), b(n, k) -> out(m, k)", actor=_BLAS, spec=MatmulSpec)
+@operation("a(m, n), b(n, k) -> out(m, k)", actor=_BLAS, spec=ops.MatmulSpec)
 async def _multiply(a: Operand, b: Operand) -> AccelRef:
     """Multiply by a matrix, as `linalg.matmul` does."""
     ...

@@ -125,18 +125,9 @@ async def cg(
         LibraryError: A wrong structure.
     """
     return await _solve(
-        _Cg,
-        "cg",
-        A,
-        b,
-        x0,
-        M,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        callback=callback,
-        check_every=check_every,
-    )
+        _Cg, "cg", A, b, x0, M,
+        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
+    )  # fmt: skip
 
 
 _BI_TURN = make(

@@ -10,22 +10,15 @@ from ..base.kit.library import ComputingDevice, LibraryEntry
 from .kit._library import CpuLibrary
 
 BACKEND = "cpu"
+# These have no state of their own, so that their kernels are all there is.
+_OF_KERNELS = ("arrays", "blas", "blaslt", "dnn", "fft", "jit", "random", "solver", "sparse", "tensor")
 
 # Imported with the library, because SciPy is slow to import.
 LIBRARIES: Mapping[str, LibraryEntry] = {
-    "arrays": LibraryEntry(".libraries.arrays"),
-    "blas": LibraryEntry(".libraries.blas"),
-    "blaslt": LibraryEntry(".libraries.blaslt"),
-    "dnn": LibraryEntry(".libraries.dnn"),
-    "fft": LibraryEntry(".libraries.fft"),
+    **{name: LibraryEntry(f".libraries.{name}") for name in _OF_KERNELS},
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
-    "jit": LibraryEntry(".libraries.jit"),
     "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
     "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
-    "random": LibraryEntry(".libraries.random"),
-    "solver": LibraryEntry(".libraries.solver"),
-    "sparse": LibraryEntry(".libraries.sparse"),
-    "tensor": LibraryEntry(".libraries.tensor"),
 }
 """By the names that library actors have for them."""
 

@@ -14,23 +14,10 @@ import numpy as np
 from ....actors import NotExecutedError
 
 __all__ = [
-    "AccelError",
-    "CompilationError",
-    "CompletionTimeoutError",
-    "ContextLostError",
-    "ContextPoisonedError",
-    "DeviceLostError",
-    "DriverError",
-    "InputFailedError",
-    "LibraryError",
-    "LinAlgError",
-    "NotSupportedError",
-    "OutOfMemoryError",
-    "OutOfRangeError",
-    "QueueFullError",
-    "Refused",
-    "StaleRefError",
-]
+    "AccelError", "CompilationError", "CompletionTimeoutError", "ContextLostError", "ContextPoisonedError",
+    "DeviceLostError", "DriverError", "InputFailedError", "LibraryError", "LinAlgError", "NotSupportedError",
+    "OutOfMemoryError", "OutOfRangeError", "QueueFullError", "Refused", "StaleRefError",
+]  # fmt: skip
 
 
 @attrs.define(eq=False, slots=False)

@@ -19,23 +19,10 @@ from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
 
 __all__ = [
-    "AccelBackend",
-    "AccelDevice",
-    "AccelEvent",
-    "AccelStream",
-    "CacheCounts",
-    "ChunkKeeper",
-    "CollectiveLibrary",
-    "Hold",
-    "InThread",
-    "KernelLibrary",
-    "Lease",
-    "LibraryUsage",
-    "MemoryStatistics",
-    "PlacedBlock",
-    "Poison",
-    "Waker",
-]
+    "AccelBackend", "AccelDevice", "AccelEvent", "AccelStream", "CacheCounts", "ChunkKeeper",
+    "CollectiveLibrary", "Hold", "InThread", "KernelLibrary", "Lease", "LibraryUsage", "MemoryStatistics",
+    "PlacedBlock", "Poison", "Waker",
+]  # fmt: skip
 
 Poison = Literal["illegal_address", "trap", "assert"]
 """Ways in which a kernel loses its context; a backend that has no kernels takes them for the same."""

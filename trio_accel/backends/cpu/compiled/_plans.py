@@ -41,64 +41,17 @@ _NO_FORM = struct.Struct("")
 _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
 
 # These have NumPy's bits, and the others of real numbers only.
-_EXACT = frozenset(
-    {
-        *(
-            "argument",
-            "constant",
-            "index",
-            "load",
-            "cast",
-            "where",
-            "carried",
-            "loop",
-            "break",
-            "end",
-            "result",
-        ),
-        *("negative", "positive", "conjugate", "real", "imag", "add", "subtract", "equal", "not_equal"),
-        *("logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite"),
-    }
-)
-_EXACT_REAL = frozenset(
-    {
-        *(
-            "multiply",
-            "divide",
-            "sqrt",
-            "absolute",
-            "fabs",
-            "sign",
-            "floor",
-            "ceil",
-            "trunc",
-            "rint",
-            "maximum",
-        ),
-        *(
-            "minimum",
-            "fmax",
-            "fmin",
-            "square",
-            "reciprocal",
-            "less",
-            "less_equal",
-            "greater",
-            "greater_equal",
-        ),
-        *(
-            "signbit",
-            "copysign",
-            "fmod",
-            "floor_divide",
-            "remainder",
-            "nextafter",
-            "bitwise_and",
-            "bitwise_or",
-        ),
-        *("bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm"),
-    }
-)
+_EXACT = frozenset([
+    "argument", "constant", "index", "load", "cast", "where", "carried", "loop", "break", "end", "result",
+    "negative", "positive", "conjugate", "real", "imag", "add", "subtract", "equal", "not_equal",
+    "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite",
+])  # fmt: skip
+_EXACT_REAL = frozenset([
+    "multiply", "divide", "sqrt", "absolute", "fabs", "sign", "floor", "ceil", "trunc", "rint", "maximum",
+    "minimum", "fmax", "fmin", "square", "reciprocal", "less", "less_equal", "greater", "greater_equal",
+    "signbit", "copysign", "fmod", "floor_divide", "remainder", "nextafter", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm",
+])  # fmt: skip
 _SQUARED = (DType.float32, DType.float64)
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias, cast
@@ -18,7 +18,7 @@ import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
 from ...base import DType, NotSupportedError
-from ...base.contract.ops import ArraySpec, OperationSpec
+from ...base.contract.ops import ArraySpec
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
 from ...base.kit.checks import scalar_of
 from ..runtime._memory import HostArray
@@ -76,76 +76,67 @@ class Blas:
     """
 
     def __init__(self, dtype: DType, plan: Plan) -> None:
-        self._plan = plan
-        routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
-        self._calls = {routine.name: _Prepared(dtype, routine) for routine in routines}
+        self._dtype, self._plan = dtype, plan
+        # Of each routine the sizes, which its arguments point to.
+        self._sizes: dict[str, HostArray] = {}
+        self._arguments: dict[str, list[int | bytes | Factor | Matrix]] = {}
+        for routine in (plan.routine, plan.plain):
+            if routine is not None:
+                self._prepare(routine)
 
-    def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
-        """Run an operation."""
-        routine = self._plan.routine_for(spec)
-        if routine is None:
-            return
-        call = self._calls[routine.name]
-        arrays = {field: view(getattr(spec, field)) for field in self._plan.steps}
-        factors = call.factors(spec)
-        if "out" in arrays and spec.b != spec.out:
-            np.copyto(arrays["out"], view(spec.b))
-        copies = {
-            field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")
-            for field, order in self._plan.copies.items()
-        }
-        addresses = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
-        for places in self._plan.calls(addresses):
-            call(places, factors)
-        for field in copies.keys() & {"c", "out"}:
-            np.copyto(arrays[field], copies[field])
-
-
-class _Prepared:
-    """A call of a routine: all that it is told but factors and addresses of arrays."""
-
-    def __init__(self, dtype: DType, routine: Routine) -> None:
-        call = find(dtype, routine.name)
-        sizes = [value if isinstance(value, int) else 0 for value in routine.arguments]
-        if call is None or max(sizes) >= 2 * LONGEST:
+    def _prepare(self, routine: Routine) -> None:
+        given = [value if isinstance(value, int) else 0 for value in routine.arguments]
+        if find(self._dtype, routine.name) is None or max(given) >= 2 * LONGEST:
             raise NotSupportedError(
                 f"SciPy's {routine.name} with integers of 32 bits is needed, for sizes below 2**31",
                 backend="cpu",
             )
-        self._call = call
-        self._dtype = dtype
-        self._sizes = np.array(sizes, np.int32)
-        self._matrices: dict[int, str] = {}
-        self._factors: dict[int, Factor] = {}
-        self._pointers: list[int | bytes] = []
-        first: int = self._sizes.ctypes.data
-        for place, value in enumerate(routine.arguments):
-            self._pointers.append(value.encode() if isinstance(value, str) else first + 4 * place)
-            if isinstance(value, Matrix):
-                self._matrices[place] = value.field
-            elif isinstance(value, Factor):
-                self._factors[place] = value
+        sizes = self._sizes[routine.name] = np.array(given, np.int32)
+        first: int = sizes.ctypes.data
+        self._arguments[routine.name] = [
+            value.encode()
+            if isinstance(value, str)
+            else first + 4 * place
+            if isinstance(value, int)
+            else value
+            for place, value in enumerate(routine.arguments)
+        ]
 
-    def factors(self, spec: OperationSpec) -> dict[int, HostArray]:
-        """Factors of an operation, by their places.
+    def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
+        """Run an operation, without the interpreter's lock.
 
         Raises:
-            LibraryError: One has an imaginary part, and the type has none.
+            LibraryError: A factor has an imaginary part, and the type has none.
         """
-        dtype = self._dtype
-        return {
-            place: np.array(scalar_of("blas", factor.field, factor.of(spec), dtype), dtype.dtype)
-            for place, factor in self._factors.items()
+        plan, dtype, routine = self._plan, self._dtype, self._plan.routine_for(spec)
+        call = None if routine is None else find(dtype, routine.name)
+        if routine is None or call is None:
+            return
+        given = self._arguments[routine.name]
+        factors = {
+            value: np.array(scalar_of("blas", value.field, value.of(spec), dtype), dtype.dtype)
+            for value in given
+            if isinstance(value, Factor)
         }
-
-    def __call__(self, addresses: Mapping[str, int], factors: Mapping[int, HostArray]) -> None:
-        """Call the routine, without the interpreter's lock."""
-        pointers = self._pointers.copy()
-        for place, field in self._matrices.items():
-            pointers[place] = addresses[field]
-        for place, number in factors.items():
-            pointers[place] = number.ctypes.data
-        self._call(*pointers)
+        arrays = {field: view(getattr(spec, field)) for field in plan.steps}
+        if "out" in arrays and spec.b != spec.out:
+            np.copyto(arrays["out"], view(spec.b))
+        copies = {
+            field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")
+            for field, order in plan.copies.items()
+        }
+        found = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
+        places = {field: plan.addresses(field, first).tolist() for field, first in found.items()}
+        columns: list[Iterable[Any]] = []
+        for value in given:
+            if isinstance(value, Matrix):
+                columns.append(places[value.field])
+            else:
+                columns.append(repeat(factors[value].ctypes.data if isinstance(value, Factor) else value))
+        for addresses in zip(*columns, strict=False):
+            call(*addresses)
+        for field in copies.keys() & {"c", "out"}:
+            np.copyto(arrays[field], copies[field])
 
 
 _LARGEST = 2**31 - 1

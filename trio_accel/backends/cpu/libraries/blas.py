@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-import attrs
 import numpy as np
 
 from ...base import DType
@@ -31,18 +30,20 @@ def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
         matrix_product(a, b, out)
 
 
-def _plan_blas(spec: Any, device: object) -> Blas:
+_Run: TypeAlias = "Callable[[Any, Callable[[ArraySpec], HostArray]], None]"
+
+
+def _plan_blas(spec: Any, device: object) -> _Run:
     """Find the routine and how it sees the arrays."""
-    return Blas(spec.outputs()[0].dtype, plan_routine(spec))
+    return Blas(spec.outputs()[0].dtype, plan_routine(spec)).run
 
 
-def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
+def _plan_gemm(spec: Any, device: object) -> _Run:
     """Have the product made by BLAS where the type has one."""
     dtype = spec.c.dtype
     if find(dtype, "gemm") is not None and max(*spec.a.shape, *spec.b.shape, *spec.c.shape) < LONGEST:
         return _plan_blas(spec, device)
-    # Low precision is computed, and its factors applied, in float32.
-    return _Plain(dtype, np.dtype(np.float32) if dtype.is_half else dtype.dtype)
+    return _multiply
 
 
 @kernel("linalg.gemm", backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
@@ -50,36 +51,25 @@ def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
     *("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"),
     backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True,
 )  # fmt: skip
-def by_blas(spec: Any, call: HostCall[Blas | _Plain]) -> None:
+def by_blas(spec: Any, call: HostCall[_Run]) -> None:
     """Run an operation on matrices as its plan says."""
     # Each extent is in two of the three matrices, of all these routines: the root is their product.
     matrices = spec.a, getattr(spec, "b", spec.a), *spec.outputs()
     with SCIPY.for_work(math.isqrt(math.prod(math.prod(matrix.shape) for matrix in matrices))):
-        call.plan.run(spec, call.array)
+        call.plan(spec, call.array)
 
 
-@attrs.frozen
-class _Plain:
-    """A product without BLAS's routine: for low precision, and where sizes are beyond it.
-
-    Attributes:
-        dtype: Type of the elements.
-        number: Type of the factors.
-    """
-
-    dtype: DType
-    number: np.dtype[Any]
-
-    def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
-        """Multiply."""
-        alpha = np.array(scalar_of("blas", "alpha", spec.alpha, self.dtype), self.number)
-        beta = np.array(scalar_of("blas", "beta", spec.beta, self.dtype), self.number)
-        a, b, c = view(spec.a), view(spec.b), view(spec.c)
-        result = matrix_product(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
-        result = result * alpha
-        if beta != 0:
-            result += widened(c) * beta
-        convert(result, c)
+def _multiply(spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
+    """Multiply without BLAS's routine: in low precision, by way of float32, and where sizes are beyond it."""
+    dtype = spec.c.dtype
+    factors = (("alpha", spec.alpha), ("beta", spec.beta))
+    alpha, beta = (np.array(scalar_of("blas", *one, dtype), _compute_dtype(dtype)) for one in factors)
+    a, b, c = view(spec.a), view(spec.b), view(spec.c)
+    result = matrix_product(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
+    result = result * alpha
+    if beta != 0:
+        result += widened(c) * beta
+    convert(result, c)
 
 
 def _transposed(matrix: HostArray, op: Transpose) -> HostArray:

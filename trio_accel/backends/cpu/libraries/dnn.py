@@ -8,6 +8,7 @@ some megabytes; one thread adds in one order.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,14 +33,17 @@ def batched(array: HostArray, axes: int) -> HostArray:
     return array if array.ndim == axes else array[None]
 
 
+def _cut(count: int, step: int) -> Iterator[slice]:
+    """Cut so many things into pieces of `step`, or of one."""
+    for first in range(0, count, max(1, step)):
+        yield slice(first, min(first + max(1, step), count))
+
+
 class _Strided:
     """The windows of a convolution over images.
 
     Attributes:
-        spatial: Extents of the images.
         window: Extents of the windows, and of the weights.
-        counts: How many windows there are along each axis.
-        padding: Zeros before the first element.
     """
 
     def __init__(
@@ -49,28 +53,26 @@ class _Strided:
         weight: HostArray,
         windows: HostArray,
     ) -> None:
-        self.spatial = images.shape[2:]
-        self.window = weight.shape[2:]
-        self.counts = windows.shape[2:]
-        self.padding = spec.padding
-        self._stride = spec.stride
-        self._dilation = spec.dilation
+        spatial, self.window, self._counts = images.shape[2:], weight.shape[2:], windows.shape[2:]
+        self._stride, self._dilation = spec.stride, spec.dilation
+        inner = [slice(one, one + extent) for one, extent in zip(spec.padding, spatial, strict=True)]
+        self._inner = (slice(None), slice(None), *inner)
+        each = zip(self._counts, spec.stride, self.window, spec.dilation, strict=True)
+        ends = [(count - 1) * stride + (width - 1) * dilation + 1 for count, stride, width, dilation in each]
+        # Of images with the zeros that their windows have.
+        self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
         # Elements of the columns of windows that differ along the first axis alone.
-        self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self.counts[1:]))
+        self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self._counts[1:]))
         self._most = max(1, weight.size)
 
     def images(self) -> Iterator[slice]:
         """Cut the images into pieces."""
-        step = max(1, _COLUMNS // max(self._line * self.counts[0], self._most))
-        for first in range(0, self._count, step):
-            yield slice(first, min(first + step, self._count))
+        return _cut(self._count, _COLUMNS // max(self._line * self._counts[0], self._most))
 
     def lines(self) -> Iterator[slice]:
         """Cut the windows along the first axis into pieces: one, where there may be several images."""
-        step = max(1, _COLUMNS // self._line)
-        for first in range(0, self.counts[0], step):
-            yield slice(first, min(first + step, self.counts[0]))
+        return _cut(self._counts[0], _COLUMNS // self._line)
 
     def padded(self, images: HostArray) -> HostArray:
         """Copy images into zeros, which hold all windows."""
@@ -80,35 +82,18 @@ class _Strided:
 
     def zeros(self, count: int, channels: int, dtype: np.dtype[Any]) -> HostArray:
         """Make zeros for so many images."""
-        extents = [
-            max(before + extent, (count - 1) * stride + dilation * (width - 1) + 1)
-            for before, extent, count, stride, dilation, width in zip(
-                self.padding,
-                self.spatial,
-                self.counts,
-                self._stride,
-                self._dilation,
-                self.window,
-                strict=True,
-            )
-        ]
-        return np.zeros((count, channels, *extents), dtype)
+        return np.zeros((count, channels, *self._extents), dtype)
 
     def inner(self, buffer: HostArray) -> HostArray:
         """Return the view of the images within their zeros."""
-        places = [slice(one, one + extent) for one, extent in zip(self.padding, self.spatial, strict=True)]
-        return buffer[(slice(None), slice(None), *places)]
+        return buffer[self._inner]
 
     def of(self, buffer: HostArray, lines: slice) -> HostArray:
         """Return the view of windows: image, channel, place in the window, window."""
         steps = buffer.strides[2:]
-        taps = [step * dilation for step, dilation in zip(steps, self._dilation, strict=True)]
-        strides = [step * stride for step, stride in zip(steps, self._stride, strict=True)]
-        view = as_strided(
-            buffer,
-            (*buffer.shape[:2], *self.window, *self.counts),
-            (*buffer.strides[:2], *taps, *strides),
-        )
+        taps, starts = (map(operator.mul, steps, each) for each in (self._dilation, self._stride))
+        strides = (*buffer.strides[:2], *taps, *starts)
+        view = as_strided(buffer, (*buffer.shape[:2], *self.window, *self._counts), strides)
         return view[(*(slice(None),) * (2 + len(steps)), lines)]
 
 
@@ -244,9 +229,7 @@ class _Windows:
 
     def pad(self, array: HostArray, axis: int, value: float) -> HostArray:
         """Copy an array into one with values before and behind."""
-        shape = list(array.shape)
-        shape[axis] = self.padded
-        padded: HostArray = np.full(shape, value, array.dtype)
+        padded: HostArray = np.full(_with_extent(array, axis, self.padded), value, array.dtype)
         padded[self.inner(axis)] = array
         return padded
 
@@ -276,8 +259,7 @@ class _Windows:
     def _most_of_each(
         self, values: HostArray, places: HostArray | None, axis: int
     ) -> tuple[HostArray, HostArray | None]:
-        shape = list(values.shape)
-        shape[axis] = len(self.starts)
+        shape = _with_extent(values, axis, len(self.starts))
         best: HostArray = np.empty(shape, values.dtype)
         found = None if places is None else np.empty(shape, np.int64)
         for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
@@ -290,9 +272,7 @@ class _Windows:
 
     def sum(self, values: HostArray, axis: int) -> HostArray:
         """Add up the elements of each window along the axis."""
-        shape = list(values.shape)
-        shape[axis] = len(self.starts)
-        total: HostArray = np.zeros(shape, values.dtype)
+        total: HostArray = np.zeros(_with_extent(values, axis, len(self.starts)), values.dtype)
         if self.stride:
             for one in self.taps(self.pad(values, axis, 0), axis):
                 total += one
@@ -303,9 +283,7 @@ class _Windows:
 
     def spread(self, values: HostArray, axis: int) -> HostArray:
         """Add the value of each window to all of its elements along the axis."""
-        shape = list(values.shape)
-        shape[axis] = self.padded
-        total: HostArray = np.zeros(shape, values.dtype)
+        total: HostArray = np.zeros(_with_extent(values, axis, self.padded), values.dtype)
         if self.stride:
             for one in self.taps(total, axis):
                 one += values  # noqa: PLW2901  # a view: the windows of one tap share no element
@@ -321,15 +299,17 @@ class _Windows:
         return np.minimum(self.stops, self.extent + behind) - self.starts
 
 
+def _with_extent(array: HostArray, axis: int, extent: int) -> tuple[int, ...]:
+    return (*array.shape[:axis], extent, *array.shape[axis + 1 :])
+
+
 def _along(axis: int, index: int | slice) -> tuple[int | slice, ...]:
     return (*(slice(None),) * axis, index)
 
 
 def _images(images: HostArray) -> Iterator[slice]:
     """Cut images into pieces."""
-    step = max(1, _POOLED // max(1, images[:1].size))
-    for first in range(0, len(images), step):
-        yield slice(first, first + step)
+    return _cut(len(images), _POOLED // max(1, images[:1].size))
 
 
 @kernel(ops.MaxPoolSpec, backend="cpu", dtypes={"x": FLOATS})

@@ -29,24 +29,23 @@ class CpuStream:
 
     The thread starts with the first work and ends after `close`. An operation that fails does
     not stop the stream: the next event reports it, and the one after that is clean.
+
+    Attributes:
+        name: Name of the stream and of its thread.
+        is_closed: Whether the stream takes no more work.
     """
 
     def __init__(self, name: str, fault: CpuFault | None = None) -> None:
-        self._name = name
+        self.name: str = name
         self._fault = fault or CpuFault("cpu")
         # A SimpleQueue is the steadiest way of the standard library to wake an idle thread (measured: Queue,
         # Condition, Semaphore, a lock beside a deque). It costs next to nothing (20 ns) while the thread is
         # busy.
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self.is_closed: bool = False
         # Nothing may come behind the end that `close` enqueues, and one thread only is started.
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """Name of the stream and of its thread."""
-        return self._name
 
     @property
     def failure(self) -> Exception | None:
@@ -54,14 +53,9 @@ class CpuStream:
         return self._fault.error()
 
     @property
-    def is_closed(self) -> bool:
-        """Whether the stream takes no more work."""
-        return self._is_closed
-
-    @property
     def has_ended(self) -> bool:
         """Whether the stream is closed and everything enqueued is done."""
-        return self._is_closed and (self._thread is None or not self._thread.is_alive())
+        return self.is_closed and (self._thread is None or not self._thread.is_alive())
 
     def enqueue(self, work: Work) -> None:
         """Run something after everything enqueued so far.
@@ -71,7 +65,7 @@ class CpuStream:
             ContextPoisonedError: The context is lost.
         """
         failure = self._fault.error()
-        if failure is not None and not self._is_closed:
+        if failure is not None and not self.is_closed:
             raise failure
         self._put(work)
 
@@ -125,8 +119,8 @@ class CpuStream:
     def close(self) -> None:
         """Take no more work. Enqueued work still runs, then the thread ends; does not wait."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
+            if not self.is_closed:
+                self.is_closed = True
                 self._items.put(None)
 
     def join(self) -> None:
@@ -136,50 +130,45 @@ class CpuStream:
 
     def _put(self, item: _Item) -> None:
         with self._lock:
-            if self._is_closed:
-                raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+            if self.is_closed:
+                raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
             if self._thread is None:
                 # A daemon: a stuck operation must not keep the interpreter from ending. Started
                 # before there is work: if the system has no thread left, nothing was enqueued.
                 thread = threading.Thread(
-                    target=_run, args=(self._items, self._fault), name=self._name, daemon=True
+                    target=_run, args=(self._items, self._fault), name=self.name, daemon=True
                 )
                 thread.start()
                 self._thread = thread
             self._items.put(item)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "open"
-        return f"<CpuStream {self._name!r} ({state})>"
+        state = "closed" if self.is_closed else "open"
+        return f"<CpuStream {self.name!r} ({state})>"
 
 
 class CpuEvent:
-    """A point in a stream: done when everything enqueued before it is."""
+    """A point in a stream: done when everything enqueued before it is.
 
-    __slots__ = ("_error", "_is_done", "_lock", "_wakers")
+    Attributes:
+        error: The first error between the stream's previous event and this one; None if all went well.
+        is_done: Whether the stream has passed this point.
+    """
+
+    __slots__ = ("_lock", "_wakers", "error", "is_done")
 
     def __init__(self) -> None:
-        self._error: Exception | None = None
-        self._is_done = False
+        self.error: Exception | None = None
+        self.is_done: bool = False
         self._wakers: list[Waker] = []
         # Orders `notify` against `finish`: a waker is rung by exactly one of them. Nothing is
         # called while it is held.
         self._lock = threading.Lock()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the stream has passed this point."""
-        return self._is_done
-
-    @property
-    def error(self) -> Exception | None:
-        """The first error between the stream's previous event and this one; None if all went well."""
-        return self._error
-
     def notify(self, waker: Waker) -> None:
         """Ring once the event is done: at once if it is already."""
         with self._lock:
-            if not self._is_done:
+            if not self.is_done:
                 self._wakers.append(waker)
                 return
         waker.ring()
@@ -190,8 +179,8 @@ class CpuEvent:
         When the context is lost, only other streams are told, and no callback is called, as on a GPU (D9).
         """
         with self._lock:
-            self._error = error
-            self._is_done = True
+            self.error = error
+            self.is_done = True
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
             # A latch is another stream's thread, or a `synchronize`: it would block for ever.
@@ -199,7 +188,7 @@ class CpuEvent:
                 waker.ring()
 
     def __repr__(self) -> str:
-        return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
+        return f"<CpuEvent ({'done' if self.is_done else 'pending'}, error {self.error!r})>"
 
 
 @attrs.define(eq=False)

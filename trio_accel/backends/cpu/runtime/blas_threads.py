@@ -52,21 +52,20 @@ class BlasThreads:
 
     Args:
         number: OpenBLAS's own variable.
+
+    Attributes:
+        started: How many threads it was started with: what the user allows.
     """
 
     def __init__(self, number: ctypes.c_int) -> None:
-        self._number, self._started = number, number.value
+        self._number = number
+        self.started: int = number.value
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
-    @property
-    def started(self) -> int:
-        """How many threads it was started with: what the user allows."""
-        return self._started
-
     def _begin(self) -> None:
         """Begin with nobody inside: in a fork, the threads that were are gone."""
-        self._number.value, self._inside, self._queued, self._is_small = self._started, 0, 0, True
+        self._number.value, self._inside, self._queued, self._is_small = self.started, 0, 0, True
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._left = threading.Condition(self._lock)
 
@@ -86,7 +85,7 @@ class BlasThreads:
     def enter(self, multiplications: int) -> None:
         """Begin a call that makes so many multiplications at most; `leave` ends it."""
         # Where there is one thread anyway, all calls are of one kind.
-        is_small = multiplications <= BOUND or self._started == 1
+        is_small = multiplications <= BOUND or self.started == 1
         with self._lock:
             if not self._queued and (not self._inside or self._is_small is is_small):
                 self._count(is_small)
@@ -102,13 +101,13 @@ class BlasThreads:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._number.value = self._started
+                self._number.value = self.started
                 if self._queued:
                     self._left.notify()
 
     def _count(self, is_small: bool) -> None:
         if not self._inside:
-            self._started, self._is_small = self._number.value, is_small
+            self.started, self._is_small = self._number.value, is_small
             if is_small:
                 self._number.value = 1
         self._inside += 1

@@ -10,12 +10,8 @@ from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "CloseCommunicatorSpec",
-    "CollectiveSpec",
-    "CommunicatorIdSpec",
-    "OpenCommunicatorSpec",
-    "Waiting",
-]
+    "CloseCommunicatorSpec", "CollectiveSpec", "CommunicatorIdSpec", "OpenCommunicatorSpec", "Waiting",
+]  # fmt: skip
 
 
 class _Point(Protocol):

@@ -297,9 +297,7 @@ def _scale_kind(shape: tuple[int, ...], rows: int) -> ScaleKind:
 
 
 _PRECISIONS = {
-    "tf32": (DType.float32,),
-    "bf16": (DType.float32,),
-    "bf16x9": (DType.float32,),
+    **dict.fromkeys(("tf32", "bf16", "bf16x9"), (DType.float32,)),
     "fixed_point": (DType.float64,),
     "fast": _FLOAT8,
 }

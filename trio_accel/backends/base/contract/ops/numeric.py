@@ -117,10 +117,7 @@ _REALS = (DType.float32, DType.float64)
 
 RANDOM_DTYPES: Mapping[Distribution, tuple[DType, ...]] = {
     "bits": (DType.uint32,),
-    "uniform": _REALS,
-    "normal": _REALS,
-    "exponential": _REALS,
-    "lognormal": _REALS,
+    **dict.fromkeys(("uniform", "normal", "exponential", "lognormal"), _REALS),
     "integers": (DType.int64,),
 }
 """The dtypes of the numbers of each distribution."""
