@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
+import pickle
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import attrs
 
@@ -109,14 +109,7 @@ class KernelDefinition:
 
     def encode(self) -> str:
         """Write it as a text; equal definitions have equal texts."""
-        plain = {field.name: getattr(self, field.name) for field in attrs.fields(KernelDefinition)}
-        plain["parameters"] = [
-            [each.name, each.role, each.dtype.value, each.ndim, _layout_of(each.layout)]
-            for each in self.parameters
-        ]
-        plain["code"] = [[each.format, *_encoded(each.data), each.name] for each in self.code]
-        plain["options"] = dict(self.options)
-        return json.dumps(plain, separators=(",", ":"), sort_keys=True)
+        return base64.b85encode(pickle.dumps(self, protocol=5)).decode("ascii")
 
     @property
     def scalars(self) -> tuple[DType, ...]:
@@ -131,17 +124,8 @@ class KernelDefinition:
     @functools.lru_cache(256)
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
-        plain = cast("dict[str, Any]", json.loads(text))
-        plain["parameters"] = tuple(
-            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=_layout_of(layout))
-            for name, role, dtype, ndim, layout in plain["parameters"]
-        )
-        plain["code"] = tuple(
-            KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
-            for form, kind, data, name in plain["code"]
-        )
-        plain["cluster"] = plain["cluster"] and tuple(plain["cluster"])
-        return KernelDefinition(**plain)
+        definition: KernelDefinition = pickle.loads(base64.b85decode(text))  # noqa: S301  # the application's own
+        return definition
 
 
 @specification
@@ -209,19 +193,6 @@ def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
         offsets.append(start)
         end = start + dtype.itemsize
     return tuple(offsets), end
-
-
-def _layout_of(layout: Any) -> Any:
-    """Return plain values for a tensor map, and the other way round."""
-    if isinstance(layout, TensorMap):
-        return attrs.asdict(layout, recurse=False)
-    return TensorMap(**cast("dict[str, Any]", layout)) if isinstance(layout, dict) else layout
-
-
-def _encoded(data: str | bytes) -> tuple[str, str]:
-    if isinstance(data, str):
-        return "text", data
-    return "bytes", base64.b85encode(data).decode("ascii")
 
 
 RESULT_WORDS = 128
