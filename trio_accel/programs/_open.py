@@ -210,7 +210,7 @@ class Plan:
             backoff=self._backoff,
             refuses_all=self._refuses_all,
         )
-        library = f"{PATH}?{definition.encode()}"
+        text = definition.encode()
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
         # The trees get the arrays of the device in place of NumPy's: a reset that keeps them means these.
@@ -219,18 +219,18 @@ class Plan:
         async def start() -> Opened:
             with ExitStack() as held:
                 recoveries = opened(self._device).state.recoveries
-                kernels = ProgramActor.library_of(definition.encode())
+                kernels = ProgramActor.library_of(text)
                 recoveries.expect(kernels, name, self._path.partition(":")[0])
                 held.callback(recoveries.forget, kernels)
                 frozen = tuple([array for array in arrays if array.ref.block not in changed])
                 for array in frozen:
                     held.enter_context(_frozen(array.ref.block, name))
-                await self._start(library, arrays)
+                await self._start(f"{PATH}?{text}", arrays)
                 return Opened(
                     device=self._device,
                     name=name,
                     target=self._target,
-                    library=library,
+                    library=f"{PATH}?{text}",
                     frozen=frozen,
                     state=[array for array in arrays if array.ref.block in changed],
                     again=lambda args, kwargs: self._prepare_again(name, kept, arrays, args, kwargs),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
-import pickle
+import json
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
@@ -37,6 +37,8 @@ __all__ = [
 
 CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
 """Format of code, by the names of `cuda.core`."""
+
+_TEXTS = ("c++", "ptx")
 
 KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
 """Use of a parameter by a kernel; a scalar is passed by value."""
@@ -109,7 +111,7 @@ class KernelDefinition:
 
     def encode(self) -> str:
         """Write it as a text; equal definitions have equal texts."""
-        return base64.b85encode(pickle.dumps(self, protocol=5)).decode("ascii")
+        return json.dumps(attrs.asdict(self), default=_plain, separators=(",", ":"), sort_keys=True)
 
     @property
     def scalars(self) -> tuple[DType, ...]:
@@ -124,8 +126,23 @@ class KernelDefinition:
     @functools.lru_cache(256)
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
-        definition: KernelDefinition = pickle.loads(base64.b85decode(text))  # noqa: S301  # the application's own
-        return definition
+        plain = cast("dict[str, Any]", json.loads(text))
+        for each in plain["parameters"]:
+            each["dtype"] = DType(each["dtype"])
+            each["layout"] = (
+                TensorMap(**each["layout"]) if isinstance(each["layout"], dict) else each["layout"]
+            )
+        for each in plain["code"]:
+            if each["format"] not in _TEXTS:
+                each["data"] = base64.b85decode(each["data"])
+        plain["parameters"] = tuple(KernelParameter(**each) for each in plain["parameters"])
+        plain["code"] = tuple(KernelCode(**each) for each in plain["code"])
+        plain["cluster"] = plain["cluster"] and tuple(plain["cluster"])
+        return KernelDefinition(**plain)
+
+
+def _plain(value: DType | bytes) -> str:
+    return value.value if isinstance(value, DType) else base64.b85encode(value).decode("ascii")
 
 
 @specification
