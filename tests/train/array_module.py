@@ -58,9 +58,6 @@ class ArrayModule(train.Module):
         for name in ("parameters", *self.plan["states"]):
             target[name][:] = source[name]
 
-    def _samples(self, batch: Arrays) -> Arrays:
-        return batch
-
     def _empty(self, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, self.plan["compute"])
 

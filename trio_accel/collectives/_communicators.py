@@ -103,14 +103,13 @@ class MakeName(OfRanks):
         return Planned(CommunicatorIdSpec(words), finish=words.tobytes)
 
 
+@attrs.define(eq=False, slots=False)
 class _WithoutArrays(OfRanks):
-    def __init__(self, library: str, spec: OperationSpec) -> None:
-        super().__init__(library)
-        self._spec = spec
+    spec: OperationSpec
 
     def plan(self, planner: Planner) -> Planned[None]:
         """Plan the specification alone: there are no arrays."""
-        return Planned(self._spec)
+        return Planned(self.spec)
 
 
 class OpenCommunicator(_WithoutArrays):
@@ -154,31 +153,30 @@ class Part:
         return self.kind, self.reduction, self.root, self.dtype, nbytes.bit_length(), *map(tuple, peers)
 
 
+@attrs.define(eq=False, slots=False)
 class Meet(OfRanks):
     """Take part in a collective."""
 
-    def __init__(self, library: str, number: int, part: Part, *, is_known: bool) -> None:
-        super().__init__(library)
-        self._number = number
-        self._part = part
-        self._is_known = is_known
+    number: int
+    part: Part
+    is_known: bool
 
     @property
     def operation(self) -> str:
         """The name, which is that with mapped arrays where elements are reduced."""
-        return f"collectives.{self._part.reduction or self._part.kind}"
+        return f"collectives.{self.part.reduction or self.part.kind}"
 
     def plan(self, planner: Planner) -> Planned[AccelRef | None]:
         """Name the result."""
-        part = self._part
+        part = self.part
         source = None if part.source is None else planner.read("array", part.source)
         out = None if part.shape is None else planner.output(part.shape, part.dtype)
         spec = CollectiveSpec(
-            self._number,
+            self.number,
             part.kind,
             part.reduction,
             part.root,
-            self._is_known,
+            self.is_known,
             source,
             None if out is None else out.spec,
             part.sends,
@@ -378,7 +376,7 @@ class Communicator:
         self.life.move("call" if is_known else "meet")
         actor, number = self.vendor.actor, self.number
         made = await self._together(
-            {rank: Meet(actor, number, part, is_known=is_known) for rank, part in parts.items()}
+            {rank: Meet(actor, number, part, is_known) for rank, part in parts.items()}
         )
         self.life.move("done")
         self._ways.add(way)

@@ -14,7 +14,6 @@ import attrs
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import JoinSpec
 from ..devices import AccelRef, LibraryActor, Operation, PeerCopyActor, Planned, Planner
-from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ..expressions import Elementwise
 
@@ -88,35 +87,36 @@ class Join(Operation[PeerCopyActor, AccelRef]):
         return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)
 
 
+@attrs.define(eq=False, slots=False)
 class OfRanks(Operation[LibraryActor, Any]):
     """Base of the messages that an instance sends to a library of its own, in place of the class's."""
 
+    path: str
     not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
     library: ClassVar[str] = "of the instance"
 
-    def __init__(self, library: str) -> None:
-        vars(self)["library"] = library
+    def __attrs_post_init__(self) -> None:
+        vars(self)["library"] = self.path
 
 
+@attrs.define(eq=False, slots=False)
 class PartOperation(OfRanks):
     """The message of one rank, for an actor of its own with the library of the message.
 
-    Args:
+    Attributes:
         message: The message.
         lent: What all ranks lend.
         changed: Collects the arrays that it changes, which were there before.
     """
 
-    def __init__(self, message: Operation[Any, Any], lent: Sequence[Block], changed: list[Block]) -> None:
-        super().__init__(f"{message.library}{APART}")
-        self._message = message
-        self._lent = lent
-        self._changed = changed
+    message: Operation[Any, Any]
+    lent: Sequence[Block]
+    changed: list[Block]
 
     @property
     def operation(self) -> str:
         """The message's operation."""
-        return self._message.operation
+        return self.message.operation
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Plan the message, and refuse to write to what others read.
@@ -125,17 +125,17 @@ class PartOperation(OfRanks):
             ValueError: It does.
             NotSupportedError: Its library has no second actor.
         """
-        if "?" in self._message.library:
+        if "?" in self.message.library:
             raise NotSupportedError(
-                f"{planner.name}: {self._message.library} is a library of one actor, which no world can ask; "
+                f"{planner.name}: {self.message.library} is a library of one actor, which no world can ask; "
                 "ask its device",
                 operation=planner.name,
             )
-        planned = self._message.plan(planner)
-        if any(block is one for block in planner.changed for one in self._lent):
+        planned = self.message.plan(planner)
+        if any(block is one for block in planner.changed for one in self.lent):
             raise ValueError(
                 f"{planner.name}: it writes to an array that ranks read meanwhile; have it make a new one, "
                 "or write to another"
             )
-        self._changed[:] = planner.changed
+        self.changed[:] = planner.changed
         return planned

@@ -13,6 +13,7 @@ from ..actors import Intensity, named_arguments
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ..devices.base._refusals import what_to_do
+from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, refusal
@@ -511,7 +512,8 @@ class World:
                     f"{call.name}: operation must return a message that names its library, got {told}"
                 )
             changed = call.changed[rank] = list[Block]()
-            return await self.devices[rank].ask(PartOperation(message, [one.block for one in lent], changed))
+            blocks, library = [one.block for one in lent], f"{message.library}{APART}"
+            return await self.devices[rank].ask(PartOperation(library, message, blocks, changed))
 
         async with self._turns.turn(call.name), alone_on(self.devices):
             return [*(await call.each(lent, reply)).values()]

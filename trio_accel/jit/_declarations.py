@@ -25,7 +25,6 @@ from ..backends.base.contract.ops import (
     TensorMap,
     contiguous_strides,
 )
-from ..backends.base.contract.values import ALWAYS_HELD
 
 __all__ = [
     "CompileOptions",
@@ -388,21 +387,6 @@ def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelL
             raise ValueError(f"ndim: must be {rank}, as the box of the tensor map has, got {ndim}")
         ndim = rank
     return Parameter(role, kind, ndim, layout)
-
-
-def always_held(
-    parameter: KernelParameter,
-) -> tuple[frozenset[type[object]], float, float] | None:
-    """Types of numbers, and the least and the most of them, that a scalar holds for sure; None for arrays."""
-    if parameter.role != "scalar":
-        return None
-    dtype = parameter.dtype
-    if dtype.kind in ("int", "uint"):
-        limits = np.iinfo(dtype.dtype)
-        return frozenset({int}), int(limits.min), int(limits.max)
-    if dtype.kind == "float":
-        return frozenset({int, float}), -ALWAYS_HELD, ALWAYS_HELD
-    return frozenset(), 0, 0
 
 
 def check_array(operation: str, parameter: KernelParameter, array: ArraySpec) -> None:

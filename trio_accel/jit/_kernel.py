@@ -34,7 +34,6 @@ from ._declarations import (
     Parameter,
     Rule,
     Scalars,
-    always_held,
     as_code,
     check_array,
     check_block,
@@ -209,7 +208,7 @@ class Kernel:
             for name, one in parameters.items()
         ]
         self._steps = tuple(
-            (each, shape, always_held(each), given.copy)
+            (each, shape, given.copy)
             for each, shape, given in zip(named, shapes, parameters.values(), strict=True)
         )
         maps = [(each.name, each.layout) for each in named]
@@ -310,17 +309,12 @@ class Kernel:
         taken = _Taken()
         values, scalars, name = taken.values, taken.scalars, planner.name
         for step, argument in zip(self._steps, arguments, strict=True):
-            parameter, shape, holds, copies = step
-            if holds is None:
+            parameter, shape, copies = step
+            if parameter.role == "scalar":
+                values[parameter.name] = element(name, parameter.name, argument, parameter.dtype)
+                scalars.append(values[parameter.name])
+            else:
                 taken.add_array(planner, parameter, shape, argument, copies)
-                continue
-            # Nearly all numbers need no closer look.
-            kinds, least, most = holds
-            number: Any = argument
-            if type(number) not in kinds or not least <= number <= most:
-                number = element(name, parameter.name, argument, parameter.dtype)
-            values[parameter.name] = number
-            scalars.append(number)
         if taken.outputs:
             taken.make_outputs(planner)
         grid, block, shared = self._extents(name, values)

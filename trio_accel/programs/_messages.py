@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -29,14 +30,16 @@ from ..backends.base.contract.program_definition import (
     MOST_TEXT,
     ProgramDefinition,
     Tree,
+    build,
     flatten,
     packed_of,
     text_of,
     tree_of,
 )
 from ..backends.base.kit.ranks import MEETING
-from ..devices import AccelRef, LibraryActor, Operand, Operation, OwnSupervision, Planned, Planner
+from ..devices import AccelRef, LibraryActor, Operation, OwnSupervision, Planned, Planner
 from ._method import Method
+from ._opened import Opened, StateArray
 from ._progress import chosen_progress
 
 PATH = "trio_accel.programs:ProgramActor"
@@ -92,21 +95,6 @@ _Specs: TypeAlias = "tuple[ArraySpec, ...]"
 _MOST_EXPECTED = 64 << 20
 _MOST_KEYS = 256
 SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-@attrs.frozen(eq=False)
-class StateArray:
-    """An array among the arguments of a constructor.
-
-    Attributes:
-        parameter: Parameter that has it.
-        where: Its place, such as ``"weights['bias']"``.
-        ref: The array.
-    """
-
-    parameter: str
-    where: str
-    ref: AccelRef
 
 
 @attrs.frozen
@@ -215,10 +203,9 @@ class MethodCall(_ProgramMessage):
     Attributes:
         method: The method.
         bound: Its arguments, without `out`.
+        opened: The program.
+        state: The arrays that it was opened with and changes, and one of each other block of `Opened.state`.
         out: Arrays of the asker's for declared outputs.
-        frozen: Arrays that the program was opened with, and that are never changed.
-        state: The others that it was opened with: those that it changes, and one of each other block.
-        opened_with: All of the others.
         slot: Where the result is kept; None if it is declared.
         forget: Slots of results that are not wanted any more.
         expectations: The arrays that are expected of results which are not declared.
@@ -227,13 +214,12 @@ class MethodCall(_ProgramMessage):
 
     method: Method
     bound: inspect.BoundArguments
-    out: object
-    frozen: tuple[StateArray, ...]
+    opened: Opened
     state: Sequence[StateArray]
-    opened_with: Sequence[StateArray]
-    slot: int | None
-    forget: tuple[int, ...]
-    expectations: Expectations
+    out: object = None
+    slot: int | None = None
+    forget: tuple[int, ...] = ()
+    expectations: Expectations = attrs.field(factory=Expectations)
     item: tuple[int, int] | None = None
 
     def plan(self, planner: Planner) -> Planned[Any]:
@@ -250,30 +236,30 @@ class MethodCall(_ProgramMessage):
                 updated.append(planner.update(array.where, array.ref))
             else:
                 state.append(planner.read(array.where, array.ref))
-        for array in self.frozen:
+        for array in self.opened.frozen:
             # Frozen arrays need no order, as they are never written to (D113).
             if not array.ref.block.is_usable:
                 array.ref.block.check(f"{planner.name}: {array.where}", array.ref.spec)
-        planner.keep(self.frozen)
+        planner.keep(self.opened.frozen)
         arrays = tuple(state), tuple(inputs), tuple(updated)
         if method.out is None:
             return self._plan_unknown(planner, arguments, *arrays)
-        outputs: list[ArraySpec] = []
-        declared = _declared(planner.name, method, self.bound)
-        tree, reply = _outputs(planner, "out", declared, self.out, outputs)
+        made: list[AccelRef] = []
+        tree = _outputs(planner, "out", _declared(planner.name, method, self.bound), self.out, made)
+        outputs = tuple([output.spec for output in made])
         if self.out is not None:
             for output in outputs:
                 planner.distinct(
                     "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
                 )
-        spec = ProgramCall(method.name, *arguments, text_of(tree), method.idempotent, *arrays, tuple(outputs))
+        spec = ProgramCall(method.name, *arguments, text_of(tree), method.idempotent, *arrays, outputs)
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
-        return Planned(spec, reply, is_checked=True)
+        return Planned(spec, build(tree, made), is_checked=True)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
         """Refuse the other arrays of a block where they are damaged: one stands for all in `state`."""
-        for other in self.opened_with:
+        for other in self.opened.state:
             if other.ref.block is array.ref.block and other.parameter not in self.method.state:
                 other.ref.block.check(f"{planner.name}: {other.where}", other.ref.spec)
 
@@ -305,24 +291,20 @@ class MethodCall(_ProgramMessage):
     ) -> tuple[str, bytes]:
         """Return the text of the arguments, and what of them is packed; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
-
-        def leaf(where: str, value: Any) -> int | None:
-            if not isinstance(value, (AccelRef, np.ndarray)):
-                return None
-            place = where.removeprefix(prefix)
-            if name in updates:
-                updated.append(planner.update(place, cast("AccelRef", value)))
-            else:
-                inputs.append(planner.read(place, cast("Operand", value)))
-            return len(inputs) + len(updated) - 1
-
         trees: dict[str, Tree] = {}
         values: list[object] = []
         # Arrays that are updated are numbered behind the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
             is_several = self.bound.signature.parameters[name].kind in SEVERAL
             given, depth = self.bound.arguments[name], -1 if is_several else 0
-            trees[name] = flatten(f"{prefix}{name}", given, leaf, values, depth=depth)
+            number = len(inputs) + len(updated)
+            trees[name], found = arrays_in(f"{prefix}{name}", given, number, values, depth=depth)
+            for where, array in found:
+                place = where.removeprefix(prefix)
+                if name in updates:
+                    updated.append(planner.update(place, array))
+                else:
+                    inputs.append(planner.read(place, array))
         tree = call_tree(self.bound.signature, trees)
         if (meeting := MEETING.get()) is not None:
             tree.append(flatten("meeting", meeting, lambda _where, _value: None))
@@ -376,23 +358,28 @@ def _read(words: Any) -> Result | int:
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> list[Tree]:
     """Return the tree of a call: a tuple and a dict."""
-    args: list[Tree] = ["t"]
-    kwargs: list[Tree] = ["d"]
-    is_gap = False
-    for name, parameter in signature.parameters.items():
-        kind = parameter.kind
-        if name not in trees:
-            # Parameters behind one that has its default go by name.
-            is_gap = True
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            args += trees[name][1:]
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            kwargs += trees[name][1:]
-        elif kind is inspect.Parameter.KEYWORD_ONLY or is_gap:
-            kwargs.append([name, trees[name]])
-        else:
-            args.append(trees[name])
-    return ["t", args, kwargs]
+    bound = inspect.BoundArguments(signature, OrderedDict(trees))
+    for name, tree in trees.items():
+        kind = signature.parameters[name].kind
+        if kind in SEVERAL:
+            several = tree[1:]
+            bound.arguments[name] = dict(several) if kind is inspect.Parameter.VAR_KEYWORD else several
+    return ["t", ["t", *bound.args], ["d", *map(list, bound.kwargs.items())]]
+
+
+def arrays_in(
+    where: str, value: object, first: int = 0, packed: list[object] | None = None, *, depth: int = 0
+) -> tuple[Tree, list[tuple[str, Any]]]:
+    """Return the tree of a value, and the arrays in it with their places; `first` is the first number."""
+    found: list[tuple[str, Any]] = []
+
+    def leaf(place: str, one: object) -> int | None:
+        if not isinstance(one, (AccelRef, np.ndarray)):
+            return None
+        found.append((place, one))
+        return first + len(found) - 1
+
+    return flatten(where, value, leaf, packed, depth=depth), found
 
 
 def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> object:
@@ -404,25 +391,22 @@ def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> obje
         raise
 
 
-def _outputs(
-    planner: Planner, where: str, declared: object, given: object, outputs: list[ArraySpec]
-) -> tuple[Tree, object]:
-    """Make the tree and the reply of declared outputs.
+def _outputs(planner: Planner, where: str, declared: object, given: object, made: list[AccelRef]) -> Tree:
+    """Make the tree of declared outputs.
 
     Args:
         planner: Names them.
         where: Place in the result.
         declared: The result of the rule.
         given: Arrays of the asker's, or None.
-        outputs: Takes the arrays.
+        made: Takes the arrays.
     """
     if declared is None:
-        return None, None
+        return None
     pair = _pair(planner.name, declared)
     if pair is not None:
-        ref = planner.output(*pair, cast("AccelRef | None", given), argument=where)
-        outputs.append(ref.spec)
-        return ["a", len(outputs) - 1], ref
+        made.append(planner.output(*pair, cast("AccelRef | None", given), argument=where))
+        return ["a", len(made) - 1]
     if not isinstance(declared, (dict, list, tuple)):
         raise TypeError(
             f"{planner.name}: the rule of its outputs must return (shape, dtype), None, or a dict, list or "
@@ -435,15 +419,12 @@ def _outputs(
         theirs = _items(cast("_Collection", given))
     if theirs.keys() != items.keys():
         raise TypeError(f"{planner.name}: {where} must be nested like the declared outputs")
-    trees: dict[object, Tree] = {}
-    replies: dict[object, object] = {}
-    for key, item in items.items():
-        trees[key], replies[key] = _outputs(planner, f"{where}[{key!r}]", item, theirs[key], outputs)
+    trees = {
+        key: _outputs(planner, f"{where}[{key!r}]", item, theirs[key], made) for key, item in items.items()
+    }
     if isinstance(declared, dict):
-        return ["d", *map(list, trees.items())], replies
-    if isinstance(declared, list):
-        return ["l", *trees.values()], [*replies.values()]
-    return ["t", *trees.values()], tuple(replies.values())
+        return ["d", *map(list, trees.items())]
+    return ["l" if isinstance(declared, list) else "t", *trees.values()]
 
 
 _Collection: TypeAlias = "dict[object, object] | Sequence[object]"

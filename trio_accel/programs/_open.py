@@ -11,18 +11,17 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 import attrs
-import numpy as np
 import numpy.typing as npt
 import trio
 
 from ..actors import Backoff, Intensity, bind_arguments
-from ..backends.base.contract.program_definition import ProgramDefinition, build, flatten
+from ..backends.base.contract.program_definition import ProgramDefinition, build
 from ..devices import AccelRef, Device, check_device, opened
 from ..devices.base._library_paths import why_not_found
 from ..devices.base._refusals import NotAwaited
-from ._messages import PATH, ProgramActor, Ready, StateArray, call_tree, message_class
+from ._messages import PATH, ProgramActor, Ready, arrays_in, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
-from ._opened import Anew, Opened
+from ._opened import Anew, Opened, StateArray
 from ._program import FunctionProgram, OpenProgram, Program
 
 __all__ = ["ProgramOpening", "open_program", "run"]
@@ -170,7 +169,9 @@ class Plan:
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
         self._path = _import_path(self._target, self._asked_by)
         if isinstance(self._target, type):
-            self._bound = _bind(self._target, self._args, self._kwargs)
+            where, signature = f"open_program: {self._target.__qualname__}", inspect.signature(self._target)
+            own = "name", "intensity", "backoff"
+            self._bound = bind_arguments(where, signature, self._args, self._kwargs, *own)
         else:
             describe_function(self._target)
             if self._args or self._kwargs:
@@ -209,7 +210,7 @@ class Plan:
             backoff=self._backoff,
             refuses_all=self._refuses_all,
         )
-        library = f"{PATH}?{definition.encode()}"
+        text = definition.encode()
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
         # The trees get the arrays of the device in place of NumPy's: a reset that keeps them means these.
@@ -218,18 +219,18 @@ class Plan:
         async def start() -> Opened:
             with ExitStack() as held:
                 recoveries = opened(self._device).state.recoveries
-                kernels = ProgramActor.library_of(definition.encode())
+                kernels = ProgramActor.library_of(text)
                 recoveries.expect(kernels, name, self._path.partition(":")[0])
                 held.callback(recoveries.forget, kernels)
                 frozen = tuple([array for array in arrays if array.ref.block not in changed])
                 for array in frozen:
                     held.enter_context(_frozen(array.ref.block, name))
-                await self._start(library, arrays)
+                await self._start(f"{PATH}?{text}", arrays)
                 return Opened(
                     device=self._device,
                     name=name,
                     target=self._target,
-                    library=library,
+                    library=f"{PATH}?{text}",
                     frozen=frozen,
                     state=[array for array in arrays if array.ref.block in changed],
                     again=lambda args, kwargs: self._prepare_again(name, kept, arrays, args, kwargs),
@@ -282,8 +283,7 @@ class Plan:
             return trees, state
         hosts: dict[int, AccelRef] = {}
         for parameter, value in arguments.items():
-            found: list[tuple[str, Any]] = []
-            trees[parameter] = flatten(f"{self._where}: {parameter}", value, _collect(found, len(state)))
+            trees[parameter], found = arrays_in(f"{self._where}: {parameter}", value, len(state))
             for where, array in found:
                 ref: AccelRef | None = array if isinstance(array, AccelRef) else hosts.get(id(array))
                 if ref is None:
@@ -308,21 +308,6 @@ def _frozen(block: Any, name: str) -> Generator[None, None, None]:
         names = list(block.frozen_by)
         names.remove(name)
         block.frozen_by = tuple(names)
-
-
-def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], int | None]:
-    def leaf(where: str, value: Any) -> int | None:
-        if not isinstance(value, (AccelRef, np.ndarray)):
-            return None
-        found.append((where, cast("object", value)))
-        return first + len(found) - 1
-
-    return leaf
-
-
-def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
-    where = f"open_program: {target.__qualname__}"
-    return bind_arguments(where, inspect.signature(target), args, kwargs, "name", "intensity", "backoff")
 
 
 def _merged(

@@ -9,11 +9,23 @@ from typing import Any, cast
 import attrs
 
 from ..backends.base import ContextLostError, LibraryError, Refused
-from ..devices import Device
-from ._messages import (
-    StateArray,
-)
+from ..devices import AccelRef, Device
 from ._method import Method
+
+
+@attrs.frozen(eq=False)
+class StateArray:
+    """An array among the arguments of a constructor.
+
+    Attributes:
+        parameter: Parameter that has it.
+        where: Its place, such as ``"weights['bias']"``.
+        ref: The array.
+    """
+
+    parameter: str
+    where: str
+    ref: AccelRef
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -25,12 +25,11 @@ from ._messages import (
     ProgramActor,
     Result,
     Returned,
-    StateArray,
     TellResult,
     message_class,
 )
 from ._method import Method, PlainT, describe_function, find_method
-from ._opened import Anew, Opened, lost, never, own_error
+from ._opened import Anew, Opened, StateArray, lost, never, own_error
 from ._progress import Progress, chosen_callback
 from ._streams import END, Items, ItemStream, bind_items
 
@@ -229,7 +228,8 @@ class OpenProgram:
         out = bound.arguments.pop("out", None) if method.takes_out else None
         if method.out is None:
             return await self._counted(method, partial(self._ask_unknown, method, state, bound))
-        call = self._call(method, state, bound, out, None, ())
+        make, opened = message_class(MethodCall, method.where), self._opened
+        call = make(opened.library, method, bound, opened, state, out)
         return await self._counted(method, partial(self.device.ask, call))
 
     async def _counted(self, method: Method, ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -248,33 +248,6 @@ class OpenProgram:
             self._asking -= 1
             if not self._asking:
                 self._idle.set()
-
-    def _call(
-        self,
-        method: Method,
-        state: Sequence[StateArray],
-        bound: Any,
-        out: object,
-        slot: int | None,
-        forget: tuple[int, ...],
-        item: tuple[int, int] | None = None,
-    ) -> MethodCall:
-        opened = self._opened
-        message = message_class(MethodCall, method.where)
-        call: MethodCall = message(
-            opened.library,
-            method,
-            bound,
-            out,
-            opened.frozen,
-            state,
-            opened.state,
-            slot,
-            forget,
-            self._expectations,
-            item,
-        )
-        return call
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
         """Ask for a call, and fetch its result, unless that came as expected."""
@@ -298,8 +271,10 @@ class OpenProgram:
         self, method: Method, state: Sequence[StateArray], bound: Any, item: tuple[int, int] | None = None
     ) -> Any:
         slot, forget = next(self._slots), tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
+        make, opened = message_class(MethodCall, method.where), self._opened
+        given = method, bound, opened, state, None, slot, forget, self._expectations, item
         try:
-            returned = await self.device.ask(self._call(method, state, bound, None, slot, forget, item))
+            returned = await self.device.ask(make(opened.library, *given))
             self._left.difference_update(forget)
             for number in forget:
                 self._held.pop(number, None)

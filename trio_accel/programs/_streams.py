@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
-import numpy as np
 import trio
 
 from ..actors import ActorStoppedError, bind_arguments, running_beside
 from ..backends.base import AccelError, ContextLostError
-from ..backends.base.contract.program_definition import build, flatten
+from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device
-from ._messages import SEVERAL
+from ._messages import SEVERAL, arrays_in
 from ._method import Method
 
 __all__ = ["ItemStream"]
@@ -122,12 +121,11 @@ class Items:
     async def _put(self) -> None:
         """Copy the NumPy arrays among the arguments to the device, once for all items."""
         for name, value in self._bound.arguments.items():
-            found: list[Any] = []
             depth = -1 if self._bound.signature.parameters[name].kind in SEVERAL else 0
-            tree = flatten(f"{self._method.where}: {name}", value, partial(_collect, found), depth=depth)
-            if not all(isinstance(one, AccelRef) for one in found):
+            tree, found = arrays_in(f"{self._method.where}: {name}", value, depth=depth)
+            if not all(isinstance(one, AccelRef) for _, one in found):
                 put = self._device.put
-                refs = [one if isinstance(one, AccelRef) else await put(one) for one in found]
+                refs = [one if isinstance(one, AccelRef) else await put(one) for _, one in found]
                 self._bound.arguments[name] = build(tree, refs)
 
     async def _next(self) -> Any:
@@ -189,10 +187,3 @@ def bind_items(
     if method.resumes and "resume" in kwargs:
         raise TypeError(f"{method.where}: resume is the stream's own argument, given after a loss")
     return bind_arguments(method.where, method.signature, args, kwargs)
-
-
-def _collect(found: list[Any], _where: str, value: object) -> int | None:
-    if not isinstance(value, (AccelRef, np.ndarray)):
-        return None
-    found.append(value)
-    return len(found) - 1

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
+from ..actors import Validator, is_number, must, must_be_whole
 from ._mesh import Mesh, Order
 
 __all__ = [
@@ -24,40 +25,24 @@ _COMPUTED = ("float16", "bfloat16", "float32", "float64")
 _WIDE = ("float32", "float64")
 
 
-def _whole(name: str, least: int) -> Any:
-    """Check a field that is a whole number."""
-
-    def check(_self: object, _field: object, value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-    return check
+def _one_of(*values: object) -> Validator:
+    return must(f"be one of {', '.join(map(repr, values))}", values.__contains__)
 
 
-def _one_of(name: str, values: tuple[object, ...]) -> Any:
-    def check(_self: object, _field: object, value: object) -> None:
-        if value not in values:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}")
-
-    return check
-
-
-def _positive(name: str) -> Any:
-    """Check a field that is None or a number above 0."""
-
-    def check(_self: object, _field: object, value: float | None) -> None:
-        if value is not None and not (_number(name, value) > 0):
-            raise ValueError(f"{name} must be a number above 0, got {value!r}")
-
-    return check
-
-
-def _number(name: str, value: float, least: float = 0.0, below: float = math.inf) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(name: str, value: float, below: float = math.inf) -> float:
     # Whole numbers may be too large for a float.
-    if not is_number or not least <= value < min(below, sys.float_info.max):
-        raise ValueError(f"{name} must be a number from {least:g} to below {below:g}, got {value!r}")
+    if not is_number(value, 0.0, sys.float_info.max) or value >= below:
+        raise ValueError(f"{name} must be a number from 0 to below {below:g}, got {value!r}")
     return float(value)
+
+
+# A field that is None or a number above 0.
+_positive = attrs.validators.optional(
+    [
+        must("be a number from 0", lambda value: is_number(value, 0.0, sys.float_info.max)),
+        must("be a number above 0", lambda value: value > 0),
+    ]
+)
 
 
 @attrs.frozen
@@ -186,11 +171,11 @@ class Parallel:
         bucket: Bytes of gradients that are summed over the ranks at a time, while the backward pass goes on.
     """
 
-    pipeline: int = attrs.field(default=1, validator=_whole("pipeline", 1))
-    tensor: int = attrs.field(default=1, validator=_whole("tensor", 1))
-    schedule: Order = attrs.field(default="1f1b", validator=_one_of("schedule", get_args(Order)))
+    pipeline: int = attrs.field(default=1, validator=must_be_whole(1))
+    tensor: int = attrs.field(default=1, validator=must_be_whole(1))
+    schedule: Order = attrs.field(default="1f1b", validator=_one_of(*get_args(Order)))
     shard_optimizer: bool = False
-    bucket: int = attrs.field(default=25 << 20, validator=_whole("bucket", 1))
+    bucket: int = attrs.field(default=25 << 20, validator=must_be_whole(1))
 
     def meshes(self, ranks: int) -> list[Mesh]:
         """Return the place of each rank.
@@ -220,13 +205,11 @@ class Precision:
         growth: See `scale`.
     """
 
-    compute: str = attrs.field(default="float32", validator=_one_of("compute", _COMPUTED))
-    master: str = attrs.field(default="float32", kw_only=True, validator=_one_of("master", _WIDE))
-    reduce: str | None = attrs.field(
-        default=None, kw_only=True, validator=_one_of("reduce", (None, *_COMPUTED))
-    )
-    scale: float | None = attrs.field(default=None, kw_only=True, validator=_positive("scale"))
-    growth: int = attrs.field(default=2000, kw_only=True, validator=_whole("growth", 1))
+    compute: str = attrs.field(default="float32", validator=_one_of(*_COMPUTED))
+    master: str = attrs.field(default="float32", kw_only=True, validator=_one_of(*_WIDE))
+    reduce: str | None = attrs.field(default=None, kw_only=True, validator=_one_of(None, *_COMPUTED))
+    scale: float | None = attrs.field(default=None, kw_only=True, validator=_positive)
+    growth: int = attrs.field(default=2000, kw_only=True, validator=must_be_whole(1))
 
     @property
     def first_scale(self) -> float | None:
@@ -249,8 +232,8 @@ class Checkpoint:
     """
 
     folder: str | os.PathLike[str]
-    every: int = attrs.field(default=1000, kw_only=True, validator=_whole("every", 0))
-    keep: int = attrs.field(default=3, kw_only=True, validator=_whole("keep", 1))
+    every: int = attrs.field(default=1000, kw_only=True, validator=must_be_whole(0))
+    keep: int = attrs.field(default=3, kw_only=True, validator=must_be_whole(1))
     load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)
 
 
@@ -278,13 +261,13 @@ class Config:
     optimizer: Optimizer
     parallel: Parallel = Parallel()
     precision: Precision = Precision()
-    accumulate: int = attrs.field(default=1, validator=_whole("accumulate", 1))
-    clip_norm: float | None = attrs.field(default=None, validator=_positive("clip_norm"))
+    accumulate: int = attrs.field(default=1, validator=must_be_whole(1))
+    clip_norm: float | None = attrs.field(default=None, validator=_positive)
     checkpoint: Checkpoint | None = None
-    replays: int = attrs.field(default=8, validator=_whole("replays", 0))
-    timeout: float | None = attrs.field(default=None, validator=_positive("timeout"))
+    replays: int = attrs.field(default=8, validator=must_be_whole(0))
+    timeout: float | None = attrs.field(default=None, validator=_positive)
     on_nan: Literal["raise", "skip", "stop"] = attrs.field(
-        default="raise", validator=_one_of("on_nan", ("raise", "skip", "stop"))
+        default="raise", validator=_one_of("raise", "skip", "stop")
     )
     tokens: Callable[[Any], int] | None = None
-    seed: int = attrs.field(default=0, validator=_whole("seed", 0))
+    seed: int = attrs.field(default=0, validator=must_be_whole(0))

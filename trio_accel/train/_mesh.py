@@ -70,15 +70,17 @@ class Mesh:
 
     def groups(self) -> dict[str, list[list[int]]]:
         """Return the ranks that differ in one way alone, by the name of that way."""
-        steps = {"tensor": 1, "data": self.tensor, "pipeline": self.tensor * self.data}
-        sizes = {"tensor": self.tensor, "data": self.data, "pipeline": self.pipeline}
+        steps = {
+            "tensor": (1, self.tensor),
+            "data": (self.tensor, self.data),
+            "pipeline": (self.tensor * self.data, self.pipeline),
+        }
+        firsts = range(self.size)
         return {
             name: [
-                [first + step * number for number in range(sizes[name])]
-                for first in range(self.size)
-                if first // step % sizes[name] == 0
+                [*range(first, first + step * size, step)] for first in firsts if first // step % size == 0
             ]
-            for name, step in steps.items()
+            for name, (step, size) in steps.items()
         }
 
     def part(self, array: Any, axis: int = 0) -> Any:

@@ -150,7 +150,8 @@ class Module:
         loss = self._backward_all(work)
         gradient = self._wide(self._summed(data))
         if "buffers" in target:
-            self._keep(target["buffers"])
+            for (_, place, shape), buffer in self._pairs():
+                target["buffers"][place].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
         own = self._own() if is_apart else slice(None)
         # Ranks that have the same numbers give their share of them.
@@ -175,7 +176,8 @@ class Module:
     def _backward_all(self, work: Work) -> Any:
         """Compute all gradients of this rank; returns its part of the loss, which the last stage has."""
         mesh, scale, loss = self.mesh, work.scale, 0.0
-        parts = [*work.parts(self._samples(work.batch), self.plan["accumulate"])]
+        samples = {name: self._native(array) for name, array in work.batch.items()}
+        parts = [*work.parts(samples, self.plan["accumulate"])]
         order = [*turns(self.plan["order"], mesh.stage, mesh.pipeline, len(parts))]
         kept: dict[int, Any] = {}
         got = self._exchanged(work, None, None, order[0], parts)
@@ -285,9 +287,6 @@ class Module:
         for (_, place, shape), buffer in self._pairs():
             buffer.copy_(source["buffers"][place].view(shape))
 
-    def _samples(self, batch: Batch) -> Batch:
-        return {name: _torch().from_dlpack(array) for name, array in batch.items()}
-
     def _empty(self, shape: tuple[int, ...]) -> Any:
         return self._flat.new_empty(shape)
 
@@ -355,10 +354,6 @@ class Module:
             if getattr(parameters[name], "is_sharded", False):
                 counts[place] = 1.0
         return counts
-
-    def _keep(self, buffers: Any) -> None:
-        for (_, place, shape), buffer in self._pairs():
-            buffers[place].view(shape).copy_(buffer)
 
     def _pairs(self) -> Iterator[tuple[tuple[str, slice, tuple[int, ...]], Any]]:
         return zip(self.buffers.places(), self.model.buffers(), strict=True)

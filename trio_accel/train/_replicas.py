@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import attrs
@@ -14,7 +15,7 @@ import trio
 from .. import arrays, nn
 from ..backends.base import NotSupportedError
 from ..collectives import World
-from ..devices import AccelRef
+from ..devices import AccelRef, run_together
 from ..programs import Program, open_program
 from ._config import Config
 from ._grad import value_and_grad
@@ -120,20 +121,11 @@ class Replicas(ABC, Generic[ModuleT]):
     async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
         """Do work for all ranks at once; returns what came of it, or raises the first error."""
         made: dict[int, T] = {}
-        failures: list[Exception] = []
 
-        async def one(rank: int, scope: trio.CancelScope) -> None:
-            try:
-                made[rank] = await work(rank)
-            except Exception as error:  # noqa: BLE001  # raised below
-                failures.append(error)
-                scope.cancel(reason="a rank has failed")
+        async def one(rank: int) -> None:
+            made[rank] = await work(rank)
 
-        async with trio.open_nursery() as nursery:
-            for rank in range(self._world.size):
-                nursery.start_soon(one, rank, nursery.cancel_scope)
-        if failures:
-            raise failures[0]
+        await run_together(partial(one, rank) for rank in range(self._world.size))
         return [made[rank] for rank in range(self._world.size)]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
@@ -296,7 +296,7 @@ class Trainer:
         """
         first, given = self.progress.batches, batches
         source = given(first) if callable(given) else given
-        return Steps(self, source, 0 if callable(given) else first, until, _Bar(until, is_shown=progress))
+        return Steps(self, source, 0 if callable(given) else first, until, is_shown=progress)
 
     def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task that ends with the trainer, at the latest."""
@@ -380,9 +380,13 @@ def _is_loss(error: BaseException | None) -> bool:
 class Steps:
     """Steps of a training, for ``async for``; made by `Trainer.steps`."""
 
-    def __init__(self, trainer: Trainer, source: Any, skipped: int, until: int | None, bar: _Bar) -> None:
-        self._trainer, self._until, self._bar = trainer, until, bar
-        self._source, self._skipped = source, skipped
+    def __init__(
+        self, trainer: Trainer, source: Any, skipped: int, until: int | None, *, is_shown: bool
+    ) -> None:
+        self._trainer, self._until, self._source, self._skipped = trainer, until, source, skipped
+        self._bar = ExitStack()
+        self._show: Callable[[Step], None] | None = None
+        self._is_shown = is_shown
         self._send, self._receive = trio.open_memory_channel[Batch](0)
         self._scope, self._is_begun = trio.CancelScope(), False
         self._failures: list[Exception] = []
@@ -393,17 +397,20 @@ class Steps:
     async def __anext__(self) -> Step:
         if not self._is_begun:
             self._is_begun = True
-            self._bar.start()
+            if self._is_shown:
+                self._show = self._bar.enter_context(_bar(self._until))
             self._trainer.begin_task(self._fetch)
+        step: Step | None = None
         try:
             step = await self._next()
-        except BaseException:
-            self._end()
-            raise
+        finally:
+            if step is None:
+                self._scope.cancel(reason="no more batches are wanted")
+                self._bar.close()
         if step is None:
-            self._end()
             raise StopAsyncIteration
-        self._bar.show(step)
+        if self._show is not None:
+            self._show(step)
         return step
 
     async def _next(self) -> Step | None:
@@ -416,10 +423,6 @@ class Steps:
                 raise self._failures.pop() from None
             return None
         return await self._trainer.step(batch)
-
-    def _end(self) -> None:
-        self._scope.cancel(reason="no more batches are wanted")
-        self._bar.stop()
 
     async def _fetch(self) -> None:
         """Fetch batches, one ahead; a plain iterator is asked in a thread."""
@@ -443,35 +446,21 @@ class Steps:
             await self._send.send(batch)
 
 
-class _Bar:
-    """A bar on the terminal, or none."""
+@contextmanager
+def _bar(until: int | None) -> Generator[Callable[[Step], None], None, None]:
+    """Show a bar on the terminal, which gets the steps."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, until: int | None, *, is_shown: bool) -> None:
-        self._progress: Any = None
-        if is_shown:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = "step", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}")
+    with Progress(*columns, TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=until, told="")
 
-            columns = "step", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}")
-            self._progress = Progress(*columns, TimeRemainingColumn())
-            self._task = self._progress.add_task("", total=until, told="")
+        def show(step: Step) -> None:
+            told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
+            if step.tokens:
+                told += f"  {step.tokens_per_second:,.0f} tokens/s"
+            if step.workers_lost:
+                told += f"  {step.workers_lost} workers lost"
+            progress.update(task, completed=step.number, told=told)
 
-    def start(self) -> None:
-        """Show it."""
-        if self._progress is not None:
-            self._progress.start()
-
-    def stop(self) -> None:
-        """Leave it as it is."""
-        if self._progress is not None:
-            self._progress.stop()
-
-    def show(self, step: Step) -> None:
-        """Show a step."""
-        if self._progress is None:
-            return
-        told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
-        if step.tokens:
-            told += f"  {step.tokens_per_second:,.0f} tokens/s"
-        if step.workers_lost:
-            told += f"  {step.workers_lost} workers lost"
-        self._progress.update(self._task, completed=step.number, told=told)
+        yield show

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import marshal
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -17,7 +18,6 @@ import attrs
 import numpy as np
 
 from ....actors import Backoff, Intensity
-from .dtypes import DType
 from .ops import ArraySpec
 
 Tree: TypeAlias = Any
@@ -227,49 +227,18 @@ class ProgramDefinition:
         Raises:
             ValueError: It is too long.
         """
-        arrays = [
-            (
-                int(array.block),
-                int(array.offset),
-                array.dtype.value,
-                _whole(array.shape),
-                _whole(array.strides),
-            )
-            for array in self.arrays
-        ]
-        intensity = None if self.intensity is None else attrs.asdict(self.intensity)
-        backoff = None if self.backoff is None else attrs.asdict(self.backoff)
-        rest: list[Any] = [self.number, self.target, self.arguments, arrays, sorted(self.updated)]
-        text = json.dumps(
-            [*rest, intensity, backoff, self.refuses_all], separators=(",", ":"), ensure_ascii=False
-        )
+        text = text_of(self.arguments)
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"program {self.name!r}: its arguments are {len(text)} characters as text, at most "
                 f"{MOST_TEXT} are allowed; hand large values over as arrays"
             )
-        return f"{self.name} {text}"
+        rest = pickle.dumps(attrs.evolve(self, arguments=None), protocol=5)
+        return f"{self.name} {base64.b85encode(rest).decode('ascii')} {text}"
 
     @classmethod
     def decode(cls, text: str) -> ProgramDefinition:
         """Read what `encode` made."""
-        name, _, rest = text.partition(" ")
-        number, target, arguments, arrays, updated, intensity, backoff, refuses_all = json.loads(rest)
-        return cls(
-            name=name,
-            number=number,
-            target=target,
-            arguments=arguments,
-            arrays=tuple(
-                ArraySpec(block, offset, DType(dtype), tuple(shape), tuple(strides))
-                for block, offset, dtype, shape, strides in arrays
-            ),
-            updated=frozenset(updated),
-            intensity=None if intensity is None else Intensity(**intensity),
-            backoff=None if backoff is None else Backoff(**backoff),
-            refuses_all=refuses_all,
-        )
-
-
-def _whole(numbers: tuple[int, ...]) -> list[int]:
-    return [int(number) for number in numbers]
+        _, rest, arguments = text.split(" ", 2)
+        definition: ProgramDefinition = pickle.loads(base64.b85decode(rest))  # noqa: S301  # the application's own
+        return attrs.evolve(definition, arguments=tree_of(arguments))

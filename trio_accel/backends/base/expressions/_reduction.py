@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
@@ -279,20 +279,28 @@ def _by_ufunc(
     many = sum(is_reduced for _, is_reduced in groups)
     is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
     if math.prod(shape) <= _PIECE or is_there or not is_simple:
-        (whole,) = evaluate(reduction.map, arguments, overflow=overflow)
-        whole = np.broadcast_to(whole.astype(dtype, copy=False), shape)
+        whole = _mapped(reduction, arguments, shape, overflow)
         return np.asarray(ufunc.reduce(whole, axis=axes, dtype=dtype))
-    given = [np.broadcast_to(each, shape).transpose(order) if np.ndim(each) else each for each in arguments]
-    values = _Values(reduction, given, tuple(shape[axis] for axis in order), overflow)
     *outer, (extent, is_row) = groups
+    three = math.prod(extent for extent, _ in outer), extent, 1
+    if not is_row:
+        three = outer[0][0] if len(outer) > 1 else 1, outer[-1][0], extent
+    # Neighbours become one axis, for which an argument is copied only if it is broadcast along some of them.
+    given = [
+        np.broadcast_to(each, shape).transpose(order).reshape(three) if np.ndim(each) else each
+        for each in arguments
+    ]
+
+    def part(rows: slice, elements: slice) -> npt.NDArray[Any]:
+        here = [each[rows, elements] if np.ndim(each) else each for each in given]
+        extents = rows.stop - rows.start, elements.stop - elements.start, three[2]
+        return _mapped(reduction, here, extents, overflow)
+
+    made = _in_pieces(part, ufunc, three)
     if is_row:
-        made = values.rows(ufunc, math.prod(extent for extent, _ in outer), extent)
         made = made.reshape([extent for extent, _ in outer])
         left = tuple(number for number, (_, is_reduced) in enumerate(outer) if is_reduced)
         made = np.asarray(ufunc.reduce(made, axis=left, dtype=dtype)) if left else made
-    else:
-        lead = outer[0][0] if len(outer) > 1 else 1
-        made = values.columns(ufunc, lead, outer[-1][0], extent)
     kept = [axis for axis in order if axis not in axes]
     return made.reshape([shape[axis] for axis in kept]).transpose(np.argsort(kept))
 
@@ -327,98 +335,36 @@ def reduced_groups(
     return groups, order
 
 
-@attrs.define(eq=False)
-class _Values:
-    """The values of a reduction in C order, made piece by piece.
+def _mapped(
+    reduction: TypedReduction, arguments: Sequence[Any], shape: tuple[int, ...], overflow: Overflow
+) -> npt.NDArray[Any]:
+    (values,) = evaluate(reduction.map, arguments, overflow=overflow)
+    return np.broadcast_to(values.astype(reduction.accumulator.dtype, copy=False), shape)
 
-    Attributes:
-        reduction: The reduction.
-        arguments: Its arguments, of `shape`, or numbers.
-        shape: Extents.
-        overflow: What is done when a step over- or underflows.
-    """
 
-    reduction: TypedReduction
-    arguments: Sequence[Any]
-    shape: tuple[int, ...]
-    overflow: Overflow
-    _memory: npt.NDArray[Any] | None = None
+def _in_pieces(
+    part: Callable[[slice, slice], npt.NDArray[Any]], ufunc: Any, shape: tuple[int, int, int]
+) -> npt.NDArray[Any]:
+    """Reduce the middle one of three axes of values, of which `part` makes some rows, and some elements."""
+    lead, count, tail = shape
+    many, step = max(_PIECE // (count * tail), 1), max(_PIECE // tail, 1)
 
-    def piece(self, first: int, end: int, ahead: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Make elements of a range, behind those that are `ahead`."""
-        at = 0 if ahead is None else ahead.size
-        if self._memory is None or len(self._memory) < at + end - first:
-            self._memory = np.empty(at + end - first, self.reduction.accumulator.dtype)
-        made = self._memory[: at + end - first]
-        if ahead is not None:
-            made[:at] = ahead
-        for block in _blocks(self.shape, first, end):
-            given = [each[block] if np.ndim(each) else each for each in self.arguments]
-            extents = [each.stop - each.start for each in block]
-            out = made[at : at + math.prod(extents)].reshape(extents)
-            (values,) = evaluate(self.reduction.map, given, out=out, overflow=self.overflow)
-            if values is not out:
-                np.copyto(out, values)
-            at += out.size
-        return made
-
-    def rows(self, ufunc: Any, rows: int, count: int) -> npt.NDArray[Any]:
-        """Reduce rows of so many elements."""
-        made = np.empty(rows, self.reduction.accumulator.dtype)
-        many = _PIECE // count
-        if not many:
-            made[:] = [self._row(ufunc, row * count, count) for row in range(rows)]
-        for row in range(0, rows, many) if many else ():
-            end = min(row + many, rows)
-            ufunc.reduce(self.piece(row * count, end * count).reshape(-1, count), axis=1, out=made[row:end])
-        return made
-
-    def _row(self, ufunc: Any, first: int, count: int) -> Any:
-        if count <= _PIECE:
-            return ufunc.reduce(self.piece(first, first + count))
-        if ufunc is np.add:
+    def reduced(rows: slice, first: int, stop: int) -> Any:
+        if ufunc is np.add and tail == 1 and stop - first > _PIECE:
             # Sums are those of halves.
-            half = count // 2 - count // 2 % 8
-            return self._row(ufunc, first, half) + self._row(ufunc, first + half, count - half)
-        return self.columns(ufunc, 1, count, 1, first)[0, 0]
+            middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
+            return reduced(rows, first, middle) + reduced(rows, middle, stop)
+        found: npt.NDArray[Any] | None = None
+        for start in range(first, stop, step):
+            values = part(rows, slice(start, min(start + step, stop)))
+            if found is not None:
+                values = np.concatenate([found, values], axis=1)
+            found = ufunc.reduce(values, axis=1, dtype=values.dtype, keepdims=True)
+        return found
 
-    def columns(self, ufunc: Any, lead: int, count: int, tail: int, first: int = 0) -> npt.NDArray[Any]:
-        """Reduce the middle one of three axes, element behind element."""
-        made = np.empty((lead, tail), self.reduction.accumulator.dtype)
-        many = _PIECE // (count * tail)
-        for start in range(0, lead, max(many, 1)):
-            end, at = min(start + max(many, 1), lead), first + start * count * tail
-            if many:
-                values = self.piece(at, first + end * count * tail).reshape(-1, count, tail)
-                ufunc.reduce(values, axis=1, out=made[start:end])
-                continue
-            found: npt.NDArray[Any] | None = None
-            rows = max(_PIECE // tail, 1)
-            for row in range(0, count, rows):
-                values = self.piece(at + row * tail, at + min(row + rows, count) * tail, found)
-                found = np.asarray(ufunc.reduce(values.reshape(-1, tail), axis=0, out=made[start]))
-        return made
-
-
-def _blocks(shape: tuple[int, ...], first: int, end: int) -> Iterator[tuple[slice, ...]]:
-    """Cut a range of elements in C order into blocks."""
-    if len(shape) == 1:
-        yield (slice(first, end),)
-        return
-    inner = math.prod(shape[1:])
-    row, last = -(-first // inner), end // inner
-    if row > last:
-        row = last
-    elif first % inner:
-        for block in _blocks(shape[1:], first % inner, inner):
-            yield (slice(row - 1, row), *block)
-        first = row * inner
-    if row < last:
-        yield (slice(row, last), *(slice(0, extent) for extent in shape[1:]))
-        first = last * inner
-    if first < end:
-        for block in _blocks(shape[1:], first - last * inner, end - last * inner):
-            yield (slice(last, last + 1), *block)
+    return np.concatenate(
+        [reduced(slice(row, min(row + many, lead)), 0, count) for row in range(0, lead, many)]
+    )
 
 
 def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -25,6 +25,8 @@ __all__ = [
 CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
 """Format of code, by the names of `cuda.core`."""
 
+_TEXTS = ("c++", "ptx")
+
 KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
 """Use of a parameter by a kernel; a scalar is passed by value."""
 
@@ -96,14 +98,7 @@ class KernelDefinition:
 
     def encode(self) -> str:
         """Write it as a text; equal definitions have equal texts."""
-        plain = {field.name: getattr(self, field.name) for field in attrs.fields(KernelDefinition)}
-        plain["parameters"] = [
-            [each.name, each.role, each.dtype.value, each.ndim, _layout_of(each.layout)]
-            for each in self.parameters
-        ]
-        plain["code"] = [[each.format, *_encoded(each.data), each.name] for each in self.code]
-        plain["options"] = dict(self.options)
-        return json.dumps(plain, separators=(",", ":"), sort_keys=True)
+        return json.dumps(attrs.asdict(self), default=_plain, separators=(",", ":"), sort_keys=True)
 
     @property
     def scalars(self) -> tuple[DType, ...]:
@@ -119,16 +114,22 @@ class KernelDefinition:
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
         plain = cast("dict[str, Any]", json.loads(text))
-        plain["parameters"] = tuple(
-            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=_layout_of(layout))
-            for name, role, dtype, ndim, layout in plain["parameters"]
-        )
-        plain["code"] = tuple(
-            KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
-            for form, kind, data, name in plain["code"]
-        )
+        for each in plain["parameters"]:
+            each["dtype"] = DType(each["dtype"])
+            each["layout"] = (
+                TensorMap(**each["layout"]) if isinstance(each["layout"], dict) else each["layout"]
+            )
+        for each in plain["code"]:
+            if each["format"] not in _TEXTS:
+                each["data"] = base64.b85decode(each["data"])
+        plain["parameters"] = tuple(KernelParameter(**each) for each in plain["parameters"])
+        plain["code"] = tuple(KernelCode(**each) for each in plain["code"])
         plain["cluster"] = plain["cluster"] and tuple(plain["cluster"])
         return KernelDefinition(**plain)
+
+
+def _plain(value: DType | bytes) -> str:
+    return value.value if isinstance(value, DType) else base64.b85encode(value).decode("ascii")
 
 
 @specification
@@ -188,19 +189,6 @@ def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
         offsets.append(start)
         end = start + dtype.itemsize
     return tuple(offsets), end
-
-
-def _layout_of(layout: Any) -> Any:
-    """Return plain values for a tensor map, and the other way round."""
-    if isinstance(layout, TensorMap):
-        return attrs.asdict(layout, recurse=False)
-    return TensorMap(**cast("dict[str, Any]", layout)) if isinstance(layout, dict) else layout
-
-
-def _encoded(data: str | bytes) -> tuple[str, str]:
-    if isinstance(data, str):
-        return "text", data
-    return "bytes", base64.b85encode(data).decode("ascii")
 
 
 RESULT_WORDS = 128
