@@ -5,6 +5,7 @@ The contents of the files that a source in C++ includes are part of that.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -367,9 +368,6 @@ def _evict(folder: int, most: int) -> None:
         total -= size
 
 
-_defaults: dict[tuple[Path | None, int], CodeCache] = {}
-
-
 def default_code_cache() -> CodeCache:
     """Return the cache that the environment names.
 
@@ -383,11 +381,12 @@ def default_code_cache() -> CodeCache:
     cap = os.environ.get("TRIO_ACCEL_CACHE_MAXSIZE", "").strip() or str(_DEFAULT_CAP)
     if not cap.isdecimal() or not int(cap):
         raise AccelError(f"TRIO_ACCEL_CACHE_MAXSIZE: must be a number of bytes above zero, got {cap!r}")
-    where = _folder(), int(cap)
-    found = _defaults.get(where)
-    if found is None:
-        found = _defaults[where] = CodeCache(where[0], cap=where[1])
-    return found
+    return _cache_of(_folder(), int(cap))
+
+
+@functools.cache
+def _cache_of(folder: Path | None, cap: int) -> CodeCache:
+    return CodeCache(folder, cap=cap)
 
 
 def _folder() -> Path | None:
