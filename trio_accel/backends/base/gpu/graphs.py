@@ -211,28 +211,20 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
         if chain is None:
             return None
-        capture = self._prepare_capture(chain, spec) if chain.due else None
-        if chain.is_blocking and (capture is not None or not self._is_cached(chain, spec)):
-            return InThread(capture)
-        return capture
-
-    def _is_cached(self, chain: Chain, spec: Any) -> bool:
-        """Tell whether a chain will be launched as a graph."""
-        try:
-            entry = self._cache.entries.get((*self._key(chain, spec, self._stream), 0))
-        except KeyError:
-            return False
-        return entry is not None and self._is_in_place(entry.value)
-
-    def _prepare_capture(self, chain: Chain, spec: Any) -> Callable[[], None] | None:
+        if not chain.due and not chain.is_blocking:
+            return None
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
             # Its outputs have no memory yet.
-            return None
-        if key not in chain.due or not self._cache.has_room():
-            return None
-        return partial(self._in_context, self._capture, key, chain, spec)
+            return InThread() if chain.is_blocking else None
+        entry = self._cache.entries.get((*key, 0))
+        capture = None
+        if key in chain.due and self._cache.has_room():
+            capture = partial(self._in_context, self._capture, key, chain, spec)
+        # What is launched as a graph does not block.
+        is_cached = entry is not None and self._is_in_place(entry.value)
+        return InThread(capture) if chain.is_blocking and (capture or not is_cached) else capture
 
     def plan_chain(self, spec: AnyChain, device: object) -> Chain:
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
