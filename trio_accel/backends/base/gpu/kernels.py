@@ -54,11 +54,8 @@ class UserKernel(LoadedCode):
     def __init__(self, definition: ops.KernelDefinition, unload: Callable[[], object]) -> None:
         super().__init__(unload)
         self.definition: ops.KernelDefinition = definition
-        # Blocks, shared memory and grids that were found to fit.
-        self._fitting: set[tuple[object, ...]] = set()
         # Tensor maps that were made lately.
         self._encoded: dict[tuple[object, ...], bytes] = {}
-        self._has_free_grid = not definition.is_cooperative and definition.cluster is None
         self._lay_out()
 
     def enqueue(self, spec: ops.KernelSpec, stream: GpuStream) -> None:
@@ -127,15 +124,11 @@ class UserKernel(LoadedCode):
         Raises:
             LibraryError: The block or the grid does not fit on the device.
         """
-        grid, block, shared = spec.grid, spec.block, spec.shared
-        if 0 in grid:
+        if 0 in spec.grid:
             return
         arrays = *spec.read, *spec.updated, *spec.written
         addresses = [_address(*each, call) for each in zip(self._arrays, arrays, strict=True)]
-        key = (block, shared) if self._has_free_grid else (grid, block, shared)
-        if key not in self._fitting:
-            self._check_fit(spec)
-            self._fitting.add(key)
+        self._check_fit(spec)
         self._buffer[: self._scalar_bytes] = spec.scalars
         self._addresses.pack_into(self._buffer, self._array_offset, *addresses)
         if self._maps:
