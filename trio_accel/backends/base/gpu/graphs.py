@@ -208,10 +208,10 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if prepare is not None:
             # The first use of a library opens it, which may block.
             return InThread(prepare)
-        chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
-        if chain is None:
+        if not isinstance(spec, CHAINS):
             return None
-        if not chain.due and not chain.is_blocking:
+        chain: Chain | None = self._find_plan(spec)
+        if chain is None or not (chain.due or chain.is_blocking):
             return None
         try:
             key = self._key(chain, spec, self._stream)
