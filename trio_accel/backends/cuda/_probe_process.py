@@ -28,6 +28,7 @@ _ATTRIBUTES = {
     "has_descriptors": 103,
 }
 _MISSING = -1
+_BINDINGS = ("cuda", "cuda.bindings", "cuda.pathfinder")
 _EXCLUSIVE = 3
 # Older drivers lack functions that are called here.
 _OLDEST = 12000
@@ -146,7 +147,8 @@ def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
         version = str(importlib.import_module("cuda.bindings").__version__)
         pathfinder = importlib.import_module("cuda.pathfinder")
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
-        return {"error": f"{type(error).__name__}: {error}", "is_missing": _is_missing(error)}
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name in _BINDINGS
+        return {"error": f"{type(error).__name__}: {error}", "is_missing": is_missing}
     return {
         "bindings": version,
         "found": {name: _find(pathfinder, name, *how) for name, how in versions.items()},
@@ -169,14 +171,6 @@ def _find(pathfinder: ModuleType, name: str, function: object, asked: object) ->
         "source": library.found_via,
         "version": _version(path, str(function), asked),
     }
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, ModuleNotFoundError) and error.name in (
-        "cuda",
-        "cuda.bindings",
-        "cuda.pathfinder",
-    )
 
 
 def _version(path: str, function: str, asked: object) -> list[int] | None:  # of JSON

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
@@ -244,9 +245,8 @@ class Transfers:
     def __init__(self, context: GpuContext, pinned: PinnedMemory) -> None:
         self._context = context
         self._pinned = pinned
-        # Starts of registered ranges, sorted, and their ends.
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        # Registered ranges, sorted.
+        self._ranges: list[tuple[int, int]] = []
         self._lock = threading.Lock()
         # Held while pages are pinned, which takes long. Transfers take `_lock` only, and never wait for it.
         self._pinning = threading.Lock()
@@ -267,9 +267,7 @@ class Transfers:
                 return
             self._context.register_host(start, array.nbytes)
             with self._lock:
-                index = bisect.bisect(self._starts, start)
-                self._starts.insert(index, start)
-                self._ends.insert(index, end)
+                bisect.insort(self._ranges, (start, end))
 
     def unregister(self, array: HostArray) -> None:
         """Give the pages back to the system; no transfer uses them. Blocks."""
@@ -278,21 +276,17 @@ class Transfers:
 
     def _forget(self, start: int) -> None:
         with self._lock:
-            index = bisect.bisect_left(self._starts, start)
-            if index == len(self._starts) or self._starts[index] != start:
-                return
-            del self._starts[index], self._ends[index]
-        self._context.unregister_host(start)
+            known, self._ranges = self._ranges, [one for one in self._ranges if one[0] != start]
+        if len(self._ranges) < len(known):
+            self._context.unregister_host(start)
 
     def straight(self, host: HostArray) -> int | None:
         """Return the address of an array that the device transfers by itself; None of another."""
         start = address_of(host)
-        return start if host.flags.c_contiguous and self._holds(start, host.nbytes) else None
-
-    def _holds(self, start: int, nbytes: int) -> bool:
         with self._lock:
-            index = bisect.bisect_right(self._starts, start) - 1
-            return index >= 0 and start + nbytes <= self._ends[index]
+            index = bisect.bisect_right(self._ranges, start, key=itemgetter(0)) - 1
+            is_inside = index >= 0 and start + host.nbytes <= self._ranges[index][1]
+        return start if is_inside and host.flags.c_contiguous else None
 
     def to_device(
         self, stream: GpuStream, host: HostArray, start: int | None, address: int
@@ -355,7 +349,7 @@ class Transfers:
         """Unregister all: no stream uses it any more. The context is current."""
         with self._pinning:
             self._is_closed = True
-            for start in tuple(self._starts):
+            for start, _ in tuple(self._ranges):
                 self._forget(start)
 
     def _fetch(self, place: int, use: HostUse, nbytes: int) -> None:

@@ -208,31 +208,23 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if prepare is not None:
             # The first use of a library opens it, which may block.
             return InThread(prepare)
-        chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
-        if chain is None:
+        if not isinstance(spec, CHAINS):
             return None
-        capture = self._prepare_capture(chain, spec) if chain.due else None
-        if chain.is_blocking and (capture is not None or not self._is_cached(chain, spec)):
-            return InThread(capture)
-        return capture
-
-    def _is_cached(self, chain: Chain, spec: Any) -> bool:
-        """Tell whether a chain will be launched as a graph."""
-        try:
-            entry = self._cache.entries.get((*self._key(chain, spec, self._stream), 0))
-        except KeyError:
-            return False
-        return entry is not None and self._is_in_place(entry.value)
-
-    def _prepare_capture(self, chain: Chain, spec: Any) -> Callable[[], None] | None:
+        chain: Chain | None = self._find_plan(spec)
+        if chain is None or not (chain.due or chain.is_blocking):
+            return None
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
             # Its outputs have no memory yet.
-            return None
-        if key not in chain.due or not self._cache.has_room():
-            return None
-        return partial(self._in_context, self._capture, key, chain, spec)
+            return InThread() if chain.is_blocking else None
+        entry = self._cache.entries.get((*key, 0))
+        capture = None
+        if key in chain.due and self._cache.has_room():
+            capture = partial(self._in_context, self._capture, key, chain, spec)
+        # What is launched as a graph does not block.
+        is_cached = entry is not None and self._is_in_place(entry.value)
+        return InThread(capture) if chain.is_blocking and (capture or not is_cached) else capture
 
     def plan_chain(self, spec: AnyChain, device: object) -> Chain:
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
@@ -288,35 +280,32 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return False
         key = self._key(chain, spec, stream)
         # It is taken last: what is refused before takes no piece.
-        host = _Host.of(spec, self._device)
-        key = *key, 0 if host is None else host.address
+        host = _Host(spec, self._device)
+        key = *key, host.address
         entry = self._cache.entries.get(key)
         if entry is not None and self._is_in_place(entry.value):
             entry.last = stream.launched
-            if host is not None:
-                host.fill()
+            host.fill()
             if self._launch_graph(entry.value):
                 self._plans.note_launch(chain)
-                if host is not None:
+                if host.address:
                     stream.after(host.end)
                 return True
             chain.call.refuse(key)
         if entry is not None:
             self._cache.remove(key)
-        if host is not None:
-            host.give_back()
+        host.give_back()
         return False
 
     def run_chain(self, spec: AnyChain, chain: Chain, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
-        before, host = self._enqueued, _Host.of(spec, self._device)
-        at_host = 0 if host is None else host.address
-        if host is not None:
-            host.fill()
+        before, host = self._enqueued, _Host(spec, self._device)
+        host.fill()
+        if host.address:
             # The piece is in use up to the next event, whatever is refused.
             stream.after(host.end)
         try:
-            self._enqueue_chain(spec, stream, at_host)
+            self._enqueue_chain(spec, stream, host.address)
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
@@ -325,11 +314,11 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return
         if chain.is_captured and not stream.is_capturing:
             key = self._key(chain, spec, stream)
-            whole = *key, at_host
+            whole = *key, host.address
             if not chain.call.is_refused(whole) and self._cache.is_due(whole):
                 if len(chain.due) >= _MOST_DUE:
                     chain.due.clear()
-                chain.due[key] = at_host, self._workspace(stream)
+                chain.due[key] = host.address, self._workspace(stream)
 
     def _enqueue_chain(self, spec: AnyChain, stream: Any, host: int = 0) -> None:
         """Enqueue the operations of a chain, one after the other, or those that its condition chooses.
@@ -411,30 +400,23 @@ class _Host:
     """The host arrays of one run of a chain, in one piece of pinned memory.
 
     Attributes:
-        address: The piece; results lie behind what is given.
+        address: The piece; results lie behind what is given. 0 for a chain without host arrays.
     """
 
-    __slots__ = ("_nbytes", "_pinned", "_spec", "address")
+    __slots__ = ("_device", "_nbytes", "_spec", "address")
 
-    def __init__(self, spec: ChainSpec, pinned: Any, nbytes: int) -> None:
-        self._spec = spec
-        self._pinned = pinned
-        self._nbytes = nbytes
-        self.address: int = pinned.take(nbytes)
-
-    @classmethod
-    def of(cls, spec: AnyChain, device: Any) -> _Host | None:
-        """Take a piece for a chain; None for one without host arrays."""
-        if type(spec) is not ChainSpec:
-            return None
-        nbytes = _result_offset(spec) + (spec.result[2] if spec.result else 0)
-        return cls(spec, device.pinned, nbytes) if nbytes else None
+    def __init__(self, spec: AnyChain, device: Any) -> None:
+        self._spec: Any = spec
+        self._device = device
+        self._nbytes = 0
+        if type(spec) is ChainSpec:
+            self._nbytes = _result_offset(spec) + (spec.result[2] if spec.result else 0)
+        self.address: int = device.pinned.take(self._nbytes) if self._nbytes else 0
 
     def fill(self) -> None:
         """Write what the device is to read."""
-        given = self._spec.given
-        if given:
-            ctypes.memmove(self.address, given, len(given))
+        if self.address:
+            ctypes.memmove(self.address, self._spec.given, len(self._spec.given))
 
     def end(self) -> None:
         """Read what the device has written: it has passed the chain."""
@@ -446,7 +428,8 @@ class _Host:
 
     def give_back(self) -> None:
         """Give the piece back, which the device does not use any more."""
-        self._pinned.give_back(self._nbytes, self.address)
+        if self.address:
+            self._device.pinned.give_back(self._nbytes, self.address)
 
 
 def _result_offset(spec: ChainSpec) -> int:

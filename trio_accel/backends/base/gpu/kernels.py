@@ -29,6 +29,7 @@ _MOST_MAPS = 256
 
 _Call: TypeAlias = EnqueuingCall[Any, Any]
 _Device: TypeAlias = AddressDevice[Any, Any, Any]
+_Draw: TypeAlias = "ops.SequenceSpec | ops.RejectionSpec | ops.SobolSpec"
 
 
 class UserKernel(LoadedCode):
@@ -45,7 +46,6 @@ class UserKernel(LoadedCode):
         definition: Its definition.
         limits: What the device has for it, by the words of `KernelInfoSpec` that name it; the backend sets
             them before the first launch.
-        is_plain: Whether no array is packed first.
         pointer: Where the addresses of its parameters are, in their order.
     """
 
@@ -54,12 +54,8 @@ class UserKernel(LoadedCode):
     def __init__(self, definition: ops.KernelDefinition, unload: Callable[[], object]) -> None:
         super().__init__(unload)
         self.definition: ops.KernelDefinition = definition
-        self.is_plain: bool = all(each.layout != "packed" for each in definition.parameters)
-        # Blocks, shared memory and grids that were found to fit.
-        self._fitting: set[tuple[object, ...]] = set()
         # Tensor maps that were made lately.
         self._encoded: dict[tuple[object, ...], bytes] = {}
-        self._has_free_grid = not definition.is_cooperative and definition.cluster is None
         self._lay_out()
 
     def enqueue(self, spec: ops.KernelSpec, stream: GpuStream) -> None:
@@ -97,7 +93,8 @@ class UserKernel(LoadedCode):
         offsets, size = ops.scalar_offsets(definition.scalars)
         self._scalar_bytes = size
         self._array_offset = -(-size // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
-        arrays = [each for role in ("read", "update", "write") for each in definition.arrays(role)]
+        self._arrays = [each for role in ("read", "update", "write") for each in definition.arrays(role)]
+        arrays = self._arrays
         places = {each.name: self._array_offset + _POINTER * number for number, each in enumerate(arrays)}
         scalars = [each.name for each in definition.parameters if each.role == "scalar"]
         places.update(zip(scalars, offsets, strict=True))
@@ -127,22 +124,15 @@ class UserKernel(LoadedCode):
         Raises:
             LibraryError: The block or the grid does not fit on the device.
         """
-        grid, block, shared = spec.grid, spec.block, spec.shared
-        if 0 in grid:
+        if 0 in spec.grid:
             return
-        if self.is_plain:
-            at = call.device.address
-            addresses = [at(array) for array in (*spec.read, *spec.updated, *spec.written)]
-        else:
-            addresses = self._packed(spec, call)
-        key = (block, shared) if self._has_free_grid else (grid, block, shared)
-        if key not in self._fitting:
-            self._check_fit(spec)
-            self._fitting.add(key)
+        arrays = *spec.read, *spec.updated, *spec.written
+        addresses = [_address(*each, call) for each in zip(self._arrays, arrays, strict=True)]
+        self._check_fit(spec)
         self._buffer[: self._scalar_bytes] = spec.scalars
         self._addresses.pack_into(self._buffer, self._array_offset, *addresses)
         if self._maps:
-            self._set_maps((*spec.read, *spec.updated, *spec.written), addresses)
+            self._set_maps(arrays, addresses)
         try:
             self.enqueue(spec, call.stream)
         except DriverError as error:
@@ -172,20 +162,6 @@ class UserKernel(LoadedCode):
                         error.code, f": no {tensor_map} of {name}, {array}: {error.message}"
                     ) from error
             self._buffer[start : start + ops.MAP_BYTES] = self._encoded[key]
-
-    def _packed(self, spec: ops.KernelSpec, call: _Call) -> list[int]:
-        """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
-        addresses: list[int] = []
-        arrays, of_role = (*spec.read, *spec.updated, *spec.written), self.definition.arrays
-        parameters = (*of_role("read"), *of_role("update"), *of_role("write"))
-        for parameter, array in zip(parameters, arrays, strict=True):
-            if parameter.layout != "packed":
-                addresses.append(call.at(array))
-            elif parameter.role == "read":
-                addresses.append(call.packed(array))
-            else:
-                addresses.append(call.result(array, is_updated=parameter.role == "update"))
-        return addresses
 
     def _check_fit(self, spec: ops.KernelSpec) -> None:
         """Refuse what the driver would refuse, and say how much there is."""
@@ -244,6 +220,15 @@ class UserKernel(LoadedCode):
         fits = math.prod(spec.block) <= limits["max_threads"] and spec.shared <= limits["max_dynamic_shared"]
         values = {**limits, **self.occupancy(spec, fits=fits)}
         spec.words[:] = [values[name] for name in ops.KernelInfoSpec.WORDS]
+
+
+def _address(parameter: ops.KernelParameter, array: ops.ArraySpec, call: _Call) -> int:
+    """Return the address of an array: of workspace, where it must be packed and is not."""
+    if parameter.layout != "packed":
+        return call.at(array)
+    if parameter.role == "read":
+        return call.packed(array)
+    return call.result(array, is_updated=parameter.role == "update")
 
 
 def _extents(extents: ops.Dim3) -> str:
@@ -402,6 +387,12 @@ _SEQUENCES = "mrg32k3a", "xorwow"
 _REJECTION = struct.Struct("<6Q3q2i")
 _REJECTIONS = "gamma", "log_gamma", "poisson", "binomial"
 _SOBOL = struct.Struct("<3Q2qQq")
+# Source, name and structure of the kernel for each of the other draws.
+_DRAWS = {
+    ops.SequenceSpec: ("sequences", "draw_sequence", _SEQUENCE),
+    ops.RejectionSpec: ("rejection", "reject", _REJECTION),
+    ops.SobolSpec: ("sequences", "sobol_points", _SOBOL),
+}
 
 
 class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
@@ -412,7 +403,6 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
 
     def __init__(self, device: _Device) -> None:
         super().__init__(device)
-        self._load = device.kernels.function
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
 
     def plan(self, spec: ops.PhiloxSpec, device: _Device) -> int:
@@ -433,9 +423,10 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
             spec.low, spec.width, call.plan, is_moved, is_aligned,
         )  # fmt: skip
 
-    def plan_sequence(self, spec: ops.SequenceSpec, device: _Device) -> Function:
+    def plan_draw(self, spec: _Draw, device: _Device) -> Function:
         """Compile and load the kernel, which blocks."""
-        return self._load("sequences", "draw_sequence", _SEQUENCE.size)
+        source, name, layout = _DRAWS[type(spec)]
+        return device.kernels.function(source, name, layout.size)
 
     def sequence(self, spec: ops.SequenceSpec, call: _Call) -> None:
         """Draw words, one thread for a piece."""
@@ -444,10 +435,6 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
                 call.handle, -(-size // spec.piece), _SEQUENCE, call.at(spec.out), call.at(spec.state),
                 call.at(spec.jumps), size, spec.piece, spec.jumps.shape[0], _SEQUENCES.index(spec.sequence),
             )  # fmt: skip
-
-    def plan_rejection(self, spec: ops.RejectionSpec, device: _Device) -> Function:
-        """Compile and load the kernel, which blocks."""
-        return self._load("rejection", "reject", _REJECTION.size)
 
     def rejection(self, spec: ops.RejectionSpec, call: _Call) -> None:
         """Draw numbers, one thread for each."""
@@ -459,10 +446,6 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
                 call.status(spec.fault), seed, row, size, a.size > 1, b is not None and b.size > 1,
                 _REJECTIONS.index(spec.distribution), out.dtype.itemsize == 4,
             )  # fmt: skip
-
-    def plan_sobol(self, spec: ops.SobolSpec, device: _Device) -> Function:
-        """Compile and load the kernel, which blocks."""
-        return self._load("sequences", "sobol_points", _SOBOL.size)
 
     def sobol(self, spec: ops.SobolSpec, call: _Call) -> None:
         """Make points, one thread for each number."""

@@ -259,14 +259,6 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         self.epoch: int = 0
         super().__init__(device, kernels, device.usage_of(self.name).plans)
 
-    def _note_watched(self) -> None:
-        """Count something that is captured, and may be launched again until `_begin_epoch` only."""
-        self.watched += 1
-
-    def _begin_epoch(self) -> None:
-        """End the use of what was captured so far, and noted by `_note_watched`."""
-        self.epoch += 1
-
     def captures(self, spec: OperationSpec) -> bool:
         """Tell whether what is enqueued for an operation can be captured and launched again.
 

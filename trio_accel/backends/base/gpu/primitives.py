@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -44,12 +44,16 @@ _LED = 1 << 14
 # Indices below this are of 32 bits.
 _NARROW = 1 << 31
 
-_SCAN = struct.Struct("<3Q6q")
-_SORT = struct.Struct("<5Q5q")
-_GROUP = struct.Struct("<9Qq")
-_SEARCH = struct.Struct("<5Q3q")
-_COUNT = struct.Struct("<5Q2q")
-_SEGMENT = struct.Struct("<4Q2q")
+# The kernels of each part of the source, and the structure that they take; with the axes of a selection.
+_PARTS = {
+    "SCANS": (("total", "carry", "scan", "scan_lines"), "<3Q6q"),
+    "SELECTS": (("move", "find"), "<3Q3q{axes}q{axes}Q"),
+    "SORTS": (("encode", "lead", "rows", "gather", "unify"), "<5Q5q"),
+    "GROUPS_PUT": (("group", "lengths"), "<9Qq"),
+    "SEARCHES": (("search",), "<5Q3q"),
+    "COUNTS": (("count",), "<5Q2q"),
+    "SEGMENTS": (("segment",), "<4Q2q"),
+}
 
 _INFINITE = {DType.float64: 0x7FF << 52, DType.float32: 0xFF << 23, DType.float16: 31 << 10}
 _INFINITE[DType.bfloat16] = 0xFF << 7
@@ -144,15 +148,10 @@ def _cast(source: DType, *through: DType) -> str:
     return value
 
 
-def _compiled(
-    kernels: Kernels,
-    part: str,
-    names: Sequence[str],
-    layout: struct.Struct,
-    defined: Mapping[str, object],
-    **more: Any,
-) -> _Code:
+def _compiled(kernels: Kernels, part: str, defined: Mapping[str, object], **more: Any) -> _Code:
     """Compile one part of the source; blocks."""
+    names, fields = _PARTS[part]
+    layout = struct.Struct(fields.format(axes=defined.get("AXES")))
     lines = [
         f"#define {name}{'(value)' if '(value)' in str(value) else ''} {value}"
         for name, value in defined.items()
@@ -173,7 +172,7 @@ def _compiled_scan(
         "GIVE": _cast(wide, out),
         **defined,
     }
-    return _compiled(kernels, "SCANS", ("total", "carry", "scan", "scan_lines"), _SCAN, defined)
+    return _compiled(kernels, "SCANS", defined)
 
 
 def _scan_rows(code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
@@ -265,10 +264,7 @@ class PrimitivesLibrary(CompiledLibrary):
         )
         word = 1 if spec.x is None else min(spec.x.dtype.itemsize, 8)
         defined = {"AXES": axes, "Number": register_of(number), "Word": _bits(word)}
-        layout = struct.Struct(f"<3Q3q{axes}q{axes}Q")
-        return _compiled(
-            self._device.kernels, "SELECTS", ("move", "find"), layout, defined, parts={"places": places}
-        )
+        return _compiled(self._device.kernels, "SELECTS", defined, parts={"places": places})
 
     def select(self, spec: ops.SelectSpec, call: _Call) -> None:
         """Select items, or find where they are."""
@@ -316,14 +312,7 @@ class PrimitivesLibrary(CompiledLibrary):
             "DESCENDS": int(descends),
             **named,
         }
-        return _compiled(
-            self._device.kernels,
-            "SORTS",
-            ("encode", "lead", "rows", "gather", "unify"),
-            _SORT,
-            defined,
-            sorter=sorter,
-        )
+        return _compiled(self._device.kernels, "SORTS", defined, sorter=sorter)
 
     def sort(self, spec: ops.SortSpec, call: _Call) -> None:
         """Sort along an axis."""
@@ -406,9 +395,7 @@ class PrimitivesLibrary(CompiledLibrary):
             else:
                 parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
         defined = {**_types(In=x), "Number": register_of(number)}
-        return _compiled(
-            self._device.kernels, "GROUPS_PUT", ("group", "lengths"), _GROUP, defined, parts=parts
-        )
+        return _compiled(self._device.kernels, "GROUPS_PUT", defined, parts=parts)
 
     def group(self, spec: ops.GroupSpec, call: _Call) -> None:
         """Find groups of equal elements."""
@@ -438,7 +425,7 @@ class PrimitivesLibrary(CompiledLibrary):
         """Compile a search."""
         sorter = DType.int64 if spec.sorter is None else spec.sorter.dtype
         defined = {**_compared(spec.x.dtype, spec.edges.dtype), **_types(Sorter=sorter)}
-        return _compiled(self._device.kernels, "SEARCHES", ("search",), _SEARCH, defined)
+        return _compiled(self._device.kernels, "SEARCHES", defined)
 
     def search(self, spec: ops.SearchSpec, call: _Call) -> None:
         """Find where values are to be inserted."""
@@ -453,7 +440,7 @@ class PrimitivesLibrary(CompiledLibrary):
         x = spec.x.dtype
         named = {"HAS_EDGES": int(spec.edges is not None), "HAS_WEIGHTS": int(spec.weights is not None)}
         edges = x if spec.edges is None else spec.edges.dtype
-        return _compiled(self._device.kernels, "COUNTS", ("count",), _COUNT, {**_compared(x, edges), **named})
+        return _compiled(self._device.kernels, "COUNTS", {**_compared(x, edges), **named})
 
     def count(self, spec: ops.CountSpec, call: _Call) -> None:
         """Count the elements of bins."""
@@ -480,7 +467,7 @@ class PrimitivesLibrary(CompiledLibrary):
             "TAKE": _cast(x, out, wide),
             "GIVE": _cast(wide, out),
         }
-        return _compiled(self._device.kernels, "SEGMENTS", ("segment",), _SEGMENT, defined)
+        return _compiled(self._device.kernels, "SEGMENTS", defined)
 
     def combine_segments(self, spec: ops.SegmentSpec, call: _Call) -> None:
         """Combine segments."""

@@ -5,6 +5,7 @@ The contents of the files that a source in C++ includes are part of that.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -40,7 +41,6 @@ def header_parts(
     folder: Path | None = None,
     folders: Sequence[Path] = (),
     first: Sequence[str] = (),
-    named: Mapping[str, str] | None = None,
 ) -> tuple[str | bytes, ...] | None:
     """Find names and digests of everything that a source may include, directly or by other headers.
 
@@ -53,23 +53,21 @@ def header_parts(
         folder: The folder of the file that the text is from, where ``"..."`` is looked for first.
         folders: Where headers are looked for, in this order.
         first: Headers that the compiler includes before the source.
-        named: Headers that the compiler is handed as texts, by name.
 
     Returns:
         Parts for `code_key`; None if that cannot be told, because a name of a header is a macro or there are
         too many. Then nothing is to be kept.
     """
-    named = named or {}
     parts: list[str | bytes] = []
-    # Files and names of texts that were read, so that a circle of headers ends.
-    seen: set[Path | str] = set()
+    # Files that were read, so that a circle of headers ends.
+    seen: set[Path] = set()
     waiting: list[tuple[str, Path | None, bool]] = []
     if not _follow(source, folder, waiting):
         return None
     waiting += [(name, folder, True) for name in first]
     while waiting:
         name, near, is_quoted = waiting.pop()
-        found = name if name in named else _find(name, near if is_quoted else None, folders)
+        found = _find(name, near if is_quoted else None, folders)
         if found is None:
             parts += [name, b""]
             continue
@@ -78,12 +76,11 @@ def header_parts(
         if found in seen:
             continue
         seen.add(found)
-        data = named[name].encode() if isinstance(found, str) else _content(found)
+        data = _content(found)
         if data is None or len(seen) > _MOST_FILES:
             return None
         parts.append(hashlib.sha256(data).digest())
-        next_to = None if isinstance(found, str) else found.parent
-        if not _follow(data.decode("utf-8", "surrogateescape"), next_to, waiting):
+        if not _follow(data.decode("utf-8", "surrogateescape"), found.parent, waiting):
             return None
     return tuple(parts)
 
@@ -367,9 +364,6 @@ def _evict(folder: int, most: int) -> None:
         total -= size
 
 
-_defaults: dict[tuple[Path | None, int], CodeCache] = {}
-
-
 def default_code_cache() -> CodeCache:
     """Return the cache that the environment names.
 
@@ -383,11 +377,12 @@ def default_code_cache() -> CodeCache:
     cap = os.environ.get("TRIO_ACCEL_CACHE_MAXSIZE", "").strip() or str(_DEFAULT_CAP)
     if not cap.isdecimal() or not int(cap):
         raise AccelError(f"TRIO_ACCEL_CACHE_MAXSIZE: must be a number of bytes above zero, got {cap!r}")
-    where = _folder(), int(cap)
-    found = _defaults.get(where)
-    if found is None:
-        found = _defaults[where] = CodeCache(where[0], cap=where[1])
-    return found
+    return _cache_of(_folder(), int(cap))
+
+
+@functools.cache
+def _cache_of(folder: Path | None, cap: int) -> CodeCache:
+    return CodeCache(folder, cap=cap)
 
 
 def _folder() -> Path | None:

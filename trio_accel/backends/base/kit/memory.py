@@ -228,10 +228,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._give_spares_back()
             elif self._spare_count < _MOST_SPARES:
                 size = -(-nbytes // ALIGNMENT) or 1
-                if size in spares:
-                    spares[size].append(made)
-                else:
-                    spares[size] = [made]
+                spares.setdefault(size, []).append(made)
                 self._spare_count += 1
                 return
             self._allocator.free(place[0])
@@ -354,7 +351,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def placement(self, block: int) -> PlacedBlock:
         """Return the place of a block; see `AccelDevice.placement`."""
-        _, nbytes, (_, chunk, offset) = self._known(block)
+        _, nbytes = self.block(block)
+        _, chunk, offset = self.blocks[block][2]
         return PlacedBlock(block, nbytes, chunk, offset)
 
     def clear(self) -> None:
@@ -378,18 +376,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         Raises:
             KeyError: No block has this id.
         """
-        # Asked for each array of each launch: not by way of `_known`.
         try:
             made, nbytes, _ = self.blocks[block]
         except KeyError:
             raise no_such_block(block) from None
         return made, nbytes
-
-    def _known(self, block: int) -> tuple[BlockT, int, _Place]:
-        try:
-            return self.blocks[block]
-        except KeyError:
-            raise no_such_block(block) from None
 
     def statistics(self) -> MemoryStatistics:
         """Count the blocks and their bytes."""

@@ -137,14 +137,6 @@ def _product(
     return Product(is_swapped=is_swapped, call=call)
 
 
-def _with_batch(product: Product, batch: tuple[int, Group, tuple[Group, ...]], itemsize: int) -> Product:
-    """Have many of a product made, by the distances and the beginnings that `_groups` has found."""
-    batches, step, groups = batch
-    first, second = (step.b, step.a) if product.is_swapped else (step.a, step.b)
-    steps = first // itemsize, second // itemsize, step.c // itemsize
-    return attrs.evolve(product, batches=batches, steps=steps, groups=groups)
-
-
 def plan_matmul(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
     strides: tuple[_Strides, _Strides],
@@ -225,7 +217,7 @@ def plan_contraction(
                 tuple(term.index(letter) for group in order for letter in group)
                 for term, order in zip(terms, orders, strict=True)
             )
-            product = _of_stacks(tuple(extents[one] for one in batch), laid_out, itemsize)
+            product = _of_arrays(tuple(extents[one] for one in batch), laid_out, itemsize)
             least = copied, Contraction((axes[0], axes[1], axes[2]), product)
     assert least is not None
     return least[1]
@@ -263,31 +255,39 @@ def _packed(shape: tuple[int, ...], itemsize: int) -> Matrices:
     return Matrices((shape[-2], shape[-1]), (steps[-2], steps[-1]), steps[:-2])
 
 
-def _of_stacks(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
-    """Find the calls for stacks of matrices of which all three have the whole batch."""
+def _of_arrays(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
+    """Find the calls for stacks of matrices, of which some have to be packed."""
     (left, right, out), packed = zip(*stacks, strict=True)
+    product = _of_stacks(batch, (left, right, out), itemsize)
+    if len(product.groups) > _MOST_GROUPS:
+        full = [(_packed((*batch, *one.shape), itemsize), True) for one in (left, right, out)]
+        return _of_arrays(batch, full, itemsize)
+    packings: list[Packing | None] = ["plain" if is_packed else None for is_packed in packed]
+    return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1], is_c_packed=packed[2])
+
+
+def _of_stacks(
+    batch: tuple[int, ...],
+    stacks: tuple[Matrices, Matrices, Matrices],
+    itemsize: int,
+    *,
+    is_fused: bool = False,
+) -> Product:
+    """Find the calls for stacks of matrices as they lie, of which all three have the whole batch."""
+    left, right, out = stacks
     (rows, inner), (_, columns) = left.shape, right.shape
     side = _side(out.shape, out.strides, itemsize)
     is_swapped = side is None or side.has_rows
-    if columns == 1 and (rows == 1 or out.strides[0] == itemsize):
+    if columns == 1 and not is_fused and (rows == 1 or out.strides[0] == itemsize):
         # One column is made as the library's own matrix by vector.
         is_swapped, side = False, _Side(False, max(rows, 1))
     operands = [_operand(one.shape, one.strides, "N", itemsize, is_swapped) for one in (left, right)]
-    found = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
-    if len(found[2]) > _MOST_GROUPS:
-        full = [(_packed((*batch, *one.shape), itemsize), True) for one in (left, right, out)]
-        return _of_stacks(batch, full, itemsize)
-    packings: list[Packing | None] = ["plain" if is_packed else None for is_packed in packed]
-    m = columns if is_swapped else rows
-    product = _product(
-        operands, (rows, columns, inner), m if side is None else side.leading, is_swapped=is_swapped
-    )
-    return attrs.evolve(
-        _with_batch(product, found, itemsize),
-        packing_a=packings[0],
-        packing_b=packings[1],
-        is_c_packed=packed[2],
-    )
+    of_c = columns if side is None else side.leading
+    product = _product(operands, (rows, columns, inner), of_c, is_swapped=is_swapped)
+    batches, step, groups = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
+    first, second = (step.b, step.a) if is_swapped else (step.a, step.b)
+    steps = first // itemsize, second // itemsize, step.c // itemsize
+    return attrs.evolve(product, batches=batches, steps=steps, groups=groups)
 
 
 def _batched(
@@ -298,24 +298,16 @@ def _batched(
     keeps_stack: bool,
 ) -> Product:
     """Return the calls for operands that can be read in place."""
-    batch, left_matrix, right_matrix = broadcast_operands(shapes, strides)
-    a_matrix, (a_rows, a_inner), a_steps = left_matrix
-    b_matrix, b_matrix_strides, b_steps = right_matrix
-    (rows, inner), (_, columns) = a_matrix, b_matrix
-    if not any(b_steps) and not keeps_stack:
+    batch, left, right = broadcast_operands(shapes, strides)
+    (rows, inner), (step, along), a_steps = left
+    if not any(right.batch_strides) and not keeps_stack:
         # One large product instead of many with the same right side.
-        extents, (steps,) = merged((*batch, rows), ((*a_steps, a_rows),))
-        if len(extents) == 1 and _side((extents[0], inner), (steps[0], a_inner), itemsize) is not None:
-            batch, a_steps, b_steps = (), (), ()
-            rows, a_rows = extents[0], steps[0]
-    c_steps = contiguous_strides((*batch, rows, columns), itemsize)[: len(batch)]
-    # One column is made as the library's own matrix by vector.
-    is_swapped = is_fused or columns > 1
-    left = _operand((rows, inner), (a_rows, a_inner), "N", itemsize, is_swapped)
-    right = _operand(b_matrix, b_matrix_strides, "N", itemsize, is_swapped)
-    of_c = columns if is_swapped else rows
-    product = _product((left, right), (rows, columns, inner), of_c, is_swapped=is_swapped)
-    return _with_batch(product, _groups(batch, a_steps, b_steps, c_steps), itemsize)
+        extents, (steps,) = merged((*batch, rows), ((*a_steps, step),))
+        if len(extents) == 1 and _side((extents[0], inner), (steps[0], along), itemsize) is not None:
+            batch, right = (), right._replace(batch_strides=())
+            left = Matrices((extents[0], inner), (steps[0], along), ())
+    out = _packed((*batch, left.shape[0], right.shape[1]), itemsize)
+    return _of_stacks(batch, (left, right, out), itemsize, is_fused=is_fused)
 
 
 def _groups(

@@ -110,24 +110,18 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
                 backend=BACKEND,
                 device=self._device.info.name,
             )
-        if isinstance(error, tuple(self.errors)):
-            return self._error_of(error)
         told = super()._told(error)
         if isinstance(told, AccelError):
             return told
-        # A kernel that calls the driver by itself raises what it met there, of whatever class.
-        self._context.look()
-        return self._context.failure() or told
-
-    def _error_of(self, error: Exception) -> Exception:
-        """Describe a vendor's status."""
-        # The library may have met what only the driver can name.
+        # A library, or a kernel that calls the driver by itself, may have met what only the driver can name.
         self._context.look()
         failure = self._context.failure()
-        if failure is not None:
-            return failure
+        codes = next((codes for cls, codes in self.errors.items() if isinstance(error, cls)), None)
+        return failure or (error if codes is None else self._of_status(error, codes))
+
+    def _of_status(self, error: Exception, codes: type[enum.IntEnum]) -> Exception:
+        """Describe a vendor's status."""
         status = getattr(error, "status", error)
-        codes = next(codes for cls, codes in self.errors.items() if isinstance(error, cls))
         name = codes(status).name if isinstance(status, int) else str(status)
         if name in _EXHAUSTED:
             return self._device.exhausted(0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property, partial
-from struct import Struct
 from typing import Any, TypeAlias
 
 import attrs
@@ -26,6 +25,7 @@ from ._cublas import DEFAULT, HOST, KINDS, Cublas
 from ._cudnn import (
     FLOATS,
     LANES,
+    SCORES,
     DnnKernels,
     Graph,
     Layout,
@@ -42,27 +42,6 @@ from ._cudnn import (
 _PIECE = 1 << 24
 _TABLE = 3
 _ADDED = 2
-
-# The layout is that of the structure in dnn.cu.
-_LENGTHS = Struct("<3Q2q2i")
-_BLOCKS = Struct("<4Q4q2i")
-_GATHER = Struct("<4Q11q")
-_MEANS = Struct("<3Q3q")
-_TRUTH = Struct("<2Q2q")
-_SCORES = "7Q11qd4i"
-_MEND = Struct("<4Q12q")
-_FUSED = Struct("<12Q41qd")
-_LAYOUTS = {
-    "check_lengths": _LENGTHS,
-    "check_blocks": _BLOCKS,
-    "gather": _GATHER,
-    "attention_fused": _FUSED,
-    "mask_to_bias": _TRUTH,
-    "attention_means": _MEANS,
-    "attention_mend": _MEND,
-    "attention_weights": with_axes(_SCORES, 2, 0),
-    "attention_slopes": with_axes(_SCORES, 2, 0),
-}
 
 
 @attrs.frozen
@@ -442,7 +421,7 @@ class Attention:
             lengths.query, lengths.key, rows, piece.count, piece.first, sizes.rows, sizes.columns,
             sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:], spec.scale,
             self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
-            *strides[:-2], layout=with_axes(_SCORES, 2, len(shape)),
+            *strides[:-2], layout=with_axes(SCORES, 2, len(shape)),
         )  # fmt: skip
 
 
@@ -497,8 +476,7 @@ class AttentionLibrary(AttentionKernels):
         plan = self._fused(spec)
         if plan is None:
             self._load_products(spec.query.dtype)
-        for name, layout in _LAYOUTS.items():
-            self._load(name, layout)
+        self._load_kernels()
         return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:

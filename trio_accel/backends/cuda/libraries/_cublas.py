@@ -235,6 +235,16 @@ class Cublas:
                 product.batches, compute, DEFAULT,
             )  # fmt: skip
 
+    def scale(
+        self, stream: CudaStream, kind: Kind, factor: complex, size: int, place: int, step: int = 1
+    ) -> None:
+        """Enqueue that a vector at an address is multiplied by a factor."""
+        self.select(stream, HOST)
+        self.factors.put(kind, factor)
+        cublas.scal_ex_64(
+            self.handle, size, self.factors.alpha, kind.factor, place, kind.code, step, kind.factor
+        )
+
     def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
         """Call the routine of a type, on the stream that is selected.
 

@@ -24,7 +24,7 @@ import attrs
 
 from ...base import DType, LibraryError
 from ...base.contract.ops import ArraySpec, StatusArray
-from ...base.gpu.driver import Function, LoadedCode
+from ...base.gpu.driver import Function, LoadedCode, with_axes
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream, capture_once
 
@@ -283,8 +283,27 @@ _NAMES: dict[DType, str] = dict(
 LANES = 32
 """Threads that share a row, or a weight."""
 
-GRID = "18q"
-"""Layout of a grid, as dnn.cu has it."""
+SCORES = "7Q11qd4i"
+"""Layout of what a kernel over scores is told, ahead of the axes of its mask."""
+
+_GRID = "18q"
+# The layouts of the structures in dnn.cu.
+_LAYOUTS: dict[str, Struct] = {
+    **dict.fromkeys(
+        ("convolution", "convolution_input_grad", "convolution_weight_grad"), Struct(f"<4Q5q{_GRID}q")
+    ),
+    "add_bias": Struct("<2Q3qi4x"),
+    **dict.fromkeys(("pool", "mean_pool_grad"), Struct(f"<3Qq{_GRID}3qq4i")),
+    "max_pool_grad": Struct("<4Q3q2i"),
+    "check_lengths": Struct("<3Q2q2i"),
+    "check_blocks": Struct("<4Q4q2i"),
+    "gather": Struct("<4Q11q"),
+    "attention_fused": Struct("<12Q41qd"),
+    "mask_to_bias": Struct("<2Q2q"),
+    "attention_means": Struct("<3Q3q"),
+    "attention_mend": Struct("<4Q12q"),
+    **dict.fromkeys(("attention_weights", "attention_slopes"), with_axes(SCORES, 2, 0)),
+}
 
 _SPATIAL = 3
 # Alignment in bytes that the front end takes for granted of its tensors.
@@ -300,7 +319,7 @@ class DnnKernels(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._functions: dict[str, tuple[Function, Struct]] = {}
+        self._functions: dict[str, Function] = {}
         self._cudnn: Cudnn | None = None
         self._has_looked = False
 
@@ -335,17 +354,17 @@ class DnnKernels(CudaLibrary):
             self._cudnn.destroy()
         super()._destroy()
 
-    def _load(self, name: str, layout: Struct) -> None:
-        """Load a kernel; the first one compiles the source, which blocks."""
-        if name not in self._functions:
-            self._functions[name] = self._device.kernels.function("dnn", name, layout.size), layout
+    def _load_kernels(self) -> None:
+        """Compile the source, and load its kernels, once; blocks."""
+        if not self._functions:
+            load = self._device.kernels.function
+            self._functions = {name: load("dnn", name, layout.size) for name, layout in _LAYOUTS.items()}
 
     def launch(
         self, name: str, call: KernelCall, count: int, *values: object, layout: Struct | None = None
     ) -> None:
         """Launch a kernel that is loaded, for so many threads."""
-        function, own = self._functions[name]
-        function.run(call.handle, count, layout or own, *values)
+        self._functions[name].run(call.handle, count, layout or _LAYOUTS[name], *values)
 
 
 def wide_of(dtype: DType) -> DType:

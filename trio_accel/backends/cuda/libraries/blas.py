@@ -103,7 +103,7 @@ class RoutineLibrary(CudaLibrary):
 
     def _scale(self, call: KernelCall, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
         """Enqueue ``array = alpha * array``."""
-        kind, blas, x = KINDS[array.dtype], self._blas, call.array(array)
+        kind, x = KINDS[array.dtype], call.array(array)
         if not x.size:
             return
         if found is None and not alpha.imag:
@@ -111,11 +111,7 @@ class RoutineLibrary(CudaLibrary):
             return
         offset, step = (0, 1) if found is None else found[0]
         place = call.result(array, is_updated=True) if found is None else x.address + offset
-        blas.select(call.stream, HOST)
-        blas.factors.put(kind, alpha)
-        cublas.scal_ex_64(
-            blas.handle, x.size, blas.factors.alpha, kind.factor, place, kind.code, step, kind.factor
-        )
+        self._blas.scale(call.stream, kind, alpha, x.size, place, step)
 
     @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
     def _dot(self, spec: Any, call: KernelCall) -> None:
@@ -383,24 +379,21 @@ class BlasLibrary(RoutineLibrary):
         if kind is None:
             return _Multiply(self._multiply_integers)
         product = plan_matmul((spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides), dtype.itemsize)
-        if not _is_one_call(product):
-            return _Multiply(partial(self._multiply_plain, kind, product))
-        graph, span = GraphCall(self), self._device.span
-        run = partial(self._multiply_by_graph, kind, product, graph)
+        graph, span = GraphCall(self) if _is_one_call(product) else None, self._device.span
+        run = partial(self._multiply_without_factors, kind, product, graph)
         return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
-    def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: KernelCall) -> None:
-        factors = self._blas.plain[kind.is_double]
-        self._multiply(call, kind, product, factors, spec, call.at(spec.out))
-
-    def _multiply_by_graph(
-        self, kind: Kind, product: Product, graph: GraphCall, spec: MatmulSpec, call: KernelCall
+    def _multiply_without_factors(
+        self, kind: Kind, product: Product, graph: GraphCall | None, spec: MatmulSpec, call: KernelCall
     ) -> None:
         """Launch a graph from the third time on that it is the same product at the same place."""
-        a, b, out = call.at(spec.a), call.at(spec.b), call.at(spec.out)
-        key = graph, call.stream, a, b, out
+        factors, out = self._blas.plain[kind.is_double], call.at(spec.out)
+        if graph is None:
+            self._multiply(call, kind, product, factors, spec, out)
+            return
+        a, b = call.at(spec.a), call.at(spec.b)
         # There is no graph yet: what has one does not come here.
-        self._call_by_graph(key, call.stream, (kind, product, self._blas.plain[kind.is_double], a, b, out))
+        self._call_by_graph((graph, call.stream, a, b, out), (kind, product, factors, a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, call: KernelCall) -> None:
         """Launch a thread for each element, without tiles: right, and far from what the device could do."""
@@ -454,7 +447,7 @@ class BlasLibrary(RoutineLibrary):
         if graph is not None and alpha:
             key = graph, stream, a, b, c.address, factors.packed()
             if not self._device.graphs.replay(key, stream):
-                self._call_by_graph(key, stream, (kind, product, factors, a, b, c.address))
+                self._call_by_graph(key, (kind, product, factors, a, b, c.address))
             return
         if not product.is_c_packed:
             self._multiply(call, kind, product, factors, spec, c.address)
@@ -476,9 +469,9 @@ class BlasLibrary(RoutineLibrary):
             a, b = self._packed_operands(call, product, call.array(spec.a), call.array(spec.b))
         self._blas.multiply(kind, product, factors, a, b, c)
 
-    def _call_by_graph(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
+    def _call_by_graph(self, key: Key, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
-        graphs = self._device.graphs
+        graphs, stream = self._device.graphs, key[1]
         is_due = not stream.is_capturing and graphs.is_due(key)
         if is_due and graphs.capture(key, partial(self._call_captured, stream, arguments)):
             return

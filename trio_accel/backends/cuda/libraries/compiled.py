@@ -86,6 +86,6 @@ class RandomLibrary(PhiloxLibrary, CudaLibrary):
     name = "random"
 
     kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan, is_quick=True)(PhiloxLibrary.philox)
-    kernel(ops.SequenceSpec, backend="cuda", plan=PhiloxLibrary.plan_sequence)(PhiloxLibrary.sequence)
-    kernel(ops.RejectionSpec, backend="cuda", plan=PhiloxLibrary.plan_rejection)(PhiloxLibrary.rejection)
-    kernel(ops.SobolSpec, backend="cuda", plan=PhiloxLibrary.plan_sobol)(PhiloxLibrary.sobol)
+    kernel(ops.SequenceSpec, backend="cuda", plan=PhiloxLibrary.plan_draw)(PhiloxLibrary.sequence)
+    kernel(ops.RejectionSpec, backend="cuda", plan=PhiloxLibrary.plan_draw)(PhiloxLibrary.rejection)
+    kernel(ops.SobolSpec, backend="cuda", plan=PhiloxLibrary.plan_draw)(PhiloxLibrary.sobol)

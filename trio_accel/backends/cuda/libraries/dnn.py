@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from struct import Struct
 from typing import Any, TypeAlias
 
 import attrs
@@ -17,7 +16,6 @@ from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
 from ._cudnn import (
     FLOATS,
-    GRID,
     KINDS,
     LANES,
     DnnKernels,
@@ -32,10 +30,6 @@ from ._cudnn import (
     wide_of,
     wide_result,
 )
-
-# The layout is that of the structure in dnn.cu.
-_CONVOLUTION = Struct(f"<4Q5q{GRID}q")
-_BIAS = Struct("<2Q3qi4x")
 
 _Spec: TypeAlias = ops.ConvolutionSpec | ops.ConvolutionInputGradSpec | ops.ConvolutionWeightGradSpec
 
@@ -112,9 +106,9 @@ class ConvolutionLibrary(DnnKernels):
                 return _Plan(graph, has_bias=True)
             graph = self._graph_of(spec, roles, behind, None)
             if graph is not None:
-                self._load("add_bias", _BIAS)
+                self._load_kernels()
                 return _Plan(graph)
-        self._load(roles.kernel, _CONVOLUTION)
+        self._load_kernels()
         return _Plan()
 
     def _graph_of(
@@ -220,14 +214,11 @@ def _layout(array: ops.ArraySpec, axes: int) -> Layout:
     return Layout.packed(array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial))
 
 
-# The layout is that of the structure in dnn.cu.
-_POOL = Struct(f"<3Qq{GRID}3qq4i")
-_SPREAD = Struct("<4Q3q2i")
-_POOLS: dict[type[ops.OperationSpec], tuple[str, Struct]] = {
-    ops.MaxPoolSpec: ("pool", _POOL),
-    ops.AvgPoolSpec: ("pool", _POOL),
-    ops.AvgPoolGradSpec: ("mean_pool_grad", _POOL),
-    ops.MaxPoolGradSpec: ("max_pool_grad", _SPREAD),
+_POOLS: dict[type[ops.OperationSpec], str] = {
+    ops.MaxPoolSpec: "pool",
+    ops.AvgPoolSpec: "pool",
+    ops.AvgPoolGradSpec: "mean_pool_grad",
+    ops.MaxPoolGradSpec: "max_pool_grad",
 }
 
 _Pool: TypeAlias = ops.MaxPoolSpec | ops.AvgPoolSpec | ops.AvgPoolGradSpec
@@ -241,9 +232,8 @@ class PoolingLibrary(DnnKernels):
         return not isinstance(spec, ops.MaxPoolGradSpec) and super().captures(spec)
 
     def _plan_pool(self, spec: _Pool | ops.MaxPoolGradSpec, device: LibraryDevice) -> str:
-        name, layout = _POOLS[type(spec)]
-        self._load(name, layout)
-        return name
+        self._load_kernels()
+        return _POOLS[type(spec)]
 
     @kernel(ops.MaxPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
     @kernel(ops.AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)

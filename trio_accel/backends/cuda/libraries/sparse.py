@@ -220,7 +220,7 @@ class SparseLibrary(CudaLibrary):
             return
         seen.used = self._uses = self._uses + 1
         if call.stream.is_capturing:
-            self._note_watched()
+            self.watched += 1
         product: _Product | None = seen.product
         if product is None:
             product = seen.product = self._describe(spec, (indptr, indices, data, x, out))
@@ -400,7 +400,7 @@ class SparseLibrary(CudaLibrary):
         seen = self._seen.pop(key)
         if seen.is_right:
             # A captured graph may go on with this structure, which nobody watches any more.
-            self._begin_epoch()
+            self.epoch += 1
         product = seen.product
         if product is not None:
             product.destroy()

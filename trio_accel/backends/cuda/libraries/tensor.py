@@ -217,12 +217,7 @@ class TensorLibrary(CudaLibrary):
             return
         room = call.room(out)
         call.convert(call.array(spec.c), room)
-        blas = self._blas
-        blas.select(call.stream, HOST)
-        blas.factors.put(kind, beta)
-        cublas.scal_ex_64(
-            blas.handle, room.size, blas.factors.alpha, kind.factor, room.address, kind.code, 1, kind.factor
-        )
+        self._blas.scale(call.stream, kind, beta, room.size, room.address)
         call.convert(room, out)
 
 

@@ -141,11 +141,6 @@ class CompiledKernel:
     is_ptx: bool = False
 
 
-def architecture_of(definition: KernelDefinition, architecture: str) -> str:
-    """Return the architecture to compile for, such as ``"sm_90"``: the definition's or device's choice."""
-    return str(definition.options.get("arch") or f"sm_{architecture}")
-
-
 def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledKernel:
     """Compile and link the code of a kernel; compiled code is only passed on.
 
@@ -162,7 +157,8 @@ def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledK
         return CompiledKernel(_bytes(first), definition.name)
     if len(definition.code) == 1 and first.format == "ptx":
         return CompiledKernel(_bytes(first).rstrip(b"\0") + b"\0", definition.name, is_ptx=True)
-    arch = architecture_of(definition, architecture)
+    # The definition's choice, or the device's.
+    arch = str(definition.options.get("arch") or f"sm_{architecture}")
     if len(definition.code) == 1 and first.format == "c++":
         made = _compile(definition, first, arch, "cubin", {})
         return CompiledKernel(made.code, made.names[definition.name])
@@ -196,12 +192,6 @@ def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     more = {"link_time_optimization": True, "relocatable_device_code": True}
-    load = {
-        "ptx": ObjectCode.from_ptx,
-        "cubin": ObjectCode.from_cubin,
-        "fatbin": ObjectCode.from_fatbin,
-        "ltoir": ObjectCode.from_ltoir,
-    }
     pieces: list[ObjectCode] = []
     symbol = definition.name
     for code in definition.code:
@@ -210,7 +200,8 @@ def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
             symbol = made.names.get(definition.name, symbol)
             pieces.append(ObjectCode.from_ltoir(made.code, name=code.name))
         else:
-            pieces.append(load[code.format](_bytes(code), name=code.name))
+            load = getattr(ObjectCode, f"from_{code.format}")
+            pieces.append(load(_bytes(code), name=code.name))
 
     def work() -> bytes:
         own: dict[str, Any] = {name: value for name, value in definition.options.items() if name in _LINKED}

@@ -48,11 +48,6 @@ def is_sticky(code: int) -> bool:
     return code != 0 and name_of(code) in _STICKY
 
 
-def is_damage(code: int) -> bool:
-    """Tell whether this says that memory of the device is broken, or may be."""
-    return name_of(code) in _DAMAGING
-
-
 def name_of(code: int) -> str:
     """Return the driver's name of a code."""
     try:
@@ -292,7 +287,7 @@ class CudaContext:
     def lose_to(self, code: int) -> None:
         """Lose the context to a sticky code of the driver."""
         self.is_dead = True
-        self._is_memory_damaged = self._is_memory_damaged or is_damage(code)
+        self._is_memory_damaged = self._is_memory_damaged or name_of(code) in _DAMAGING
         self.lose(f"the context is lost: {describe(code)}")
 
     def lose(self, why: str) -> None:

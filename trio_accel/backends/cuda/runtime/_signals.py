@@ -40,17 +40,15 @@ class StatusWord:
     native: driver.CUdeviceptr
     sequence: int = 0
     written: int = 0
-    _view: Any = None
-    _index: int = 0
+    _word: ctypes.c_uint32 = attrs.field(factory=ctypes.c_uint32)
 
     def read(self) -> int:
         """Return the number in the word."""
-        value: int = self._view[self._index]
-        return value
+        return self._word.value
 
     def write(self, value: int) -> None:
-        """Let the device see a number."""
-        self._view[self._index] = value & 0xFFFFFFFF
+        """Let the device see a number, of which the word has the lower 32 bits."""
+        self._word.value = value
 
 
 @attrs.define(eq=False)
@@ -77,10 +75,9 @@ class StatusWords(PagePool[StatusWord]):
         host = int(self._context.check(driver.cuMemHostAlloc(_BYTES, flags)))
         device = int(self._context.check(driver.cuMemHostGetDevicePointer(host, 0)))
         ctypes.memset(host, 0, _BYTES)
-        view = memoryview((ctypes.c_uint32 * (_BYTES // 4)).from_address(host)).cast("B").cast("I")
         return host, [
-            StatusWord(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
-            for offset in range(_BYTES - _APART, -1, -_APART)
+            StatusWord(at, driver.CUdeviceptr(at), word=ctypes.c_uint32.from_address(host + at - device))
+            for at in range(device + _BYTES - _APART, device - 1, -_APART)
         ]
 
     def free_page(self, page: int) -> None:

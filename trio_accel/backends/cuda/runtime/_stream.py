@@ -169,19 +169,7 @@ class CudaStream:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
             raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
-        timeline = self.timeline
-        if not self._next and not self._context.is_lost:
-            # Nearly always: without finishers there is nothing that another thread could see half made, so no
-            # lock.
-            sequence = timeline.sequence + 1
-            result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
-            if not result[0]:
-                timeline.sequence = sequence
-                return CudaEvent(self, sequence)
-        return self._record_with_finishers()
-
-    def _record_with_finishers(self) -> CudaEvent:
-        timeline = self.timeline
+        timeline, result = self.timeline, None
         with self._lock:
             if not self._context.is_lost:
                 sequence = timeline.sequence + 1
@@ -195,8 +183,6 @@ class CudaStream:
                         event.finishers, self._next = tuple(self._next), []
                         self._finishing.append(event)
                     return event
-            else:
-                result = None
         # The lock is not held here: a loss calls `forget` of every stream, which takes their locks.
         if result is not None:
             with suppress(ContextPoisonedError):
