@@ -154,14 +154,14 @@ class TestMessages:
             content.append(3)
             assert await collect(pair.right, 1) == [("list", [1, 2])]
 
-    async def test_posted_ones_keep_their_place_among_others(self, files: Files) -> None:
+    async def test_those_with_descriptors_keep_their_place_among_others(self, files: Files) -> None:
         expected: list[Message] = []
         async with open_pair() as pair:
             for number in range(300):
-                message: Message = ("posted" if number % 7 else "sent", number)
+                message: Message = ("plain" if number % 7 else "with one", number)
                 expected.append(message)
                 if number % 7:
-                    pair.left.post(message)
+                    pair.left.send(message)
                 else:
                     pair.left.send(message, files.new(number % 2))
             received = await pair.right.receive()
@@ -172,16 +172,6 @@ class TestMessages:
                 assert len(descriptors) == (number % 7 == 0) * (number % 2)
                 for descriptor in descriptors:
                     os.close(descriptor)
-
-    async def test_one_that_is_posted_to_go_at_once_takes_those_before_it_with_it(self) -> None:
-        async with open_pair(writers=False) as pair:
-            pair.left.post(("first",))
-            assert pair.left.pending_bytes == 0
-            pair.left.post(("second",), now=True)
-            assert await pair.right.receive() == [(("first",), ()), (("second",), ())]
-            pair.left.close()
-            pair.left.post(("late",), now=True)
-            assert await until_the_end(pair.right) == []
 
     async def test_one_that_goes_at_once_and_does_not_fit_is_finished_by_the_writer(self) -> None:
         async with open_pair() as pair:

@@ -30,10 +30,10 @@ PEER = Path(__file__).with_name("answering_peer.py")
 LARGEST = SIZE - 128
 # What is said, with how many descriptors, and how.
 SAYS: dict[str, tuple[str, int, Callable[[Channel, tuple[object, ...]], None]]] = {
-    "post": ("posted", 0, lambda channel, message: channel.post(message, now=True)),
-    "later": ("later", 0, lambda channel, message: channel.post(message)),
+    "post": ("posted", 0, lambda channel, message: channel.send(message, now=True)),
+    "later": ("later", 0, lambda channel, message: channel.send(message)),
     "send": ("sent", 0, lambda channel, message: channel.send(message, now=True)),
-    "large": ("x" * LARGEST, 0, lambda channel, message: channel.post(message, now=True)),
+    "large": ("x" * LARGEST, 0, lambda channel, message: channel.send(message, now=True)),
     "descriptor": ("file", 1, lambda channel, message: channel.send(message, (0,), now=True)),
 }
 
@@ -211,7 +211,7 @@ class TestChannel:
         with monkeypatch.context() as patch:
             patch.setattr(_frames, "_transmit", lambda *_: pytest.fail("it was sent"))
             for number in range(3):
-                ends.left.post(("posted", number), now=True)
+                ends.left.send(("posted", number), now=True)
                 ends.take()
                 ends.left.send(("sent", number), now=True)
                 ends.take()
@@ -219,21 +219,21 @@ class TestChannel:
             (how, number) for number in range(3) for how in ("posted", "sent")
         ]
         # A second one behind one that nobody has taken, many together, and to a sleeper: all are sent.
-        ends.left.post(("first",), now=True)
-        ends.left.post(("second",), now=True)
+        ends.left.send(("first",), now=True)
+        ends.left.send(("second",), now=True)
         ends.doze()
         assert not ends.left._outbox._held
-        ends.left.post(("third",), now=True)
+        ends.left.send(("third",), now=True)
         assert ends.notify()
         assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
 
     @pytest.mark.parametrize("how", ["large", "descriptor", "later"])
     def test_others_are_sent_behind_it(self, ends: Ends, how: str) -> None:
         ends.take()
-        ends.left.post(("shown",), now=True)
+        ends.left.send(("shown",), now=True)
         if how == "large":
             message: tuple[object, ...] = ("x" * LARGEST,)
-            ends.left.post(message, now=True)
+            ends.left.send(message, now=True)
         elif how == "descriptor":
             message = ("file",)
             descriptor = os.memfd_create("test")
@@ -249,7 +249,7 @@ class TestChannel:
 
     def test_the_last_words_of_a_peer(self, ends: Ends) -> None:
         ends.take()
-        ends.left.post(("last words",), now=True)
+        ends.left.send(("last words",), now=True)
         ends.left.close()
         # Who reads the socket first finds them all the same.
         assert ends.notify()
@@ -262,7 +262,7 @@ class TestChannel:
         ends.take()
         seen = ends.right._inbox.seen
         assert seen is not None
-        watched(seen).after[access] = lambda: ends.left.post(("shown",), now=True)
+        watched(seen).after[access] = lambda: ends.left.send(("shown",), now=True)
         ends.doze()
         ends.notify()
         assert ends.received == [(("shown",), 0)]
@@ -276,7 +276,7 @@ class TestChannel:
 
     def test_one_that_is_missing_is_the_end(self, ends: Ends) -> None:
         ends.left._outbox._frames += 1
-        ends.left.post(("later",), now=True)
+        ends.left.send(("later",), now=True)
         ends.take()
         assert not ends.received
         assert isinstance(ends.right._inbox.error, ValueError)
@@ -332,7 +332,7 @@ class TestChannel:
         monkeypatch.setattr(_frames, "_transmit", counted)
         try:
             for number in range(count):
-                channel.post(("ask", number), now=True)
+                channel.send(("ask", number), now=True)
                 # It answers through its socket.
                 assert select.select([ours], [], [], 30)[0]
                 assert ours.recv(16) == b"%015d\n" % number
@@ -349,7 +349,7 @@ async def test_the_end_of_a_peer_that_was_awake() -> None:
     with closing(make_ends()) as making:
         ends = next(making)
         ends.take()
-        ends.left.post(("last words",), now=True)
+        ends.left.send(("last words",), now=True)
         ends.left.close()
         assert await ends.right.receive() == [(("last words",), ())]
         with pytest.raises(EndOfChannel):

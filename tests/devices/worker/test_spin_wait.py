@@ -61,13 +61,13 @@ class Peers:
                 # The receiver waits before it is asked.
                 nursery.start_soon(self.ours.receive)
                 await trio.testing.wait_all_tasks_blocked()
-                self.ours.post(("ask",), now=True)
+                self.ours.send(("ask",), now=True)
         return turns.count
 
     async def answer(self, seconds: float) -> None:
         await self.theirs.receive()
         await trio.sleep(seconds)
-        self.theirs.post(("answer",), now=True)
+        self.theirs.send(("answer",), now=True)
 
     async def get_steady(self) -> None:
         for _ in range(20):
@@ -102,14 +102,14 @@ async def test_what_never_takes_as_long_is_not_waited_for(peers: Peers) -> None:
 
 async def test_what_does_not_come_is_waited_for_no_longer(peers: Peers, nursery: trio.Nursery) -> None:
     await peers.get_steady()
-    peers.ours.post(("ask",), now=True)
+    peers.ours.send(("ask",), now=True)
     nursery.start_soon(peers.ours.receive)
     await trio.sleep(PERIOD + WINDOW)
     with counted() as turns:
         await trio.sleep(PERIOD)
     assert turns.count < 20
     assert not peers.spin_wait.is_steady
-    peers.theirs.post(("answer",), now=True)
+    peers.theirs.send(("answer",), now=True)
 
 
 async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
@@ -121,7 +121,7 @@ async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
                 nursery.start_soon(peers.ours.receive)
                 nursery.start_soon(peers.answer, PERIOD)
                 await trio.testing.wait_all_tasks_blocked()
-                peers.ours.post(("ask",), now=True)
+                peers.ours.send(("ask",), now=True)
                 await trio.sleep(PERIOD / 2)
                 asleep = turns.count
         assert asleep < 20
@@ -135,14 +135,14 @@ async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch)
     clock = SimpleNamespace(now=time.perf_counter())
     monkeypatch.setattr(_channel, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     for round_ in range(3):
-        ours.post(("ask",), now=True)
+        ours.send(("ask",), now=True)
         await theirs.receive()
         # What is said in between begins nothing and ends nothing.
         ours.send(("by the way",), now=True)
         theirs.send(("by the way",), now=True)
         await ours.receive()
         clock.now += PERIOD
-        theirs.post(("answer",), now=True)
+        theirs.send(("answer",), now=True)
         await ours.receive()
         before = spin_wait._forecast.seconds
         ours.send(("by the way",), now=True)
@@ -163,7 +163,7 @@ async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
 
         nursery.start_soon(receive)
         await trio.testing.wait_all_tasks_blocked()
-        peers.ours.post(("ask",), now=True)
+        peers.ours.send(("ask",), now=True)
         await trio.sleep(PERIOD)
         peers.theirs.close()
 

@@ -66,7 +66,7 @@ class Peers:
         for _ in range(3):
             self.spin_wait.sent()
             self.spin_wait.received([(("answer",), ())])
-        self.ours.post(("ask",), now=True)
+        self.ours.send(("ask",), now=True)
         assert self.ours.may_spin
 
     async def spin(self, until: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ async def peers(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncG
 async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
     for count in range(1, 4):
         peers.ask()
-        peers.theirs.post(("answer", count), now=True)
+        peers.theirs.send(("answer", count), now=True)
         await peers.spin(lambda: False)
         assert peers.polled[-1] == ("answer", count)
         assert len(peers.polled) == count
@@ -108,13 +108,13 @@ async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
     def answer() -> bool:
         if next(turns, None) == 4:
             # To one that looks for it.
-            peers.theirs.post(("answer",), now=True)
+            peers.theirs.send(("answer",), now=True)
         return False
 
     await peers.spin(answer)
     assert peers.polled == [("answer",)]
     await trio.testing.wait_all_tasks_blocked(0.01)
-    peers.theirs.post(("by the way",), now=True)
+    peers.theirs.send(("by the way",), now=True)
     await until(lambda: peers.received)
     assert peers.received == [("by the way",)]
 
@@ -128,13 +128,13 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
         turn = next(turns, None)
         if turn == 10:
             # The receiver, and the task that listens for it, have settled by now.
-            peers.theirs.post(("answer",), now=True)
+            peers.theirs.send(("answer",), now=True)
         return turn is None
 
     await peers.spin(is_over)
     assert next(turns, None) is not None
     # What comes behind it is received behind it, and so is the end.
-    peers.theirs.post(("later",), now=True)
+    peers.theirs.send(("later",), now=True)
     peers.theirs.close()
     await until(lambda: peers.end is not None)
     assert peers.received == [("answer",), ("later",)]
@@ -165,7 +165,7 @@ async def test_nobody_spins_for_long(peers: Peers, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 0.05)
     peers.ask()
     await peers.spin(lambda: False)
-    peers.theirs.post(("answer",), now=True)
+    peers.theirs.send(("answer",), now=True)
     await until(lambda: peers.received)
 
 
@@ -173,11 +173,11 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(5))
     await peers.spin(lambda: next(turns, None) is None)
-    peers.theirs.post(("answer",), now=True)
+    peers.theirs.send(("answer",), now=True)
     await until(lambda: peers.received)
     # Also after a while, when nothing is due.
     await trio.testing.wait_all_tasks_blocked(0.01)
-    peers.theirs.post(("by the way",), now=True)
+    peers.theirs.send(("by the way",), now=True)
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert peers.received == [("answer",), ("by the way",)]
     assert not peers.polled
@@ -191,7 +191,7 @@ async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers)
     def late(seconds: float) -> list[Received]:
         turn = next(turns)
         if turn == 10:
-            peers.theirs.post(("answer",), now=True)
+            peers.theirs.send(("answer",), now=True)
         # The loop has turned since then.
         return take(seconds) if turn > 13 else []
 
@@ -199,7 +199,7 @@ async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers)
     await peers.spin(lambda: False)
     peers.ours._take = take  # type: ignore[method-assign]
     await trio.testing.wait_all_tasks_blocked(0.01)
-    peers.theirs.post(("last",), now=True)
+    peers.theirs.send(("last",), now=True)
     await until(lambda: peers.received)
     assert peers.polled == [("answer",)]
     assert peers.received == [("last",)]
@@ -214,7 +214,7 @@ async def test_who_is_cancelled_leaves_it_to_the_receiver(peers: Peers) -> None:
         assert trio.current_effective_deadline() == -float("inf")
         await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
-    peers.theirs.post(("answer",), now=True)
+    peers.theirs.send(("answer",), now=True)
     await until(lambda: peers.received)
 
 
@@ -245,9 +245,9 @@ async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
     def goes_on() -> bool:
         turn = next(turns)
         if turn in (3, 12):
-            several[turn // 6].theirs.post(("answer", turn), now=True)
+            several[turn // 6].theirs.send(("answer", turn), now=True)
         if turn == 8:
-            several[0].theirs.post(("later",), now=True)
+            several[0].theirs.send(("later",), now=True)
         heard[:] = several[0].received
         return turn < 30
 

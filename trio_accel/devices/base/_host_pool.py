@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import attrs
@@ -99,6 +100,9 @@ class Region:
         self._drop(self._number, self.nbytes)
 
 
+_ADDRESS = attrgetter("address")
+
+
 class HostPool:
     """Arrays of the host in a few large pieces of memory, which are registered with the device (D11).
 
@@ -129,8 +133,7 @@ class HostPool:
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
-        # Sorted by address.
-        self._starts: list[int] = []
+        # By address.
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
         # The copy of each array of the program, by its id; it lives as long as the array. The reference
@@ -203,15 +206,16 @@ class HostPool:
         Returns:
             None if not all of it is in one slab.
         """
-        if not self._starts or not array.size:
+        if not self._sorted or not array.size:
             return None
         first = address_of(array)
         is_contiguous = array.flags.c_contiguous
         low, high = (first, first + array.nbytes) if is_contiguous else byte_bounds(array)
-        index = bisect.bisect_right(self._starts, low) - 1
-        if index < 0 or high > self._starts[index] + self._sorted[index].nbytes:
+        index = bisect.bisect_right(self._sorted, low, key=_ADDRESS) - 1
+        slab = self._sorted[index]
+        if index < 0 or high > slab.address + slab.nbytes:
             return None
-        return self._sorted[index].number, first - self._starts[index]
+        return slab.number, first - slab.address
 
     def copy_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         """Return the copy of an array that `keep` was given; None without one."""
@@ -258,7 +262,6 @@ class HostPool:
             if slab.descriptor is not None:
                 os.close(slab.descriptor)
         self.slabs.clear()
-        self._starts.clear()
         self._sorted.clear()
         self._copies.clear()
 
@@ -283,9 +286,7 @@ class HostPool:
         address = address_of(memory)
         slab = Slab(next(self._slab_numbers), memory, address, descriptor)
         self.slabs[slab.number] = slab
-        index = bisect.bisect(self._starts, address)
-        self._starts.insert(index, address)
-        self._sorted.insert(index, slab)
+        bisect.insort(self._sorted, slab, key=_ADDRESS)
         try:
             self.on_make(slab)
         except OSError as error:
@@ -296,8 +297,7 @@ class HostPool:
 
     def _give_back(self, number: int) -> None:
         slab = self.slabs.pop(number)
-        index = bisect.bisect_left(self._starts, slab.address)
-        del self._starts[index], self._sorted[index]
+        self._sorted.remove(slab)
         self.on_drop(slab)
         if slab.descriptor is not None:
             os.close(slab.descriptor)

@@ -375,18 +375,14 @@ class InlineDispatch:
                     engine.over(launch)
             return planned.result()
 
-    def _serve_with_copies(
+    async def _serve_with_copies(
         self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
-    ) -> Awaitable[object]:
-        """Have an operation launched whose host arrays may need copies to the pool; await it at once."""
+    ) -> None:
+        """Have an operation launched whose host arrays may need copies to the pool."""
         travel = copies.start(launch)
         if travel is None:
-            return _serving(launch, library, engine)
-        return self._serve_travelling(travel, launch, library, engine)
-
-    async def _serve_travelling(
-        self, travel: Travel, launch: Launch, library: Ref[LibraryActor], engine: Engine
-    ) -> None:
+            await _serving(launch, library, engine)
+            return
         try:
             await _serving(travel.launch, library, engine)
             await travel.fetch()

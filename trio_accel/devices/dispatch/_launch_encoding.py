@@ -98,14 +98,14 @@ class TemplateTable:
     they occur. The second of them makes it, as many occur only once.
 
     Args:
-        post: Sends a message to the worker.
+        send: Sends a message to the worker.
 
     Attributes:
         counts: Counts of templates found and made, by the import path of the library.
     """
 
-    def __init__(self, post: Callable[[Message], None]) -> None:
-        self._post = post
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
         self._is_on = current_fast_paths().templates
         # 0 for a launch that was seen once: many occur only once, and the second makes the template.
         self._numbers: dict[_Key, int] = {}
@@ -115,7 +115,7 @@ class TemplateTable:
     def find(
         self, launch: Launch, host: _AddressOf = _nowhere
     ) -> tuple[int, tuple[int, ...], tuple[bytes, ...]] | None:
-        """Find the template of a launch; a new one is posted, ahead of what is posted next.
+        """Find the template of a launch; a new one is sent, ahead of what is sent next.
 
         Args:
             launch: The launch. Host arrays are part of the template, by their addresses.
@@ -158,14 +158,14 @@ class TemplateTable:
                 for counts in self.counts.values():
                     counts.evicted = counts.made
                 # Posted in order with the launches, so the worker forgets between the same two.
-                self._post(_orders.forget_templates())
+                self._send(_orders.forget_templates())
             numbers[whole] = 0
             return None
         if not number:
             plain = _encode(launch, positions, host)
             self._last += 1
             number = numbers[whole] = self._last
-            self._post(_orders.template(number, plain))
+            self._send(_orders.template(number, plain))
             self.counts[launch.library].made += 1
         else:
             self.counts[launch.library].found += 1
@@ -264,27 +264,16 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
     described = DESCRIPTORS[cls]
     if described.has_status:
         host = _by_field(spec, host, status)
-    array: Any
-    field: object
     for field in described.values(spec):
-        kind = type(field)
-        if kind is ArraySpec:
-            # `_encode_value` does the same, with a call for each.
-            array = field
-            layout = _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
-            values.append((ARRAY, int(array.block), layout))
-        elif kind in _PLAIN:
-            values.append(field)
-        else:
-            try:
-                values.append(_encode_value(field, host))
-            except _CannotCrossError as error:
-                name = described.fields[len(values) - 1].name
-                raise TypeError(
-                    "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
-                    "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
-                ) from None
+        try:
+            values.append(_encode_value(field, host))
+        except _CannotCrossError as error:
+            name = described.fields[len(values) - 1].name
+            raise TypeError(
+                "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
+                "members of enums, ArraySpec, host arrays and tuples of these; "
+                f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
+            ) from None
     return tuple(values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -58,7 +59,6 @@ class WorkerLink:
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
         send: Sends a message; one to a worker that has ended is dropped. See `Channel.send`.
-        post: Sends a small message of plain values, together with others; see `Channel.post`.
         templates: The launch templates that it has.
         words: The shared words of the libraries that were used, by their import paths.
         used: Libraries that have completed an operation in it.
@@ -84,7 +84,6 @@ class WorkerLink:
     is_stuck: bool = attrs.field(default=False, init=False)
     is_asked: Callable[[], bool] = attrs.field(default=bool, init=False)
     send: Callable[..., None] = attrs.field(init=False)
-    post: Callable[..., None] = attrs.field(init=False)
     templates: TemplateTable = attrs.field(init=False)
     words: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
     used: set[str] = attrs.field(factory=set[str], init=False)
@@ -100,9 +99,10 @@ class WorkerLink:
         if self._window:
             channel.spin_with(SpinWait(self._window, _ASKS, _ANSWERS))
             channel.share(*self.page.frames)
-        # Bound methods without a call in between, as each operation sends a message.
-        self.send, self.post = channel.send, channel.post
-        self.templates = TemplateTable(channel.post)
+        # A bound method without a call in between, as each operation sends a message.
+        self.send = channel.send
+        # At once, so that the launch behind a template can go at once, too.
+        self.templates = TemplateTable(partial(channel.send, now=True))
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"

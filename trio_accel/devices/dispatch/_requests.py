@@ -386,13 +386,9 @@ class RequestSender:
         # The list is emptied only now: a message that could not be made has told the worker nothing.
         if self._released:
             self._released, self._released_bytes = [], 0.0
-        is_alone = self.requests.sent == 1
+        link.send(message, now=self.requests.sent == 1)
         if request.hosts.is_used:
-            # A message with host arrays by value may be large, so it is not held back to be sent with others.
-            link.send(message, now=is_alone)
             self._copies.stage(request, self._filled)
-            return
-        link.post(message, now=is_alone)
 
     def _send_lease(self, request: LeaseRequest, link: WorkerLink) -> None:
         released = tuple(self._released)
@@ -401,7 +397,7 @@ class RequestSender:
                 request.send(link, released)
             else:
                 message = _orders.lease(request.number, request.array.block, bool(request.writes), released)
-                link.post(message, now=self.requests.sent == 1)
+                link.send(message, now=self.requests.sent == 1)
         except OutOfMemoryError as error:
             self.requests.done(request.number)
             self._outcomes.refuse(request, error)

@@ -82,28 +82,14 @@ class Losses:
         when = f"starts in {event.delay:.2f} s" if event.delay else "starts at once"
         next_one = f"{'the device is given up; ' if event.is_paused else ''}the next one {when}"
         if generation == self._last:
-            _logger.log(
-                level,
-                "device %s: no context of generation %d could be made: %s; %s",
-                self._device,
-                generation + 1,
-                cause,
-                next_one,
-                extra=self._extra(generation + 1),
-            )
+            text = "device %s: no context of generation %d could be made: %s; %s"
+            self._tell(level, text, generation + 1, cause, next_one)
             return
         self._last = generation
         self.count += 1
-        _logger.log(
-            level,
-            "device %s lost its context of generation %d%s: %s; %s",
-            self._device,
-            generation,
-            "" if event.has_progressed else ", which had completed no request",
-            cause,
-            next_one,
-            extra=self._extra(generation),
-        )
+        without = "" if event.has_progressed else ", which had completed no request"
+        text = "device %s lost its context of generation %d%s: %s; %s"
+        self._tell(level, text, generation, without, cause, next_one)
         self._sum_up()
 
     def given_up(self, arrays: str) -> None:
@@ -115,14 +101,8 @@ class Losses:
         if self._availability.generation > self._last:
             self._last = self._availability.generation
             self.count += 1
-        _logger.error(
-            "device %s is given up in generation %d; contexts lost since it was opened: %d%s",
-            self._device,
-            self._last,
-            self.count,
-            arrays,
-            extra=self._extra(self._last),
-        )
+        text = "device %s is given up in generation %d; contexts lost since it was opened: %d%s"
+        self._tell(logging.ERROR, text, self._last, self.count, arrays)
 
     def _sum_up(self) -> None:
         """Say apart, once a minute, that a device loses contexts all the time."""
@@ -142,6 +122,10 @@ class Losses:
             self.count,
             extra=self._extra(self._last),
         )
+
+    def _tell(self, level: int, text: str, generation: int, *told: object) -> None:
+        """Log a text with the device, the generation, and the rest in its places."""
+        _logger.log(level, text, self._device, generation, *told, extra=self._extra(generation))
 
     def _extra(self, generation: int) -> dict[str, object]:
         return {"device": self._device, "generation": generation, "losses": self.count}

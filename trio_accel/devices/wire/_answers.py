@@ -8,7 +8,6 @@ dispatch checks what it is about: requests, chunks, blocks.
 
 from __future__ import annotations
 
-import array
 import functools
 import json
 import struct
@@ -21,7 +20,7 @@ from ...actors import Event
 from ...backends.base import CacheCounts, DType, MemoryStatistics
 from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.contract.program_definition import build, tree_of
-from ._messages import SHORT, Count, Data, Integer, Messages, counts, expect, refuse
+from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import WireError, decode_error, decode_event
 
@@ -35,15 +34,13 @@ KINDS = Messages(are_read=True)
 _answer = KINDS.declare()
 
 # First byte of a message: the encoding of the rest.
-_JSON, _DONE, _GRANTED, _RESULTS, _COPY, _DONES, _TIMES = 0, 1, 2, 3, 4, 6, 7
-_TAG_OF_DONES = bytes([_DONES])
+_JSON, _DONE, _GRANTED, _RESULTS, _COPY, _TIMES = 0, 1, 2, 3, 4, 7
 _HEAD = struct.Struct("<BQ")
 _THREE = struct.Struct("<BQQQ")
 _HEAD_OF_RESULTS = struct.Struct("<BQII")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
-_WORDS_OF_ADDRESS = _ADDRESS.size // _LENGTH.size
 # The values that are read take some twenty times as much memory.
 _LONGEST = 16 << 20
 _DTYPES = tuple(DType)
@@ -291,24 +288,6 @@ def _encode(message: Message) -> bytes:
     return text
 
 
-def _encode_all(messages: Sequence[Message]) -> bytes | None:
-    """Pack answers to operations that went well as words: number, count of addresses, these; else None.
-
-    Many askers get these together, so that each takes a third of the time of a message by itself.
-    """
-    words: list[int] = []
-    for message in messages:
-        if message[0] != "done":
-            return None
-        _, number, addresses, results, trouble = cast("tuple[Any, ...]", message)
-        if results or trouble is not None:
-            return None
-        words += (number, len(addresses))
-        for address in addresses:
-            words += address
-    return _TAG_OF_DONES + array.array("Q", words).tobytes()
-
-
 def _plain(value: object) -> object:
     """Write a value that JSON has no form for."""
     if isinstance(value, bytes):
@@ -324,37 +303,13 @@ def _plain(value: object) -> object:
 _to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 
-def _decode(data: Data) -> Message | list[Message]:
+def _decode(data: Data) -> Message:
     try:
-        if data[0] == _DONES:
-            return _read_dones(data)
         return KINDS.readers.get(data[0], _read_json)(data)
     except NonsenseError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it stumbles over is the worker's doing
         raise NonsenseError(f"{type(error).__name__}: {error}") from None
-
-
-def _read_dones(data: Data) -> list[Message]:
-    words = array.array("Q")
-    words.frombytes(data[1:])
-    numbers = words.tolist()
-    messages: list[Message] = []
-    start, end = 0, len(numbers)
-    while start < end:
-        addresses: tuple[Any, ...] = ()
-        after = start + 2 + numbers[start + 1] * _WORDS_OF_ADDRESS
-        if after != start + 2:
-            expect(after <= end, "one of several answers is cut off")
-            addresses = tuple(
-                [
-                    tuple(numbers[first : first + _WORDS_OF_ADDRESS])
-                    for first in range(start + 2, after, _WORDS_OF_ADDRESS)
-                ]
-            )
-        messages.append(("done", numbers[start], addresses, (), None))
-        start = after
-    return messages
 
 
 def _read_json(data: Data) -> Message:
@@ -392,7 +347,7 @@ def _value(found: dict[str, Any]) -> object:
 
 _from_json = json.JSONDecoder(object_hook=_value).decode
 
-ANSWERS = Codec(_encode, _encode_all, _decode)
+ANSWERS = Codec(_encode, _decode)
 """Codec of a worker's messages to the application (D80).
 
 Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.

@@ -49,7 +49,6 @@ class Channel:
 
     Attributes:
         send: Sends a message; see `Outbox.send`.
-        post: Sends a small message, together with others; see `Outbox.post`.
         run: Sends what waits, in a task; see `Outbox.run`.
         spin_wait: Tells when to stay awake for an answer, if `spin_with` was called.
     """
@@ -68,7 +67,6 @@ class Channel:
         self._outbox = outbox = Outbox(sock, sends)
         # The methods are those of the outbox, without a call in between.
         self.send = outbox.send
-        self.post = outbox.post
         self.run = outbox.run
         self._inbox = Inbox(receives.decode, limit)
         # Two tasks take turns where there is a `spin_wait`: the one that waits for messages, and the one that

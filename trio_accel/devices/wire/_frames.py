@@ -11,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -50,8 +50,6 @@ RETRY = 0.005
 
 # A frame from this size on is sent alone, which saves a copy.
 _LARGE = 64 * 1024
-# The most posted messages in one frame.
-_POSTED = 64
 # The most system calls in a row before the writer lets other tasks run.
 _BURST = 8
 # A send to a peer that is gone fails with this flag, and raises no SIGPIPE.
@@ -92,10 +90,8 @@ def _ignore() -> None:
 class Outbox:
     """Sends frames, through the socket or by showing them in shared memory; what cannot go yet waits here.
 
-    A frame holds one message, or several that were posted: to encode these together takes less time and
-    fewer bytes, as what they have in common is written once. One that carries descriptors is sent by a system
-    call of its own: the kernel hands them over with its first byte, so they come in the order of the frames
-    that name their number.
+    A frame holds one message. One that carries descriptors is sent by a system call of its own: the kernel
+    hands them over with its first byte, so they come in the order of the frames that name their number.
 
     Args:
         sock: The socket.
@@ -116,12 +112,9 @@ class Outbox:
         self.asks: frozenset[object] = frozenset()
         self.on_asked: Callable[[], None] = _ignore
         self._sock = sock
-        self._codec = codec
         self._encode = codec.encode
         # Frames, with descriptors.
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        # Messages behind those of the queue, that are not encoded yet.
-        self._posted: list[Message] = []
         # Bytes that are being sent: the rest of one or several frames, and descriptors that go with its
         # start.
         self._rest: bytes | memoryview | None = None
@@ -161,38 +154,12 @@ class Outbox:
             )
         # A frame is shown only where nothing waits, as it must not overtake others. Descriptors need the
         # socket.
-        if now and not descriptors and self._is_lone and self._show(payload):
+        now = now and self._rest is None and not self._queue
+        if now and not descriptors and self._show(payload):
             return
         # The caller may close its own before the socket takes them.
-        copies = duplicates(descriptors) if descriptors else ()
-        # Posted messages came first, and go first.
-        self._encode_posted()
-        is_first = self._rest is None and not self._queue
-        self._put(payload, copies)
-        if not (now and is_first and self._flush(1)):
-            self._work.notify()
-
-    def post(self, message: Message, *, now: bool = False, payload: bytes | None = None) -> None:
-        """Put a small message into the outbox, that is encoded when it is sent; see `send`.
-
-        Args:
-            message: Real numbers, strings, bytes, None and tuples of these.
-            now: Try to send it right here, with what was posted before it, unless the socket is full.
-            payload: The message as the channel's codec encodes it, if that was done by now.
-        """
-        if self.is_broken:
-            return
-        if message[0] in self.asks:
-            self._is_asking = True
-        if now and self._is_lone:
-            payload = payload or self._encode(message)
-            if not self._show(payload):
-                self._put(payload)
-                if not self._flush(1):
-                    self._work.notify()
-            return
-        self._posted.append(message)
-        if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
+        self._put(payload, duplicates(descriptors) if descriptors else ())
+        if not (now and self._flush(1)):
             self._work.notify()
 
     @enable_ki_protection
@@ -222,16 +189,10 @@ class Outbox:
         for _, descriptors in self._queue:
             close_all(descriptors)
         self._queue.clear()
-        self._posted.clear()
         self._attached = ()
         self._rest = None
         self.pending_bytes = 0
         self._work.notify()
-
-    @property
-    def _is_lone(self) -> bool:
-        """Whether nothing waits to be sent."""
-        return self._rest is None and not self._posted and not self._queue
 
     def _show(self, payload: bytes) -> bool:
         """Show a frame instead of sending it; returns whether the peer will see it."""
@@ -279,16 +240,7 @@ class Outbox:
                 self._attached = ()
             self.pending_bytes -= sent
             self._rest = memoryview(rest)[sent:] if sent < len(rest) else None
-        return self._rest is None and not self._queue and not self._posted
-
-    def _encode_posted(self) -> None:
-        """Put what was posted into frames."""
-        posted, self._posted = self._posted, []
-        for start in range(0, len(posted), _POSTED):
-            together = posted[start : start + _POSTED]
-            payload = self._codec.encode_all(together)
-            for each in (payload,) if payload else map(self._encode, together):
-                self._put(each)
+        return self._rest is None and not self._queue
 
     def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
         held = self._held
@@ -310,9 +262,7 @@ class Outbox:
     def _gather(self) -> bytes | None:
         """Take from the outbox what one system call can send."""
         if not self._queue:
-            self._encode_posted()
-            if not self._queue:
-                return None
+            return None
         frame, self._attached = self._queue.popleft()
         if self._queue and not self._attached and len(frame) < _LARGE:
             frames = [frame]
@@ -352,7 +302,7 @@ class Inbox:
         seen: The memory where the peer shows frames.
     """
 
-    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
+    def __init__(self, decode: Callable[[bytes | memoryview], Message], limit: int) -> None:
         self._read_payload = decode
         self._limit = limit
         # Mapped: the heap would keep the place of one that is gone, and all of it would be resident.
@@ -381,7 +331,7 @@ class Inbox:
             return []
         self._last = number
         try:
-            return _alone(self._read_payload(payload))
+            return [(self._read_payload(payload), ())]
         except Exception as error:  # noqa: BLE001 - as in `read`
             self.is_at_end = True
             self.error = error.with_traceback(None)
@@ -452,13 +402,7 @@ class Inbox:
             if number > self._last:
                 self._last = number
                 message = self._read_payload(view[begin : begin + length])
-                if type(message) is not list:
-                    received.append((cast("Message", message), self._claim(count) if count else ()))
-                elif count:
-                    raise NonsenseError("several messages came with descriptors")
-                else:
-                    # Several posted messages in one frame.
-                    received.extend([(one, ()) for one in message])
+                received.append((message, self._claim(count) if count else ()))
             start = self._start = begin + length
         if start == end:
             self._view = self._buffer
@@ -487,9 +431,3 @@ class Inbox:
         self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
-
-
-def _alone(message: Message | list[Message]) -> list[Received]:
-    if type(message) is list:
-        raise NonsenseError("a frame that is shown holds one message")
-    return [(cast("Message", message), ())]

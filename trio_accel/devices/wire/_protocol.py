@@ -13,7 +13,7 @@ import os
 import pickle
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self, TypeAlias
 
 import attrs
@@ -35,20 +35,15 @@ class Codec:
     """The two ways between messages and bytes.
 
     Attributes:
-        encode: Writes one message.
-        encode_all: Writes several that go in one frame; None where each takes a frame of its own.
-        decode: Reads what either has written: a message, or a list of them. Where it cannot, it raises
-            `NonsenseError`, or any other exception.
+        encode: Writes a message.
+        decode: Reads it. Where it cannot, it raises `NonsenseError`, or any other exception.
     """
 
     encode: Callable[[Message], bytes]
-    encode_all: Callable[[Sequence[Message]], bytes | None]
-    decode: Callable[[bytes | memoryview], Message | list[Message]]
+    decode: Callable[[bytes | memoryview], Message]
 
 
-_pickle = functools.partial(pickle.dumps, protocol=5)
-
-PICKLED = Codec(_pickle, _pickle, pickle.loads)
+PICKLED = Codec(functools.partial(pickle.dumps, protocol=5), pickle.loads)
 """For messages of a trusted peer: to read one may run code that the sender has chosen."""
 
 

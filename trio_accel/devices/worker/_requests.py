@@ -198,9 +198,7 @@ class WorkerRequests:
         if error is not None and isinstance(error, WithdrawnError):
             self._withdrawn(launch, engine)
             return
-        addresses = serving.addresses
-        if addresses is None:
-            addresses = _new_addresses(launch, engine) if engine.fresh else ()
+        addresses = _new_addresses(launch, engine) if engine.fresh else ()
         is_fine = error is None and launch.fault is None and serving.is_launched and not launch.spoiled
         trouble = None
         if not is_fine:
@@ -212,10 +210,7 @@ class WorkerRequests:
         results = tuple([array.tobytes() for array in made]) if made and error is None else ()
         # A plain tuple: each operation has one, and a declaration takes a call.
         answer = "done", number, addresses, results, trouble
-        if made:
-            self._channel.send(answer, now=not self.serving)
-        else:
-            self._channel.post(answer, now=not self.serving, payload=serving.payload if is_fine else None)
+        self._channel.send(answer, now=not self.serving)
 
     def _is_sorted(self, serving: _Serving, error: ContextLostError) -> bool:
         """Tell whether the application decides about a request whose library was not open at the loss."""
@@ -375,9 +370,6 @@ class _Serving(DirectReply):
         requests: Tells the application its outcome.
         is_launched: Whether the library has begun.
         is_heard: Whether the application has taken the last progress, if there was any.
-        addresses: Places of its new blocks that the application does not know, if they were
-            looked up by now.
-        payload: The answer as it is sent if all goes well, if it was encoded by now.
     """
 
     launch: Launch
@@ -388,20 +380,13 @@ class _Serving(DirectReply):
     results: Sequence[npt.NDArray[Any]] = ()
     is_launched: bool = False
     is_heard: bool = True
-    addresses: tuple[Address, ...] | None = None
-    payload: bytes | None = None
     # The launch is the message for the library's actor.
     message: Request[Any, Any] | Message[Any] = attrs.field(
         init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True)
     )
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
-        """Encode the answer while the device works; no task of the worker waits for the end."""
-        engine = self.session.engine
-        self.addresses = _new_addresses(self.launch, engine) if engine.fresh else ()
-        if not self.results:
-            # `WorkerRequests.done` makes the same answer.
-            self.payload = _answers.ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
+        """Poll for nothing: no task of the worker waits for the end."""
         return False
 
     def deliver(self, error: BaseException | None) -> None:

@@ -374,7 +374,7 @@ class LaunchClock:
             begun = self._begun.pop(launch.number, None)
             if begun is not None:
                 # The answer follows.
-                self._channel.post(_answers.times(launch.number, begun, time.monotonic_ns()))
+                self._channel.send(_answers.times(launch.number, begun, time.monotonic_ns()))
 
 
 @attrs.define(eq=False)
