@@ -27,6 +27,7 @@ _EXIT_CODES = (
 
 Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
 
 app = App(
