@@ -14,16 +14,9 @@ from typing import cast
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
-    "candidates",
-    "describe",
-    "driver_checks",
-    "list_devices",
-    "members",
-    "register",
-    "resolve",
-    "resolve_for_worker",
-    "topology",
-]
+    "candidates", "describe", "driver_checks", "list_devices", "members", "register", "resolve",
+    "resolve_for_worker", "topology",
+]  # fmt: skip
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 

@@ -12,15 +12,9 @@ from ..backends.base import MemoryStatistics
 from ..devices import LibraryStatistics
 
 __all__ = [
-    "ActorMemoryRow",
-    "ActorRow",
-    "DeviceRow",
-    "FailureRow",
-    "Histogram",
-    "LibraryRow",
-    "OperationRow",
+    "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "LibraryRow", "OperationRow",
     "SystemSnapshot",
-]
+]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)

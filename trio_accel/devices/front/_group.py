@@ -18,16 +18,9 @@ from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 
 __all__ = [
-    "DeviceGroup",
-    "DeviceLoad",
-    "DeviceOpening",
-    "Key",
-    "PlacementError",
-    "PlacementPolicy",
-    "able",
-    "by_key",
-    "by_load",
-]
+    "DeviceGroup", "DeviceLoad", "DeviceOpening", "Key", "PlacementError", "PlacementPolicy", "able",
+    "by_key", "by_load",
+]  # fmt: skip
 
 
 @attrs.define(eq=False)
