@@ -99,31 +99,13 @@ FUNCTIONS: Mapping[str, Function] = {
 """By the name in an expression, what is called."""
 
 OPERATORS: Mapping[str, str] = {
-    "Add": "add",
-    "Sub": "subtract",
-    "Mult": "multiply",
-    "Div": "divide",
-    "FloorDiv": "floor_divide",
-    "Mod": "remainder",
-    "Pow": "power",
-    "BitAnd": "bitwise_and",
-    "BitOr": "bitwise_or",
-    "BitXor": "bitwise_xor",
-    "LShift": "left_shift",
-    "RShift": "right_shift",
-    "USub": "negative",
-    "UAdd": "positive",
-    "Invert": "invert",
-    "Not": "logical_not",
-    "And": "logical_and",
-    "Or": "logical_or",
-    "Lt": "less",
-    "LtE": "less_equal",
-    "Gt": "greater",
-    "GtE": "greater_equal",
-    "Eq": "equal",
+    "Add": "add", "Sub": "subtract", "Mult": "multiply", "Div": "divide", "FloorDiv": "floor_divide",
+    "Mod": "remainder", "Pow": "power", "BitAnd": "bitwise_and", "BitOr": "bitwise_or",
+    "BitXor": "bitwise_xor", "LShift": "left_shift", "RShift": "right_shift", "USub": "negative",
+    "UAdd": "positive", "Invert": "invert", "Not": "logical_not", "And": "logical_and", "Or": "logical_or",
+    "Lt": "less", "LtE": "less_equal", "Gt": "greater", "GtE": "greater_equal", "Eq": "equal",
     "NotEq": "not_equal",
-}
+}  # fmt: skip
 """By the name of a node of Python's grammar, the function that it means."""
 
 COMBINED: Mapping[str, str] = {
