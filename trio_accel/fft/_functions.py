@@ -17,10 +17,9 @@ from ..devices.base._refusals import whole
 from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
-    "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
-    "Ihfftn", "Irfft", "Irfft2", "Irfftn", "Rfft", "Rfft2", "Rfftn", "fft", "fft2", "fftn",
-    "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2",
-    "irfftn", "rfft", "rfft2", "rfftn",
+    "Fft", "FftActor", "Fftn", "Ifft", "Irfft", "Rfft", "Rfftn", "fft", "fft2", "fftn", "hfft", "hfft2",
+    "hfftn", "ifft", "ifft2", "ifftn", "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft",
+    "rfft2", "rfftn",
 ]  # fmt: skip
 
 
@@ -435,20 +434,8 @@ def ihfft2() -> None:
 
 
 Fft: Final = fft.message
-Fft2: Final = fft2.message
 Fftn: Final = fftn.message
-Hfft: Final = hfft.message
-Hfft2: Final = hfft2.message
-Hfftn: Final = hfftn.message
 Ifft: Final = ifft.message
-Ifft2: Final = ifft2.message
-Ifftn: Final = ifftn.message
-Ihfft: Final = ihfft.message
-Ihfft2: Final = ihfft2.message
-Ihfftn: Final = ihfftn.message
 Irfft: Final = irfft.message
-Irfft2: Final = irfft2.message
-Irfftn: Final = irfftn.message
 Rfft: Final = rfft.message
-Rfft2: Final = rfft2.message
 Rfftn: Final = rfftn.message

@@ -23,8 +23,7 @@ from ..expressions import Out
 from ._actor import BlasActor
 
 __all__ = [
-    "Asum", "Axpy", "Dot", "Gemm", "Gemv", "Ger", "Iamax", "Matmul", "Nrm2", "Rot", "Scal", "Swap", "Symm",
-    "Symv", "Syr", "Syr2", "Syr2k", "Syrk", "Trmm", "Trmv", "Trsm", "Trsv", "asum", "axpy", "dot", "gemm",
+    "Axpy", "Dot", "Gemm", "Gemv", "Iamax", "Matmul", "Nrm2", "Scal", "Swap", "asum", "axpy", "dot", "gemm",
     "gemv", "ger", "iamax", "matmul", "nrm2", "rot", "scal", "swap", "symm", "symv", "syr", "syr2", "syr2k",
     "syrk", "trmm", "trmv", "trsm", "trsv",
 ]  # fmt: skip
@@ -487,23 +486,10 @@ def trsv() -> None:
 
 Matmul: Final = matmul.message
 Gemm: Final = gemm.message
-Symm: Final = symm.message
-Syrk: Final = syrk.message
-Syr2k: Final = syr2k.message
-Trmm: Final = trmm.message
-Trsm: Final = trsm.message
 Axpy: Final = axpy.message
 Scal: Final = scal.message
 Dot: Final = dot.message
 Nrm2: Final = nrm2.message
-Asum: Final = asum.message
 Iamax: Final = iamax.message
 Swap: Final = swap.message
-Rot: Final = rot.message
 Gemv: Final = gemv.message
-Symv: Final = symv.message
-Ger: Final = ger.message
-Syr: Final = syr.message
-Syr2: Final = syr2.message
-Trmv: Final = trmv.message
-Trsv: Final = trsv.message

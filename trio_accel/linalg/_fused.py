@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from ..expressions import Out
 from ._actor import BlasLtActor
 
 __all__ = [
-    "FusedMatmul", "FusedMatmulGrad", "FusedMatmulResult", "FusedMatmulSums", "FusedSumsResult",
-    "fused_matmul", "fused_matmul_grad", "fused_matmul_sums",
+    "FusedMatmul", "FusedMatmulGrad", "FusedMatmulResult", "FusedSumsResult", "fused_matmul",
+    "fused_matmul_grad", "fused_matmul_sums",
 ]  # fmt: skip
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
@@ -357,4 +357,3 @@ FusedMatmul: Callable[..., Operation[BlasLtActor, AccelRef | FusedMatmulResult]]
 FusedMatmulGrad: Callable[..., Operation[BlasLtActor, AccelRef | FusedSumsResult]] = message_of(
     fused_matmul_grad
 )
-FusedMatmulSums: Final = fused_matmul_sums.message

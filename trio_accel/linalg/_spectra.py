@@ -11,9 +11,9 @@ from ..devices.operations._calls import composed
 from ._actor import SolverActor, solving
 
 __all__ = [
-    "Eig", "EigResult", "Eigh", "EighResult", "Eigvals", "Eigvalsh", "Hessenberg", "HessenbergResult",
-    "LDLResult", "Ldl", "SVDResult", "Schur", "SchurResult", "Sqrtm", "Svd", "eig", "eigh", "eigvals",
-    "eigvalsh", "hessenberg", "ldl", "schur", "sqrtm", "svd", "svdvals",
+    "EigResult", "Eigh", "EighResult", "Hessenberg", "HessenbergResult", "LDLResult", "SVDResult",
+    "SchurResult", "Svd", "eig", "eigh", "eigvals", "eigvalsh", "hessenberg", "ldl", "schur", "sqrtm",
+    "svd", "svdvals",
 ]  # fmt: skip
 
 Triangle: TypeAlias = Literal["L", "U", "l", "u"]
@@ -323,12 +323,6 @@ async def sqrtm(a: Operand) -> AccelRef:
     ...
 
 
-Eig: Final = eig.message
 Eigh: Final = eigh.message
-Eigvals: Final = eigvals.message
-Eigvalsh: Final = eigvalsh.message
 Svd: Callable[..., Operation[SolverActor, SVDResult | AccelRef]] = message_of(svd)
 Hessenberg: Callable[..., Operation[SolverActor, HessenbergResult | AccelRef]] = message_of(hessenberg)
-Ldl: Final = ldl.message
-Schur: Final = schur.message
-Sqrtm: Final = sqrtm.message

@@ -20,11 +20,10 @@ from ._blas import gemm, trsm
 from ._spectra import Svd, SVDResult
 
 __all__ = [
-    "CheckDiagonal", "Cholesky", "Det", "Inv", "LUResult", "LstsqResult", "Lu", "LuSolve", "QRResult", "Qr",
-    "Slogdet", "SlogdetResult", "Solve", "SolveBanded", "SolveToeplitz", "SolveTriangular",
-    "SolveTridiagonal", "SolvehBanded", "cho_solve", "cholesky", "det", "inv", "lstsq", "lu", "lu_solve",
-    "qr", "slogdet", "solve", "solve_banded", "solve_toeplitz", "solve_triangular", "solve_tridiagonal",
-    "solveh_banded",
+    "CheckDiagonal", "Cholesky", "LUResult", "LstsqResult", "LuSolve", "QRResult", "Qr", "SlogdetResult",
+    "SolveBanded", "SolveToeplitz", "SolveTriangular", "cho_solve", "cholesky", "det", "inv", "lstsq", "lu",
+    "lu_solve", "qr", "slogdet", "solve", "solve_banded", "solve_toeplitz", "solve_triangular",
+    "solve_tridiagonal", "solveh_banded",
 ]  # fmt: skip
 
 # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
@@ -508,16 +507,9 @@ async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
 
 
 Cholesky: Final = cholesky.message
-Det: Final = det.message
-Lu: Final = lu.message
-Slogdet: Final = slogdet.message
 Qr: Callable[..., Operation[SolverActor, QRResult | AccelRef]] = message_of(qr)
 CheckDiagonal: Final = _check_diagonal.message
-Inv: Final = inv.message
-Solve: Final = solve.message
 LuSolve: Final = _lu_solve.message
 SolveTriangular: Final = _solve_triangular.message
 SolveBanded: Final = _solve_banded.message
-SolvehBanded: Final = solveh_banded.message
-SolveTridiagonal: Final = solve_tridiagonal.message
 SolveToeplitz: Final = _solve_toeplitz.message

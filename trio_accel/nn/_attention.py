@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
@@ -17,9 +17,8 @@ from ..expressions import Out
 from ._library import MOST, DnnActor, check_dtypes, check_shape
 
 __all__ = [
-    "AttentionGradResult", "AttentionResult", "PagedAttention", "ScaledDotProductAttention",
-    "ScaledDotProductAttentionGrad", "paged_attention", "scaled_dot_product_attention",
-    "scaled_dot_product_attention_grad",
+    "AttentionGradResult", "AttentionResult", "ScaledDotProductAttention", "paged_attention",
+    "scaled_dot_product_attention", "scaled_dot_product_attention_grad",
 ]  # fmt: skip
 
 _Numbers: TypeAlias = tuple[int, int, Alignment, float]
@@ -382,8 +381,6 @@ async def paged_attention(
     ...
 
 
-PagedAttention: Final = paged_attention.message
 ScaledDotProductAttention: Callable[..., Operation[DnnActor, AccelRef | AttentionResult]] = message_of(
     scaled_dot_product_attention
 )
-ScaledDotProductAttentionGrad: Final = scaled_dot_product_attention_grad.message

@@ -17,9 +17,8 @@ from ..expressions import Reduction
 from ._library import DnnActor, Windows, at_least, check_axes, check_dtypes, check_shape, shape_of, sizes
 
 __all__ = [
-    "Conv1d", "Conv2d", "Conv3d", "ConvInputGrad", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "ConvWeightGrad", "conv1d", "conv2d", "conv3d", "conv_bias_grad", "conv_input_grad",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_weight_grad",
+    "Conv1d", "Conv2d", "ConvInputGrad", "ConvWeightGrad", "conv1d", "conv2d", "conv3d", "conv_bias_grad",
+    "conv_input_grad", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_weight_grad",
 ]  # fmt: skip
 
 _Sizes: TypeAlias = int | Sequence[int]
@@ -353,9 +352,5 @@ async def conv_bias_grad(grad_output: Operand) -> AccelRef:
 
 Conv1d: Final = conv1d.message
 Conv2d: Final = conv2d.message
-Conv3d: Final = conv3d.message
 ConvInputGrad: Final = conv_input_grad.message
-ConvTranspose1d: Final = conv_transpose1d.message
-ConvTranspose2d: Final = conv_transpose2d.message
-ConvTranspose3d: Final = conv_transpose3d.message
 ConvWeightGrad: Final = conv_weight_grad.message

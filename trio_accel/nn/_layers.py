@@ -26,8 +26,8 @@ from ..expressions import Elementwise, Out, Scatter, check_array
 from ._library import check_range, naming
 
 __all__ = [
-    "DropoutResult", "Linear", "LinearInputGrad", "LinearWeightGrad", "LinearWeightGrads", "dropout",
-    "dropout_grad", "embedding", "embedding_grad", "linear", "linear_input_grad", "linear_weight_grad",
+    "DropoutResult", "Linear", "LinearWeightGrads", "dropout", "dropout_grad", "embedding",
+    "embedding_grad", "linear", "linear_input_grad", "linear_weight_grad",
 ]  # fmt: skip
 
 _LIBRARY = "trio_accel.linalg:BlasLtActor"
@@ -393,5 +393,3 @@ def _scale(where: str, x: Operand, p: float) -> float:
 
 
 Linear: Final = linear.message
-LinearInputGrad: Final = linear_input_grad.message
-LinearWeightGrad: Final = linear_weight_grad.message

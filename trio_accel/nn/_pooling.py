@@ -42,13 +42,11 @@ from ._library import (
 )
 
 __all__ = [
-    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveAvgPoolGrad",
-    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
-    "AvgPoolGrad", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPoolGrad", "MaxPoolResult",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool_grad",
-    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d",
-    "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d", "max_pool1d", "max_pool2d",
-    "max_pool3d", "max_pool_grad",
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool2d", "MaxPool1d", "MaxPool2d",
+    "MaxPool3d", "MaxPoolResult", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_avg_pool_grad", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d",
+    "max_pool1d", "max_pool2d", "max_pool3d", "max_pool_grad",
 ]  # fmt: skip
 
 _Extents: TypeAlias = tuple[int, ...]
@@ -560,18 +558,10 @@ def adaptive_max_pool3d() -> None:
 
 _MaxPool: TypeAlias = Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]]
 
-AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message
-AvgPool1d: Final = avg_pool1d.message
 AvgPool2d: Final = avg_pool2d.message
-AvgPool3d: Final = avg_pool3d.message
-AvgPoolGrad: Final = avg_pool_grad.message
 MaxPool1d: _MaxPool = message_of(max_pool1d)
 MaxPool2d: _MaxPool = message_of(max_pool2d)
 MaxPool3d: _MaxPool = message_of(max_pool3d)
-MaxPoolGrad: Final = max_pool_grad.message
-AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message
-AdaptiveAvgPool2d: Final = adaptive_avg_pool2d.message
-AdaptiveAvgPool3d: Final = adaptive_avg_pool3d.message
 AdaptiveMaxPool1d: _MaxPool = message_of(adaptive_max_pool1d)
 AdaptiveMaxPool2d: _MaxPool = message_of(adaptive_max_pool2d)
 AdaptiveMaxPool3d: _MaxPool = message_of(adaptive_max_pool3d)

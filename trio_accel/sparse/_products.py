@@ -17,7 +17,7 @@ from ..expressions import ARRAYS, Elementwise, Out, Scatter, on_device
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 
 __all__ = [
-    "CheckStructure", "FindRows", "Sddmm", "SparseActor", "Spmm", "Spmv", "ToDense", "sddmm", "spmm", "spmv",
+    "CheckStructure", "FindRows", "SparseActor", "Spmm", "Spmv", "ToDense", "sddmm", "spmm", "spmv",
     "to_dense",
 ]  # fmt: skip
 
@@ -335,7 +335,6 @@ for _public, _declared in ((spmv, _spmv), (spmm, _spmm), (to_dense, _to_dense)):
 
 
 CheckStructure: Final = _check_structure.message
-Sddmm: Final = sddmm.message
 FindRows: Final = _find_rows.message
 Spmm: Final = _spmm.message
 Spmv: Final = _spmv.message

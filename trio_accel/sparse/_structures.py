@@ -21,8 +21,8 @@ from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
 
 __all__ = [
-    "BsrToCsr", "CooToCsr", "CsrToBsr", "CsrToCsc", "EliminateZeros", "Spgemm", "SumDuplicates", "SumOfTwo",
-    "TakeRows", "Tril", "Triu", "eliminate_zeros", "spgemm", "sum_duplicates", "take_rows", "tril", "triu",
+    "BsrToCsr", "CooToCsr", "CsrToBsr", "CsrToCsc", "Spgemm", "SumDuplicates", "SumOfTwo", "TakeRows",
+    "eliminate_zeros", "spgemm", "sum_duplicates", "take_rows", "tril", "triu",
 ]  # fmt: skip
 
 _Compressed: TypeAlias = type[BsrMatrix] | type[CscMatrix] | type[CsrMatrix]
@@ -331,10 +331,7 @@ BsrToCsr: Final = _bsr_to_csr.message
 CooToCsr: Final = _coo_to_csr.message
 CsrToBsr: Final = _csr_to_bsr.message
 CsrToCsc: Final = _csr_to_csc.message
-EliminateZeros: Final = eliminate_zeros.message
 Spgemm: Final = _spgemm.message
 SumDuplicates: Final = sum_duplicates.message
 SumOfTwo: Final = _sum_of_two.message
 TakeRows: Final = _take_rows.message
-Tril: Final = tril.message
-Triu: Final = triu.message

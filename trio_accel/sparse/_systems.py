@@ -13,7 +13,7 @@ from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor
 
 __all__ = [
-    "Ic0", "Ilu0", "Spsolve", "SpsolveTriangular", "ic0", "ilu0", "spsolve", "spsolve_triangular",
+    "Ic0", "Ilu0", "SpsolveTriangular", "ic0", "ilu0", "spsolve", "spsolve_triangular",
 ]  # fmt: skip
 
 _SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), matrix.data(e)"
@@ -145,5 +145,4 @@ async def ic0(matrix: CsrMatrix) -> CsrMatrix:
 
 Ic0: Final = _ic0.message
 Ilu0: Final = _ilu0.message
-Spsolve: Final = spsolve.message
 SpsolveTriangular: Final = spsolve_triangular.message
