@@ -1,4 +1,4 @@
-"""Metrics as Prometheus and OpenTelemetry read them, by their own parsers and readers."""
+"""Metrics as Prometheus reads them, by its own parsers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    InMemoryMetricReader,
-    MetricsData,
-)
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -23,13 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import trio_accel as ta
 from trio_accel.devices import CacheStatistics
-from trio_accel.telemetry import (
-    Recorder,
-    export_metrics,
-    exposition,
-    prometheus,
-    record,
-)
+from trio_accel.telemetry import Recorder, exposition, prometheus, record
 
 
 @attrs.frozen
@@ -110,6 +99,7 @@ async def test_the_parsers_of_both_formats_find_what_happened(
     for bound, count in buckets:
         assert value("trio_accel_message_run_seconds_bucket", **of_sleep, le=bound) == count
     assert value("trio_accel_message_queue_seconds_bucket", **of_sleep, le="1e-05") == 4
+    assert value("trio_accel_message_latency_seconds", **of_sleep, quantile="0.99") == pytest.approx(2.0)
     assert value("trio_accel_uptime_seconds") == pytest.approx(6.5)
     assert value("trio_accel_actors", state="running") == 2
     assert value("trio_accel_mailbox_messages", path=PATH) == 0
@@ -175,12 +165,9 @@ async def test_a_device_in_metrics() -> None:
 
 
 async def test_plans_and_templates_in_metrics() -> None:
-    """What a device says, by Prometheus' parser and by OpenTelemetry's reader."""
     options = ta.DeviceOptions(isolation="process")
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
     async with ta.open_system("shop") as system, system.open_device("cpu", options=options) as device:
-        with record(system) as recorder, export_metrics(recorder, provider):
+        with record(system) as recorder:
             x = await device.put(np.ones((8, 8)))
             for _ in range(6):
                 await ta.linalg.matmul(x, x)
@@ -189,12 +176,9 @@ async def test_plans_and_templates_in_metrics() -> None:
             blas = libraries["trio_accel.linalg:BlasActor"]
             assert (blas.plans, blas.templates) == (CacheStatistics(), CacheStatistics(found=4, made=1))
             found = values(parse_openmetrics(openmetrics(recorder)))
-            opened = read_opentelemetry(reader.get_metrics_data())
-    provider.shutdown()
     for event, count in (("found", 4), ("made", 1), ("evicted", 0)):
         labels = {"system": "shop", "device": "shop/cpu:0", "library": blas.library, "event": event}
         assert found["trio_accel_device_templates_total", frozenset(labels.items())] == count
-        assert opened["trio_accel.device_templates", frozenset(labels.items())] == count
     assert not any(name.startswith("trio_accel_device_plans") for name, _ in found)
 
 
@@ -207,69 +191,28 @@ async def test_a_registry_asks_in_its_own_thread(
     assert b"trio_accel_uptime_seconds" in text
 
 
-def read_opentelemetry(data: MetricsData | None) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
-    assert data is not None
-    return {
-        (metric.name, frozenset(dict(point.attributes or {}).items())): point.value  # type: ignore[union-attr]
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    }
-
-
-async def test_opentelemetry_reads_the_same(
-    autojump_clock: trio.testing.MockClock, recorder: Recorder
-) -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    with export_metrics(recorder, provider):
-        data = await trio.to_thread.run_sync(reader.get_metrics_data)
-        found = read_opentelemetry(data)
-        of_sleep = {"system": "shop", "path": PATH, "message_type": "Sleep"}
-
-        def value(name: str, **labels: str) -> float:
-            return found[name, frozenset({**labels}.items())]
-
-        assert value("trio_accel.messages", **of_sleep, outcome="completed") == 3
-        assert value("trio_accel.messages", **of_sleep, outcome="failed") == 1
-        assert value("trio_accel.message_run", **of_sleep) == pytest.approx(6.5)
-        assert value("trio_accel.message_run_count", **of_sleep) == 4
-        assert value("trio_accel.message_latency", **of_sleep, quantile="0.99") == pytest.approx(2.0)
-        assert value("trio_accel.uptime", system="shop") == pytest.approx(6.5)
-        assert data is not None
-        units = {
-            metric.name: metric.unit
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-        assert units["trio_accel.message_run"] == "s"
-        # Each collection is of its moment.
+async def test_each_text_is_of_its_moment(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
+    registry = CollectorRegistry()
+    registry.register(prometheus(recorder))
+    for seconds in (6.5, 7.5):
+        found = values(parse_text(generate_latest(registry).decode()))
+        uptime = found["trio_accel_uptime_seconds", frozenset({("system", "shop")})]
+        assert uptime == pytest.approx(seconds)
         await trio.sleep(1.0)
-        again = read_opentelemetry(reader.get_metrics_data())
-        assert again["trio_accel.uptime", frozenset({("system", "shop")})] == pytest.approx(7.5)
-    assert reader.get_metrics_data() is None or not read_opentelemetry(reader.get_metrics_data())
-    provider.shutdown()
 
 
-def enter(recorder: Recorder) -> None:
-    with export_metrics(recorder):
-        pass
+async def test_openmetrics_tells_units(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
+    units = {family.name: family.unit for family in parse_openmetrics(openmetrics(recorder))}
+    assert units["trio_accel_message_run_seconds"] == "seconds"
+    assert units["trio_accel_device_memory_bytes"] == "bytes"
+    assert units["trio_accel_messages"] == ""
 
 
-@pytest.mark.parametrize(
-    ("module", "extra", "use"),
-    [
-        ("prometheus_client", "metrics", exposition),
-        ("prometheus_client", "metrics", prometheus),
-        ("opentelemetry.metrics", "tracing", enter),
-    ],
-)
+@pytest.mark.parametrize("use", [exposition, prometheus])
 async def test_what_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, module: str, extra: str, use: Callable[[Recorder], object]
+    monkeypatch: pytest.MonkeyPatch, use: Callable[[Recorder], object]
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     async with ta.open_system("shop") as system:
-        with record(system) as recorder, pytest.raises(ta.NotSupportedError, match=rf"\[{extra}\]"):
+        with record(system) as recorder, pytest.raises(ta.NotSupportedError, match=r"\[metrics\]"):
             use(recorder)

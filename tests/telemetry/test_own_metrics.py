@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    HistogramDataPoint,
-    InMemoryMetricReader,
-    MetricsData,
-)
 from prometheus_client.parser import text_string_to_metric_families
 from telemetry.read_snapshot import read_snapshot
-from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_completed
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
@@ -32,12 +26,7 @@ from trio_accel.patterns import (
     RunningSequence,
     Swap,
 )
-from trio_accel.telemetry import (
-    Recorder,
-    export_metrics,
-    exposition,
-    record,
-)
+from trio_accel.telemetry import Recorder, exposition, record
 
 
 def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -62,6 +51,9 @@ async def test_own_figures_are_in_metrics_and_in_snapshots(system: ta.System) ->
         spread = recorder.histogram("lengths", bounds=[0.2, 3.0])
         for value in values:
             spread.observe(value)
+        answers = recorder.histogram("answer_seconds", bounds=[0.2, 3.0])
+        answers.observe(0.5)
+        answers.observe(-2.0)
         found = samples(recorder)
         snapshot = recorder.snapshot()
     assert found["tokens_total", ()] == 3
@@ -72,55 +64,17 @@ async def test_own_figures_are_in_metrics_and_in_snapshots(system: ta.System) ->
         assert found["lengths_bucket", (("le", end),)] == np.count_nonzero(values <= bound)
     assert found["lengths_count", ()] == len(values)
     assert found["lengths_sum", ()] == pytest.approx(values.sum())
+    assert found["answer_seconds_sum", ()] == -1.5
+    assert found["answer_seconds_count", ()] == 2
     assert read_snapshot(snapshot.to_json()) == snapshot
 
 
-def exported(data: MetricsData | None) -> dict[tuple[str, tuple[tuple[str, Any], ...]], Any]:
-    """All points by name and labels, but for that of the system: numbers, and points of histograms."""
-    assert data is not None
-    return {
-        (metric.name, tuple(sorted((k, v) for k, v in (point.attributes or {}).items() if k != "system"))): (
-            point if isinstance(point, HistogramDataPoint) else point.value  # type: ignore[union-attr]
-        )
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    }
-
-
-async def test_opentelemetry_has_figures_from_the_collection_behind_their_first(system: ta.System) -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    with record(system) as recorder:
-        recorder.counter("tokens").add(3, model="small")
-        spread = recorder.histogram("answer_seconds", bounds=[0.2, 3.0])
-        spread.observe(0.5)
-        spread.observe(-2.0)
-        with export_metrics(recorder, provider):
-            recorder.gauge("open_chats").set(7)
-            first = exported(await trio.to_thread.run_sync(reader.get_metrics_data))
-            await wait_all_tasks_blocked()
-            await wait_all_threads_completed()
-            recorder.gauge("open_chats").set(2)
-            recorder.counter("tokens").add(4.5, model="small")
-            found = exported(reader.get_metrics_data())
-    assert first["tokens", (("model", "small"),)] == 3
-    assert found["tokens", (("model", "small"),)] == 7.5
-    assert found["open_chats", ()] == 2
-    assert found["answer_seconds", ()] == -1.5
-    assert found["answer_seconds_count", ()] == 2
-    provider.shutdown()
-
-
-async def test_opentelemetry_has_what_patterns_show(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_actors_of_different_kinds_share_metrics(system: ta.System, autojump_clock: MockClock) -> None:
     async def model(items: list[int]) -> list[int]:
         await trio.sleep(1.0)
         return items
 
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    with record(system) as recorder, export_metrics(recorder, provider):
+    with record(system) as recorder:
         batcher = await system.spawn(Batcher, model, max_size=2, name="batches")
         fair = await system.spawn(
             FairScheduler, batcher, weights={"gold": 2.0}, max_in_flight=2, max_queued=1, name="fair"
@@ -134,43 +88,14 @@ async def test_opentelemetry_has_what_patterns_show(system: ta.System, autojump_
             for _ in range(4):
                 nursery.start_soon(ask)
                 await wait_all_tasks_blocked()
-        reader.collect()
-        await wait_all_tasks_blocked()
-        await wait_all_threads_completed()
-        found = exported(reader.get_metrics_data())
+        found = samples(recorder)
     batches, path = ("path", "test/batches"), ("path", "test/fair")
-    assert found["trio_accel.batch_size", (batches,)] == 3
-    assert found["trio_accel.batch_size_count", (batches,)] == 3
-    assert found["trio_accel.queue_wait_seconds", (path,)] == pytest.approx(1.0)
-    assert found["trio_accel.requests", (("outcome", "answered"), path)] == 3
-    assert found["trio_accel.refused_requests", (path, ("tenant", "gold"))] == 1
-    provider.shutdown()
-
-
-async def test_two_systems_and_a_second_time_are_exported_by_one_provider() -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-
-    def names() -> set[str]:
-        data = reader.get_metrics_data()
-        return {
-            str((point.attributes or {})["system"])
-            for resource in (data.resource_metrics if data is not None else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            for point in metric.data.data_points
-        }
-
-    async with ta.open_system("one") as one, ta.open_system("two") as two:
-        with record(one) as first, record(two) as second:
-            with export_metrics(first, provider):
-                with export_metrics(second, provider):
-                    assert names() == {"one", "two"}
-                assert names() == {"one"}
-            assert names() == set()
-            with export_metrics(second, provider):
-                assert names() == {"two"}
-    provider.shutdown()
+    assert found["trio_accel_batch_size_sum", (batches,)] == 3
+    assert found["trio_accel_batch_size_count", (batches,)] == 3
+    assert found["trio_accel_queue_wait_seconds_sum", (path,)] == pytest.approx(1.0)
+    for actor in (path, batches):
+        assert found["trio_accel_requests_total", (("outcome", "answered"), actor)] == 3
+    assert found["trio_accel_refused_requests_total", (path, ("tenant", "gold"))] == 1
 
 
 async def test_labels_have_a_bound(system: ta.System) -> None:

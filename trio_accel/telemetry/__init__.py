@@ -3,7 +3,6 @@
 from .._names import export as _export
 from ._dashboard import *
 from ._metrics import *
-from ._opentelemetry import *
 from ._recorder import *
 from ._snapshot import *
 from ._traces import *

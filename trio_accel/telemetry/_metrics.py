@@ -1,4 +1,4 @@
-"""The figures of a snapshot under the names that metrics have, and these as Prometheus wants them."""
+"""The figures of a snapshot as metrics of Prometheus."""
 
 from __future__ import annotations
 
@@ -30,29 +30,6 @@ _UNUSED = CacheStatistics()
 Labels: TypeAlias = tuple[str, ...]
 Sample: TypeAlias = tuple[Labels, float | Histogram]
 Samples: TypeAlias = Callable[[SystemSnapshot], Iterable[Sample]]
-Labelled: TypeAlias = tuple[dict[str, str], float | Histogram]
-
-
-@attrs.frozen(kw_only=True)
-class Family:
-    """One metric with its values at a moment.
-
-    Attributes:
-        name: Words of its name, with an underscore between. The unit may be the last one.
-        unit: ``"seconds"``, ``"bytes"`` or nothing.
-        kind: A ``"counter"`` only rises, until the counted object begins anew; a ``"gauge"`` goes up and
-            down; a ``"histogram"`` counts by ranges.
-        help: Its meaning, in a sentence.
-        samples: Its values, each with its labels.
-        is_own: Whether it is the program's own, so that its name is shown as it is.
-    """
-
-    name: str
-    unit: str
-    kind: str
-    help: str
-    samples: list[Labelled]
-    is_own: bool = False
 
 
 def _of_actors(figure: Callable[[ActorRow], float], snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -187,36 +164,38 @@ _BY_LABELS: Mapping[str, Callable[..., Iterator[Sample]]] = {
 _UNITS = ("seconds", "bytes")
 
 
-def families(snapshot: SystemSnapshot) -> Iterator[Family]:
+def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
     """Yield all metrics of a snapshot: those of the table, and then those of the program and of actors."""
+    from prometheus_client.metrics_core import Metric
+
     for row in _TABLE.strip().splitlines():
         name, kind, unit, labels, source, text = row.split(maxsplit=5)
         read = _READ[name] if source == "*" else partial(_BY_LABELS[labels], attrgetter(source))
         names: list[str] = ["system", *([] if labels == "-" else labels.split(","))]
-        found: list[Labelled] = [
-            (dict(zip(names, (snapshot.system, *values), strict=True)), value)
-            for values, value in read(snapshot)
-        ]
-        yield Family(name=name, unit=unit.strip("-"), kind=kind, help=text, samples=found)
-    named: dict[tuple[str, bool], Family] = {}
+        metric = Metric(f"trio_accel_{name}", text, kind, unit.strip("-"))
+        for values, value in read(snapshot):
+            _add(metric, dict(zip(names, (snapshot.system, *values), strict=True)), value)
+        yield metric
+    named: dict[str, Metric] = {}
     for one in snapshot.readings:
-        key = one.name, not one.path
-        if key not in named:
-            last = one.name.rpartition("_")[2]
-            unit = last if last in _UNITS else ""
-            named[key] = Family(
-                name=one.name, unit=unit, kind=one.kind, help=one.help, samples=[], is_own=not one.path
-            )
-        if one.kind == named[key].kind:
-            named[key].samples.append(_sample(one, snapshot.system))
+        # The program's own keep their names, which are not trio_accel's.
+        name = f"trio_accel_{one.name}" if one.path else one.name
+        if name not in named:
+            last = name.rpartition("_")[2]
+            stem = name.removesuffix("_total") if one.kind == "counter" else name
+            named[name] = Metric(stem, one.help, one.kind, last if last in _UNITS else "")
+        if one.kind == named[name].type:
+            told = {"system": snapshot.system, **dict(one.labels)}
+            if one.path:
+                told["path"] = one.path
+            _add(named[name], told, _value(one))
     yield from named.values()
 
 
-def _sample(one: Reading, system: str) -> Labelled:
-    labels = {"system": system, **dict(one.labels), **({"path": one.path} if one.path else {})}
+def _value(one: Reading) -> float | Histogram:
     if one.kind != "histogram":
-        return labels, one.value
-    return labels, Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
+        return one.value
+    return Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
 
 
 def prometheus(recorder: Recorder) -> Collector:
@@ -241,7 +220,7 @@ def prometheus(recorder: Recorder) -> Collector:
 
     class MetricsCollector(Collector):
         def collect(self) -> Iterator[Metric]:
-            return map(_metric, families(recorder.snapshot()))
+            return _families(recorder.snapshot())
 
         def describe(self) -> list[Metric]:
             # Nothing is asked when it is registered: the system may be another thread's.
@@ -267,25 +246,18 @@ def exposition(recorder: Recorder) -> str:
     return generate_latest(registry).decode()
 
 
-def _metric(family: Family) -> Metric:
-    from prometheus_client.metrics_core import Metric
-
-    name = family.name if family.is_own else f"trio_accel_{family.name}"
-    if family.kind == "counter":
-        name = name.removesuffix("_total")
-    metric = Metric(name, family.help, family.kind, family.unit)
-    name = f"{metric.name}_total" if family.kind == "counter" else metric.name
-    for given, value in family.samples:
-        labels = {key: _plain(text) for key, text in given.items()}
-        if not isinstance(value, Histogram):
-            metric.add_sample(name, labels, value)
-            continue
-        below = value.cumulated()
-        for bound, count in zip([*map(str, value.bounds), "+Inf"], below, strict=True):
-            metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        metric.add_sample(f"{name}_count", labels, below[-1])
-        metric.add_sample(f"{name}_sum", labels, value.total)
-    return metric
+def _add(metric: Metric, given: dict[str, str], value: float | Histogram) -> None:
+    """Add a value, under the names that its parts have."""
+    labels = {key: _plain(text) for key, text in given.items()}
+    if not isinstance(value, Histogram):
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        metric.add_sample(name, labels, value)
+        return
+    below = value.cumulated()
+    for bound, count in zip([*map(str, value.bounds), "+Inf"], below, strict=True):
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(f"{metric.name}_count", labels, below[-1])
+    metric.add_sample(f"{metric.name}_sum", labels, value.total)
 
 
 def _plain(text: str) -> str:

@@ -74,16 +74,6 @@ class ActorRow(ActorFigures):
     p99: float | None = None
     array_bytes: int = 0
 
-    @property
-    def parent(self) -> str | None:
-        """Path of the parent; None for the system itself."""
-        return self.path.rpartition("/")[0] or None
-
-    @property
-    def depth(self) -> int:
-        """The number of actors above it."""
-        return self.path.count("/")
-
 
 @attrs.frozen(kw_only=True)
 class OperationRow:
