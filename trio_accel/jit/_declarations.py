@@ -261,19 +261,10 @@ ShapeRule: TypeAlias = LaunchRule["int | Sequence[int]"]
 
 # Formats of `struct`; others are packed by NumPy.
 _FORMATS = {
-    DType.float64: "d",
-    DType.float32: "f",
-    DType.float16: "e",
-    DType.int8: "b",
-    DType.int16: "h",
-    DType.int32: "i",
-    DType.int64: "q",
-    DType.uint8: "B",
-    DType.uint16: "H",
-    DType.uint32: "I",
-    DType.uint64: "Q",
-    DType.bool: "?",
-}
+    DType.float64: "d", DType.float32: "f", DType.float16: "e", DType.int8: "b", DType.int16: "h",
+    DType.int32: "i", DType.int64: "q", DType.uint8: "B", DType.uint16: "H", DType.uint32: "I",
+    DType.uint64: "Q", DType.bool: "?",
+}  # fmt: skip
 
 
 @attrs.frozen

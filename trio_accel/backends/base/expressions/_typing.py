@@ -61,15 +61,9 @@ def _power(base: int, exponent: int) -> int:
 
 # Python's own functions for whole numbers.
 _BY_PYTHON: Mapping[str, Callable[..., int]] = {
-    "add": int.__add__,
-    "subtract": int.__sub__,
-    "multiply": int.__mul__,
-    "floor_divide": int.__floordiv__,
-    "remainder": int.__mod__,
-    "power": _power,
-    "negative": int.__neg__,
-    "positive": int.__pos__,
-}
+    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "floor_divide": int.__floordiv__,
+    "remainder": int.__mod__, "power": _power, "negative": int.__neg__, "positive": int.__pos__,
+}  # fmt: skip
 
 # These functions take Python numbers alone; others take them as arrays of their own types.
 _WEAK_ARITHMETIC = ("divide", *_BY_PYTHON)
