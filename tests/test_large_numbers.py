@@ -52,7 +52,7 @@ SAMPLES: dict[str, Any] = {
     "index": 1, "sizes": [], "more": [], "d": 2, "bits": 30, "n_children": 2,
     "alpha": 1.0, "beta": 0.5, "betas": (0.9, 0.99), "momentum": 0.5, "threshold": 0.5,
     "s": (3, 4), "condition": "TRUTHS", "conditions": ["PLANE", "PLANE"], "choices": ["PLANE", "PLANE"],
-    "generator": "GENERATOR",
+    "generator": "GENERATOR", "grads": ["PLANE", "PLANE"], "max_norm": 0.5,
     **dict.fromkeys(("xp", "fp", "p", "running_mean", "running_var"), "VECTOR"), "activation": "relu",
     **dict.fromkeys(("aux", "of", "c", "square_avg", "acc_delta", "mask", "var", "target"), "PLANE"),
     **dict.fromkeys(("anchor", "positive", "negative"), "PLANE"),

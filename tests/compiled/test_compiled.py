@@ -140,6 +140,30 @@ async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "text", ["e = exp(x); s = sum(e); y = e / s / sum(x * e)", "e = exp(x); s = sum(e); y = e / sum(e / s)"]
+)
+async def test_rows_that_reduce_again_behind_a_sum_of_what_the_result_is_made_of(
+    executors: Executors, text: str
+) -> None:
+    rows = Rowwise(text, ["x"], precision=None, operation="test.rows")
+
+    async def of_rows(given: ta.AccelRef) -> ta.AccelRef:
+        return await executors.device.ask(rows.compute(given, axis=1))
+
+    async def in_place(given: ta.AccelRef) -> ta.AccelRef:
+        there = await given.copy()
+        return await executors.device.ask(rows.compute(there, axis=1, out=there))
+
+    x = np.random.default_rng(3).random((5, 40))
+    e = np.exp(x)
+    by = e.sum(1) * (x * e).sum(1) if "x * e" in text else np.ones(5)
+    for mode in ("never", "always"):
+        for compute in (of_rows, in_place):
+            (made,) = await executors.run(mode, compute, x)
+            np.testing.assert_allclose(made, e / by[:, None], rtol=1e-12)
+
+
 async def test_a_kernel_in_which_a_number_becomes_whole(executors: Executors) -> None:
     source = 'extern "C" __global__ void cut(double* x) { x[threadIdx.x] = (double)(int)x[threadIdx.x]; }'
     cut = jit.Kernel("cut", source, parameters={"x": jit.updates("float64")}, grid=1, block=8)

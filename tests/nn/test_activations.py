@@ -162,6 +162,18 @@ async def test_tanh_and_the_softmaxes(device: ta.Device) -> None:
     assert half.dtype == "float16"
 
 
+@pytest.mark.parametrize("function", [nn.softmax_grad, nn.log_softmax_grad])
+@pytest.mark.parametrize("number", [1e300, 1.0, -1, True, 10**400, np.float32(2), np.nan])
+async def test_the_gradients_of_softmaxes_take_no_numbers(
+    device: ta.Device, function: Any, number: Any
+) -> None:
+    for name in ("float32", "float64"):
+        x = await device.put(numbers((4, 4), name, 4))
+        with pytest.raises(TypeError, match=rf"nn\.{function.__name__}: grad must be an AccelRef or a NumPy"):
+            await function(number, x)
+    assert device.generation == 1
+
+
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 async def test_large_elements(device: ta.Device, name: str) -> None:
     most = float(np.finfo(name).max) / 8

@@ -16,6 +16,7 @@ from ..devices.operations._calls import Function, called
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction, Rowwise
+from ._views import check_array
 
 __all__ = ["DECLARED", "DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
 
@@ -161,7 +162,12 @@ def reduction(
 
 
 def rows(
-    text: str, *, precision: str | None = "float32", library: str = ARRAYS, wide: str | None = None
+    text: str,
+    *,
+    precision: str | None = "float32",
+    library: str = ARRAYS,
+    wide: str | None = None,
+    arrays: Sequence[str] = (),
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
     """Declare a function that computes an expression of rows.
 
@@ -173,6 +179,7 @@ def rows(
         precision: See `Rowwise`.
         library: See `Rowwise`.
         wide: See `Rowwise`.
+        arrays: The inputs that must be arrays; the others may be numbers.
     """
 
     def declare(function: Any) -> Any:
@@ -184,10 +191,11 @@ def rows(
 
         def message(*arguments: Any, **options: Any) -> ComputeReduction:
             given = bound(arguments, options)
+            check_array(made.operation, **{name: given[name] for name in arrays})
             return made.compute(*_taken(given, names, numbers), **given)
 
         ask = Function(_operation(function), message, ask=made.ask)
-        again = functools.partial(rows, precision=precision, library=library)
+        again = functools.partial(rows, precision=precision, library=library, arrays=arrays)
         more = {"text": text, "wide": wide, "precision": precision, "again": again}
         return _declared(function, ask, message=message, **more)
 

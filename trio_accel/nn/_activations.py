@@ -510,12 +510,16 @@ async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef
     ...
 
 
-@rows("e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))", precision="float64")
+@rows(
+    "e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))",
+    precision="float64",
+    arrays=["grad"],
+)
 async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.softmax` along the same axes, in one launch.
 
     Args:
-        grad: Gradient of the result.
+        grad: Gradient of the result, an array.
         x: The argument of the function; both broadcast.
         axis: Axis or axes whose elements make 1; None for all.
         out: Array to write to; it may be `grad` or `x`.

@@ -271,7 +271,9 @@ def rows_text(rows: str, layout: Layout) -> str:
     passes = list[str]()
     for number, stage in enumerate(typed.stages):
         at = f"[=](i64 i) {{ return Stage{number}::mapped(*whole, row, loaded, i); }}"
-        kept = _kept(decoded, stage, last) if layout.strides[-1][1] == decoded.result.itemsize else None
+        # A reduction behind it may read the arrays again, where the result may lie: only the last one keeps.
+        keeps = stage is typed.stages[-1] and layout.strides[-1][1] == decoded.result.itemsize
+        kept = _kept(decoded, stage, last) if keeps else None
         if kept is not None:
             # To compute it anew would take as long again: it is kept where the result will be.
             last, there = _with_kept(last, kept), f"out + i * {decoded.result.itemsize}"
