@@ -1,0 +1,118 @@
+"""Entities of the tests: another process finds them by this module."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+import trio_accel as ta
+from trio_accel import cluster
+
+
+@attrs.frozen
+class Add(ta.Request[Any, float]):
+    """Add to the total, and reply it."""
+
+    x: float
+
+
+@attrs.frozen
+class Where(ta.Request[Any, "tuple[str, int, int]"]):
+    """Reply node, process and epoch."""
+
+
+@attrs.frozen
+class Fail(ta.Request[Any, None]):
+    """Fail with this error, after a change."""
+
+    error: Exception
+
+
+@attrs.frozen
+class Echo(ta.Request[Any, Any]):
+    """Reply the value, after some seconds."""
+
+    value: Any
+    seconds: float = 0.0
+
+
+@attrs.frozen
+class Note(ta.Message[Any]):
+    """Add to the total without a reply."""
+
+    x: float
+
+
+class Counter(cluster.Entity):
+    """A total that goes with its node."""
+
+    def __init__(self, home: cluster.Home) -> None:
+        super().__init__(home)
+        self.total = 0.0
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> float:
+        self.total += message.x
+        return self.total
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        self.total += message.x
+
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        raise message.error
+
+    @ta.handles(Where)
+    async def where(self, message: Where) -> tuple[str, int, int]:
+        return self.home.node, os.getpid(), self.home.epoch
+
+    @ta.handles(Echo)
+    async def echo(self, message: Echo) -> Any:
+        await trio.sleep(message.seconds)
+        return message.value
+
+
+class Account(cluster.DurableEntity):
+    """A total on the device that outlives its node."""
+
+    save_every = 5
+    refuses = (KeyError,)
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        total = np.zeros(128) if saved is None else saved["total"]
+        self.total = await self.home.device.put(total)
+
+    async def save(self) -> cluster.Saved:
+        return {"total": self.total}
+
+    async def _add(self, x: float) -> float:
+        await ta.linalg.axpy(1.0, np.full(128, x), self.total)
+        return float((await self.total.to_host())[0])
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> float:
+        return await self._add(message.x)
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        await self._add(message.x)
+
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        if not isinstance(message.error, KeyError):
+            await self._add(1000.0)
+        raise message.error
+
+    @ta.handles(Where)
+    async def where(self, message: Where) -> tuple[str, int, int]:
+        return self.home.node, os.getpid(), self.home.epoch
+
+    @ta.handles(Echo)
+    async def echo(self, message: Echo) -> Any:
+        await trio.sleep(message.seconds)
+        return message.value

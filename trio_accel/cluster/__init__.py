@@ -1,0 +1,18 @@
+"""Entities at home on one of several nodes, by key; durable ones go on where they were."""
+
+from .._names import export as _export
+from ._cluster import *
+from ._durable import *
+from ._entities import Entity as Entity
+from ._entities import Home as Home
+from ._errors import *
+from ._nodes import *
+from ._options import *
+from ._postgres import *
+from ._sqlite import *
+from ._store import *
+from ._table import EntityRef as EntityRef
+from ._table import Member as Member
+from ._table import Table as Table
+
+_export(__name__)

@@ -1,0 +1,132 @@
+"""The agent of a node: a system with devices and entities, which serves the program and other agents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from ..backends import list_devices
+from ..devices import open_system
+from ._entities import Residents
+from ._link import Address, Link, listen
+from ._options import ClusterOptions
+from ._table import Member, Router
+
+__all__ = ["Agent", "AgentConfig", "Started"]
+
+_logger = logging.getLogger("trio_accel.cluster")
+
+
+@attrs.frozen
+class AgentConfig:
+    """What an agent is told at its start.
+
+    Attributes:
+        node: Name of its node.
+        options: Options of the cluster.
+        store: What keeps durable entities, or None.
+        secret: What all agents and the program prove to have.
+        host: The address to listen at.
+    """
+
+    node: str
+    options: ClusterOptions
+    store: Any
+    secret: bytes = attrs.field(repr=False)
+    host: str = "127.0.0.1"
+
+
+@attrs.frozen
+class Started:
+    """What an agent tells when it has started.
+
+    Attributes:
+        address: Where it is reached.
+        devices: Names of its devices.
+        pid: Its process.
+    """
+
+    address: Any
+    devices: tuple[str, ...]
+    pid: int
+
+
+class Agent:
+    """An agent.
+
+    Args:
+        config: What it is told.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._heard = 0.0
+
+    async def run(self, started: Callable[[Address, tuple[str, ...]], None]) -> None:
+        """Serve until this is cancelled.
+
+        Args:
+            started: Is told where the agent listens, and what devices it has.
+        """
+        config, options = self._config, self._config.options
+        names = options.devices
+        if names is None:
+            names = tuple([one.name for one in list_devices() if one.backend != "cpu"]) or ("cpu",)
+        async with (
+            open_system(config.node) as system,
+            system.open_devices(names, options=options.device) as devices,
+            trio.open_nursery() as nursery,
+        ):
+            store = config.store
+            if store is not None:
+                await store.open()
+                nursery.start_soon(_close_at_end, store)
+            self._nursery, self._heard = nursery, trio.current_time()
+            self._router = Router(self._reach)
+            self._residents = Residents(config.node, system, devices, self._router, store)
+            nursery.start_soon(self._listen_for_the_program)
+            if options.idle_after is not None:
+                nursery.start_soon(self._residents.end_idle, options.idle_after)
+            address = await listen(config.host, config.secret, self.serve, nursery)
+            started(address, tuple([device.info.name for device in devices]))
+
+    async def _reach(self, member: Member) -> Link:
+        link: Link = await member.address.connect(member.name, self._config.options.window, self._nursery)
+        return link
+
+    async def serve(self, request: Any) -> Any:
+        """Serve a request of the program, or of another agent."""
+        what, *given = request
+        if what == "ask":
+            epoch, *asked = given
+            while self._router.epoch < epoch:
+                await self._router.wait_changed()
+            return await self._residents.ask(*asked)
+        self._heard = trio.current_time()
+        if what == "table":
+            [table] = given
+            if table.epoch > self._router.epoch:
+                await self._residents.take(table)
+        return None
+
+    async def _listen_for_the_program(self) -> None:
+        """End all entities when the program is silent: it gives them to other nodes then."""
+        patience = self._config.options.heartbeat_timeout * 2 / 3
+        while True:
+            await trio.sleep(patience / 4)
+            if trio.current_time() - self._heard > patience:
+                _logger.warning("node %s hears nothing of the program: its entities end", self._config.node)
+                await self._residents.end_all()
+                self._heard = trio.current_time()
+
+
+async def _close_at_end(store: Any) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.aclose()

@@ -1,0 +1,141 @@
+"""What crosses between nodes: pickles with the arrays beside them, and errors with their frames."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import operator
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+__all__ = [
+    "MOST_BYTES",
+    "Failure",
+    "Parts",
+    "find",
+    "pack",
+    "packed",
+    "path_of",
+    "unpack",
+]
+
+Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
+"""A pickle, and behind it what arrays hold."""
+
+MOST_BYTES = 1 << 30
+_MOST_CAUSES = 8
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "__module__", None) == "__main__" and isinstance(obj, type):
+            raise TypeError(
+                f"{obj.__qualname__} is a class of the started program (__main__), which other nodes cannot "
+                "import: put it into a module"
+            )
+        return NotImplemented
+
+
+def pack(value: object) -> Parts:
+    """Make bytes of a value; what arrays hold is not copied.
+
+    Raises:
+        TypeError: It cannot be pickled: an array of a device, a class of ``__main__``.
+        ValueError: It is larger than `MOST_BYTES`.
+    """
+    text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    try:
+        _Pickler(text, 5, buffer_callback=buffers.append).dump(value)
+        parts: Parts = [text.getbuffer(), *[buffer.raw() for buffer in buffers]]
+    except (pickle.PicklingError, AttributeError) as error:
+        raise TypeError(f"this cannot go to another node: {error}") from error
+    if (size := sum(map(len, parts))) > MOST_BYTES:
+        raise ValueError(f"a message of {size} bytes is too large: at most {MOST_BYTES} go to another node")
+    return parts
+
+
+def packed(value: object) -> bytes:
+    """Make the bytes of a value that `unpack` takes as its only part; raises as `pack` does."""
+    text = io.BytesIO()
+    _Pickler(text, 5).dump(value)
+    return text.getvalue()
+
+
+def unpack(parts: Sequence[bytes | bytearray | memoryview]) -> Any:
+    """Make a value of what `pack` has made.
+
+    Raises:
+        Exception: As unpickling does, where a module is missing here, or another one.
+    """
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # the other end has proved the secret
+
+
+def path_of(cls: type) -> str:
+    """Return where another node finds a class.
+
+    Raises:
+        ValueError: It would not find it.
+    """
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    if cls.__module__ == "__main__" or "<locals>" in path:
+        raise ValueError(f"entity: another node cannot import {path}: put the class into a module")
+    return path
+
+
+def find(path: str, node: str) -> Any:
+    """Return the class at a path.
+
+    Raises:
+        ImportError: There is none on this node.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"node {node} has no {path}: {error}") from error
+
+
+@attrs.frozen
+class Failure:
+    """An error on its way, with its causes.
+
+    Attributes:
+        error: The pickle of the error.
+        text: What it says, where the error cannot be read.
+        frames: Where it was raised.
+        cause: The error that it came from.
+    """
+
+    error: bytes
+    text: str
+    frames: str
+    cause: Failure | None
+
+    @classmethod
+    def of(cls, error: BaseException, depth: int = _MOST_CAUSES) -> Failure:
+        """Take an error apart; this never fails."""
+        text = f"{type(error).__name__}: {error}"
+        try:
+            data = pickle.dumps(error)
+            pickle.loads(data)  # noqa: S301  # a class may pickle to what nobody can read
+        except Exception:  # noqa: BLE001  # classes of others
+            data = pickle.dumps(RuntimeError(text))
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        cause = error.__cause__ if depth else None
+        return cls(data, text, frames, None if cause is None else cls.of(cause, depth - 1))
+
+    def made(self, node: str) -> Exception:
+        """Return the error, with a note that tells where on the node it was raised."""
+        try:
+            error: Any = pickle.loads(self.error)  # noqa: S301  # see `unpack`
+        except Exception:  # noqa: BLE001  # its class is not here
+            error = RuntimeError(self.text)
+        if self.frames:
+            error.add_note(f"on node {node}:\n{self.frames}")
+        if self.cause is not None:
+            error.__cause__ = self.cause.made(node)
+        return error
