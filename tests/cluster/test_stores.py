@@ -329,15 +329,18 @@ class TestFailures:
         async with opened(make_store()) as store:
             await store.take("a", 1)
             work, begun = store._write, trio.Event()
+            written: list[bool] = []
 
             def slow(*arguments: Any) -> None:
                 trio.from_thread.run_sync(begun.set)
                 time.sleep(0.1)
                 work(*arguments)
+                written.append(True)
 
             async def write(scope: trio.CancelScope) -> None:
                 with scope:
                     await store._run(slow, "a", 1, entry(1), None)
+                assert written
 
             async with trio.open_nursery() as nursery:
                 scope = trio.CancelScope()
@@ -595,6 +598,10 @@ class TestPostgres:
                 with pytest.raises(StoreError, match="has not answered within 1 s"):
                     await store.write("a", 1, entry(1))
                 assert time.monotonic() - start < 2
+                # Its thread has ended, while the server still hangs.
+                with trio.fail_after(1):
+                    async with store._one:
+                        pass
             finally:
                 for process in stopped:
                     os.kill(process, signal.SIGCONT)
