@@ -15,11 +15,9 @@ from typing import Any
 import attrs
 import pytest
 
-from trio_accel.cluster._postgres import PostgresStore
-from trio_accel.cluster._sqlite import SqliteStore
-from trio_accel.cluster._store import SqlStore
+from trio_accel.cluster import PostgresStore, SqliteStore
 
-MakeStore = Callable[..., SqlStore]
+MakeStore = Callable[..., Any]
 
 _databases = itertools.count(1)
 

@@ -13,7 +13,7 @@ import trio
 from ..actors import is_number, must, must_be_whole
 from ._errors import FencedError, StoreError
 
-__all__ = ["Entry", "Journal", "SqlStore", "Store"]
+__all__ = ["Entry", "Journal", "Store"]
 
 T = TypeVar("T")
 
