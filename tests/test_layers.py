@@ -66,6 +66,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
     # A blueprint: it sees the public names of what it is made of.
+    # A blueprint: entities of nodes are actors, with the devices of their nodes.
+    "cluster": ("actors", "backends", "backends.base", "devices"),
     "train": (
         *("actors", "backends.base", "devices"),
         *("arrays", "collectives", "nn", "programs", "weights"),
