@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,6 +12,12 @@ import trio
 
 import trio_accel as ta
 from trio_accel import cluster
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds; the caller has a deadline."""
+    while not condition():  # noqa: ASYNC110  # what changes is elsewhere
+        await trio.sleep(0.01)
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -16,6 +17,9 @@ import attrs
 import pytest
 
 from trio_accel.cluster import PostgresStore, SqliteStore
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 MakeStore = Callable[..., Any]
 

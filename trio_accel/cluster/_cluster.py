@@ -187,7 +187,7 @@ class Cluster(Router):
                 with suppress(LinkLostError):
                     while True:
                         with trio.fail_after(timeout):
-                            await link.ask(("beat",))
+                            await link.ask(("beat",), at_once=True)
                         await trio.sleep(timeout / _BEATS)
 
             async def watch() -> None:
@@ -228,7 +228,7 @@ class Cluster(Router):
             link = self._links[member]
             try:
                 with trio.fail_after(self._options.hand_off):
-                    await link.ask(("table", table))
+                    await link.ask(("table", table), at_once=True)
             except trio.TooSlowError:
                 _logger.warning("node %s has not ended its hand-off: its agent is ended", member.name)
                 await self._nodes.end(member.name)

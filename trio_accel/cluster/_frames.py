@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from ..actors._errors import describe
+
 __all__ = [
     "MOST_BYTES",
     "Failure",
@@ -118,7 +120,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, depth: int = _MOST_CAUSES) -> Failure:
         """Take an error apart; this never fails."""
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         try:
             data = pickle.dumps(error)
             pickle.loads(data)  # noqa: S301  # a class may pickle to what nobody can read

@@ -9,6 +9,7 @@ import os
 import platform
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -18,13 +19,14 @@ import trio
 from trio import socket
 
 from .._version import __version__
-from ._frames import Failure, Parts, pack, unpack
+from ._frames import MOST_BYTES, Failure, Parts, pack, unpack
 
 __all__ = ["Address", "Link", "LinkLostError", "Serve", "StreamLink", "listen", "serve_one"]
 
 Serve: TypeAlias = Callable[[Any], Awaitable[object]]
 """Serves a request of the other end."""
 
+_Frame: TypeAlias = "tuple[int, int, Parts]"
 # Number of the request, kind, number of parts, and then the bytes of each.
 _HEAD = struct.Struct("<QBI")
 _LENGTH = struct.Struct("<Q")
@@ -53,8 +55,12 @@ class LinkLostError(ConnectionError):
 class Link(Protocol):
     """The way to a node."""
 
-    async def ask(self, request: object) -> Any:
+    async def ask(self, request: object, *, at_once: bool = False) -> Any:
         """Have the other end serve a request.
+
+        Args:
+            request: The request.
+            at_once: Whether it goes beside the window: what keeps a cluster together waits behind no asks.
 
         Raises:
             LinkLostError: It is gone.
@@ -91,19 +97,21 @@ class Address:
         Raises:
             LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
         """
-        token, streams = os.urandom(_NONCE), list[_Stream]()
+        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
+        link = StreamLink(streams, name, window=window)
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
                     streams.append(_stream(socket.socket()))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
+            is_proved = True
         except (OSError, trio.TooSlowError, trio.EndOfChannel) as error:
-            for stream in streams:
-                stream.sock.close()
             why = str(error) or type(error).__name__
             raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
-        link = StreamLink(streams, name, window=window)
+        finally:
+            if not is_proved:
+                link.close()
         nursery.start_soon(link.run)
         return link
 
@@ -113,7 +121,13 @@ class _Stream:
     """One connection: frames of a number, a kind and parts."""
 
     sock: trio.socket.SocketType
-    lock: trio.Lock = attrs.field(factory=trio.Lock)
+
+    # One task writes, in the order of posting: a request is never behind its own cancellation.
+    posted: trio.MemorySendChannel[_Frame] = attrs.field(init=False)
+    _frames: trio.MemoryReceiveChannel[_Frame] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.posted, self._frames = trio.open_memory_channel[_Frame](math.inf)
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
         for view in map(memoryview, views):
@@ -131,18 +145,18 @@ class _Stream:
             got += count
         return view
 
-    async def send(self, number: int, kind: int, parts: Parts) -> None:
-        head = _HEAD.pack(number, kind, len(parts)) + b"".join([_LENGTH.pack(len(one)) for one in parts])
-        async with self.lock:
-            # Half a frame would be the end of the stream.
-            with trio.CancelScope(shield=True):
-                await self.write(head, *parts)
+    async def write_posted(self) -> None:
+        async for number, kind, parts in self._frames:
+            lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
+            await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
 
     async def receive(self) -> tuple[int, int, list[memoryview]]:
         number, kind, count = _HEAD.unpack(await self.read(_HEAD.size))
         if kind > _ERROR or count > _MOST_PARTS:
             raise trio.EndOfChannel
         lengths = [size for (size,) in _LENGTH.iter_unpack(await self.read(_LENGTH.size * count))]
+        if sum(lengths) > MOST_BYTES:
+            raise trio.EndOfChannel
         return number, kind, [await self.read(size) for size in lengths]
 
 
@@ -174,6 +188,7 @@ class StreamLink:
             async with trio.open_nursery() as self._nursery:
                 for stream in self._streams:
                     self._nursery.start_soon(self._read, stream)
+                    self._nursery.start_soon(self._write, stream)
                 await self._lost.wait()
                 self._nursery.cancel_scope.cancel(reason="the other end is gone")
         finally:
@@ -191,20 +206,20 @@ class StreamLink:
         for event in self._replies.values():
             event.set()
 
-    async def ask(self, request: object) -> Any:
+    async def ask(self, request: object, *, at_once: bool = False) -> Any:
         """See `Link`."""
         parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
-        async with self._window:
+        stream = self._stream(parts)
+        async with nullcontext() if at_once else self._window:
             if self._lost.is_set():
                 raise LinkLostError(f"node {self._name} is gone", is_begun=False)
             number = next(self._numbers)
             replied = self._replies[number] = trio.Event()
             try:
-                self._post(number, _ASK, parts)
+                stream.posted.send_nowait((number, _ASK, parts))
                 await replied.wait()
             except trio.Cancelled:
-                # A task of the link's tells it: this one is to go.
-                self._post(number, _CANCEL, [])
+                stream.posted.send_nowait((number, _CANCEL, []))
                 raise
             finally:
                 del self._replies[number]
@@ -213,14 +228,12 @@ class StreamLink:
             raise LinkLostError(f"node {self._name} was lost with this request in flight", is_begun=True)
         return found.unwrap()
 
-    def _post(self, number: int, kind: int, parts: Parts) -> None:
-        if not self._lost.is_set() and self._nursery is not None:
-            self._nursery.start_soon(self._send, number, kind, parts)
+    def _stream(self, parts: Parts) -> _Stream:
+        return self._streams[sum(map(len, parts)) > _LARGE]
 
-    async def _send(self, number: int, kind: int, parts: Parts) -> None:
-        is_large = sum(map(len, parts)) > _LARGE
+    async def _write(self, stream: _Stream) -> None:
         try:
-            await self._streams[is_large].send(number, kind, parts)
+            await stream.write_posted()
         except (OSError, trio.ClosedResourceError):
             self._lost.set()
 
@@ -234,7 +247,8 @@ class StreamLink:
     def _take(self, number: int, kind: int, parts: list[memoryview]) -> None:
         if kind == _ASK:
             assert self._nursery is not None  # its task reads this
-            self._nursery.start_soon(self._answer, number, parts)
+            scope = self._scopes[number] = trio.CancelScope()
+            self._nursery.start_soon(self._answer, number, parts, scope)
         elif kind == _CANCEL:
             if number in self._scopes:
                 self._scopes[number].cancel(reason="the asker was cancelled")
@@ -245,20 +259,19 @@ class StreamLink:
     def _outcome(self, kind: int, parts: list[memoryview]) -> outcome.Outcome[Any]:
         try:
             value = unpack(parts)
+            return outcome.Value(value) if kind == _VALUE else outcome.Error(value.made(self._name))
         except Exception as error:  # noqa: BLE001  # it ends that request alone
             return outcome.Error(error)
-        return outcome.Value(value) if kind == _VALUE else outcome.Error(value.made(self._name))
 
-    async def _answer(self, number: int, parts: list[memoryview]) -> None:
-        with trio.CancelScope() as scope:
-            self._scopes[number] = scope
+    async def _answer(self, number: int, parts: list[memoryview], scope: trio.CancelScope) -> None:
+        with scope:
             try:
                 kind, reply = _VALUE, await serve_one(self._serve, parts, scope)
             except Exception as error:  # noqa: BLE001  # the asker gets it
                 kind, reply = _ERROR, pack(Failure.of(error))
             finally:
-                del self._scopes[number]
-            await self._send(number, kind, reply)
+                self._scopes.pop(number, None)
+            self._stream(reply).posted.send_nowait((number, kind, reply))
 
 
 async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) -> Parts:
@@ -285,12 +298,14 @@ async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) 
                 nursery.start_soon(greet, connection)
 
     async def greet(connection: trio.socket.SocketType) -> None:
-        stream = _stream(connection)
+        stream, token = _stream(connection), b""
         try:
-            with trio.fail_after(_PROOF):
+            with suppress(OSError, trio.TooSlowError, trio.EndOfChannel), trio.fail_after(_PROOF):
                 token = await _prove(stream, secret, is_asked=True)
-        except (OSError, trio.TooSlowError, trio.EndOfChannel):
-            connection.close()
+        finally:
+            if not token:
+                connection.close()
+        if not token:
             return
         other = halves.pop(token, None)
         if other is None:
