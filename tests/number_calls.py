@@ -624,7 +624,6 @@ CALLS: dict[str, Use] = {
         at, lambda recorder: recorder.histogram("a", "b", bounds=[given["bounds"]])
     ),
     "telemetry.record": lambda at, given: entered_now(T.record(at.system, **given)),
-    "telemetry.watch_gpus": lambda at, given: entered(T.watch_gpus(**given)),
     "testing.inject_fault": failed_once,
     "ManualCompletion.release": lambda at, given: held(at, "release", **given),
     "ManualCompletion.wait_held": lambda at, given: held(at, "wait_held", **given),
@@ -691,11 +690,10 @@ _REASONS: dict[str, str] = {
         "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
-        "telemetry.DeviceRow telemetry.FailureRow telemetry.GpuProcess "
-        "telemetry.GpuReading telemetry.GpuWatch telemetry.Histogram telemetry.LibraryRow "
+        "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.LibraryRow "
         "telemetry.OperationRow "
         "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
-        "telemetry.XidEvent weights.TensorInfo"
+        "weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (
         "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan "

@@ -13,7 +13,6 @@ PACKAGE = Path(trio_accel.__file__).parent
 SHOWN = {
     "telemetry/_tally.py",
     "telemetry/_recorder.py",
-    "telemetry/_gpus.py",
     "telemetry/_traces.py",
     "cli/_top_draw.py",
     # The age of files that killed writers have left.

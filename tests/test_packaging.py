@@ -36,7 +36,6 @@ EXTRAS = {
     "generate",
     "lint",
     "metrics",
-    "nvml",
     "nvtx",
     "plot",
     "test",

@@ -215,47 +215,6 @@ async def test_a_policy_of_your_own(system: ta.System) -> None:
             group.place()
 
 
-@attrs.define
-class Reading:
-    uuid: str | None
-    utilization: int | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-
-
-@attrs.define
-class Watch:
-    latest: list[Reading]
-
-
-@CPU
-async def test_readings_of_gpus_count_what_others_do(
-    system: ta.System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (info,) = CpuBackend().list_devices()
-    gpus = tuple(attrs.evolve(info, index=index, uuid=f"GPU-{index}") for index in range(3))
-
-    def list_all(self: CpuBackend) -> tuple[ta.DeviceInfo, ...]:
-        return gpus
-
-    monkeypatch.setattr(CpuBackend, "list_devices", list_all)
-    watch = Watch([Reading("gpu-0", 80), Reading("GPU-1", 30), Reading(None, 99), Reading("GPU-7", 99)])
-    async with system.open_devices("cpu", readings=watch) as group:
-        assert [load.utilization for load in group.loads()] == [80, 30, None]
-        # One without a reading counts as idle.
-        assert numbers(group, [group.place() for _ in range(2)]) == [2, 2]
-        watch.latest = [
-            Reading("GPU-0", 50),
-            Reading("GPU-1", 50, 900, 1000),
-            Reading("GPU-2", 50, 950, 1000),
-        ]
-        assert [load.free for load in group.loads()] == [info.total_memory, 100, 50]
-        assert numbers(group, [group.place() for _ in range(2)]) == [0, 0]
-        assert numbers(group, [group.place(memory=60, exclude=group.devices[:1])]) == [1]
-        watch.latest = []
-        assert [load.utilization for load in group.loads()] == [None] * 3
-
-
 async def test_a_device_without_a_context_is_left_out_while_another_has_one(
     system: ta.System, isolation: Isolation
 ) -> None:
@@ -447,7 +406,6 @@ async def test_bad_input(system: ta.System) -> None:
     for arguments, match in (
         ({"options": bad[0]}, "options must be DeviceOptions, got 5"),
         ({"policy": bad[0]}, "policy must be a function of loads, got 5"),
-        ({"readings": bad[0]}, "readings must be what watch_gpus yields, got 5"),
     ):
         with pytest.raises(TypeError, match=f"open_devices: {match}"):
             async with system.open_devices(BACKEND, **arguments):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -351,7 +352,7 @@ async def test_a_port_that_is_taken(system: ta.System) -> None:
     "bad",
     [
         *({"port": port} for port in (-1, 70000, "80", 80.5, True)),
-        *({"interval": interval} for interval in (0.0, float("nan"), "1")),
+        *({"interval": interval} for interval in (0.0, 0.09, 61, math.nan, math.inf, "1", True, None)),
     ],
 )
 async def test_what_is_out_of_range(system: ta.System, bad: dict[str, Any]) -> None:

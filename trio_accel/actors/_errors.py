@@ -12,15 +12,9 @@ from traceback import format_tb
 from typing import TYPE_CHECKING, ClassVar, cast
 
 __all__ = [
-    "ActorError",
-    "ActorFailedError",
-    "ActorRestartingError",
-    "ActorStoppedError",
-    "AskCycleError",
-    "MailboxFullError",
-    "NotExecutedError",
-    "describe",
-]
+    "ActorError", "ActorFailedError", "ActorRestartingError", "ActorStoppedError", "AskCycleError",
+    "MailboxFullError", "NotExecutedError", "describe",
+]  # fmt: skip
 
 
 class NotExecutedError(Exception):

@@ -18,28 +18,10 @@ import attrs
 from ._errors import leaves
 
 __all__ = [
-    "Backoff",
-    "Directive",
-    "Intensity",
-    "MailboxOptions",
-    "Overflow",
-    "Policy",
-    "Restart",
-    "Strategy",
-    "SystemOptions",
-    "Validator",
-    "arguments_of",
-    "bind_arguments",
-    "binder",
-    "is_number",
-    "must",
-    "must_be_whole",
-    "named_arguments",
-    "named_options",
-    "nearest",
-    "signed_like",
-    "unknown_option",
-]
+    "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
+    "SystemOptions", "Validator", "arguments_of", "bind_arguments", "binder", "is_number", "must",
+    "must_be_whole", "named_arguments", "named_options", "nearest", "signed_like", "unknown_option",
+]  # fmt: skip
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -14,16 +14,9 @@ from typing import cast
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
-    "candidates",
-    "describe",
-    "driver_checks",
-    "list_devices",
-    "members",
-    "register",
-    "resolve",
-    "resolve_for_worker",
-    "topology",
-]
+    "candidates", "describe", "driver_checks", "list_devices", "members", "register", "resolve",
+    "resolve_for_worker", "topology",
+]  # fmt: skip
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -63,9 +56,8 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 def topology() -> Topology:
     """Find which devices of the machine reach one another, and by what. Blocks; opens no device.
 
-    On CUDA the driver tells, in a process of its own. With the extra ``nvml`` NVIDIA's management library
-    tells besides how many NVLinks or lanes there are, and where ways by PCIe meet. Without it, a link counts
-    as NVLink where the driver has native atomics over it, which NVIDIA's GPUs have over NVLink alone.
+    On CUDA the driver tells, in a process of its own. A link counts as NVLink where the driver has native
+    atomics over it, which NVIDIA's GPUs have over NVLink alone.
     """
     return Topology.of(list_devices(), [link for name in _BACKENDS for link in _load(name).links()])
 

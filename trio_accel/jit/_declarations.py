@@ -27,20 +27,9 @@ from ..backends.base.contract.ops import (
 )
 
 __all__ = [
-    "CompileOptions",
-    "Parameter",
-    "TensorMap",
-    "cdiv",
-    "cubin",
-    "fatbin",
-    "ltoir",
-    "ptx",
-    "reads",
-    "scalar",
-    "source",
-    "updates",
-    "writes",
-]
+    "CompileOptions", "Parameter", "TensorMap", "cdiv", "cubin", "fatbin", "ltoir", "ptx", "reads", "scalar",
+    "source", "updates", "writes",
+]  # fmt: skip
 
 Code: TypeAlias = "str | KernelCode"
 """Code of a kernel: CUDA C++ as a text, or what `source`, `ptx`, `cubin`, `fatbin` or `ltoir` made."""

@@ -15,14 +15,8 @@ from ._checks import ModelOutputError, called, must_be_number, must_be_one_of
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = [
-    "Cascade",
-    "CascadeAnswer",
-    "CascadeStatistics",
-    "NoAnswerError",
-    "Passed",
-    "Stage",
-    "StageStatistics",
-]
+    "Cascade", "CascadeAnswer", "CascadeStatistics", "NoAnswerError", "Passed", "Stage", "StageStatistics",
+]  # fmt: skip
 
 Unsure: TypeAlias = Literal["last", "best", "raise"]
 

@@ -25,15 +25,9 @@ from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
 from ._waiting import Waiting, WaitingStatistics, spread_of_waits
 
 __all__ = [
-    "ContinuousBatcher",
-    "ContinuousStatistics",
-    "Last",
-    "PartStream",
-    "RunningSequence",
-    "StepResult",
-    "Streamed",
-    "open_parts",
-]
+    "ContinuousBatcher", "ContinuousStatistics", "Last", "PartStream", "RunningSequence", "StepResult",
+    "Streamed", "open_parts",
+]  # fmt: skip
 
 _logger = logging.getLogger("trio_accel.patterns")
 

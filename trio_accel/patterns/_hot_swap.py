@@ -17,16 +17,9 @@ from ._checks import called, must_be_positive
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [
-    "Deployment",
-    "HotSwap",
-    "HotSwapStatistics",
-    "ModelRetiredError",
-    "Opening",
-    "Probe",
-    "Swap",
-    "SwapFailedError",
-    "Swapped",
-]
+    "Deployment", "HotSwap", "HotSwapStatistics", "ModelRetiredError", "Opening", "Probe", "Swap",
+    "SwapFailedError", "Swapped",
+]  # fmt: skip
 
 _logger = logging.getLogger("trio_accel.patterns")
 

@@ -25,18 +25,9 @@ from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_po
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
-    "CircuitBreaker",
-    "CircuitOpenError",
-    "CircuitState",
-    "Deadline",
-    "RateLimit",
-    "RateLimitError",
-    "RetryBudget",
-    "RetryPolicy",
-    "is_failure",
-    "retry",
-    "was_never_executed",
-]
+    "CircuitBreaker", "CircuitOpenError", "CircuitState", "Deadline", "RateLimit", "RateLimitError",
+    "RetryBudget", "RetryPolicy", "is_failure", "retry", "was_never_executed",
+]  # fmt: skip
 
 StateT = TypeVar("StateT")
 

@@ -38,20 +38,9 @@ from ._servants import (
 )
 
 __all__ = [
-    "ByKey",
-    "ByLoad",
-    "Hedge",
-    "Key",
-    "NoReplicaError",
-    "Pool",
-    "Replica",
-    "ReplicaPool",
-    "ReplicaPoolStatistics",
-    "ReplicaStatistics",
-    "Router",
-    "RouterStatistics",
-    "Routing",
-]
+    "ByKey", "ByLoad", "Hedge", "Key", "NoReplicaError", "Pool", "Replica", "ReplicaPool",
+    "ReplicaPoolStatistics", "ReplicaStatistics", "Router", "RouterStatistics", "Routing",
+]  # fmt: skip
 
 
 class NoReplicaError(ActorStoppedError):

@@ -38,16 +38,9 @@ from ..actors import (
 from ._checks import must_be_count
 
 __all__ = [
-    "Call",
-    "CallStatistics",
-    "GetStatistics",
-    "Model",
-    "ResultStream",
-    "Servant",
-    "TaskServant",
-    "as_callable",
-    "open_results",
-]
+    "Call", "CallStatistics", "GetStatistics", "Model", "ResultStream", "Servant", "TaskServant",
+    "as_callable", "open_results",
+]  # fmt: skip
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

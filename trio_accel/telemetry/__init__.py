@@ -2,7 +2,6 @@
 
 from .._names import export as _export
 from ._dashboard import *
-from ._gpus import *
 from ._metrics import *
 from ._opentelemetry import *
 from ._recorder import *

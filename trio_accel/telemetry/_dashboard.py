@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, describe
+from ..actors import Actor, ActorContext, Event, System, describe, is_number
 from ..backends.base import NotSupportedError
 from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
-from ._snapshot import SHORTEST_SECONDS, SystemSnapshot, check_interval
+from ._snapshot import SystemSnapshot
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -30,6 +30,7 @@ __all__ = ["Dashboard", "open_dashboard"]
 
 _logger = logging.getLogger("trio_accel.telemetry.dashboard")
 
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
 _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
 _HOSTS = [_HOST, "localhost"]
@@ -104,7 +105,11 @@ async def open_dashboard(
     check_system("open_dashboard", system)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
-    check_interval(interval)
+    if not is_number(interval, _SHORTEST_SECONDS, _LONGEST_SECONDS):
+        raise ValueError(
+            f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
+            f"got {str(interval)[:40]}"
+        )
     try:
         serve = _server()
     except ImportError as error:
@@ -247,7 +252,7 @@ class _Feed:
         if trio.current_time() >= self._due:
             began = perf_counter()
             self._text = _for_page(self._recorder.snapshot(), shows_errors=self._shows_errors)
-            pause = max(SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
+            pause = max(_SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
             self._due = trio.current_time() + pause
         return self._text
 

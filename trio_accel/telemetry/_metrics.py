@@ -13,7 +13,6 @@ import attrs
 from ..actors import Reading
 from ..backends.base.kit.modules import import_extra
 from ..devices import CacheStatistics
-from ._gpus import GpuWatch
 from ._recorder import Recorder
 from ._snapshot import ActorRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot
 from ._tally import OTHER_ACTORS
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 
-__all__ = ["exposition", "prometheus", "prometheus_gpus"]
+__all__ = ["exposition", "prometheus"]
 
 # Actors that are told apart; the number of metrics that a program exports has to be bounded.
 _MOST_ACTORS = 1000
@@ -236,53 +235,19 @@ def prometheus(recorder: Recorder) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    return _collector(lambda: families(recorder.snapshot()))
+    # Its base is only there with the extra.
+    import_extra("prometheus_client", "metrics")
+    from prometheus_client.registry import Collector
 
+    class MetricsCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return map(_metric, families(recorder.snapshot()))
 
-def prometheus_gpus(watch: GpuWatch) -> Collector:
-    """Make a collector of `prometheus-client` for GPUs, to be registered. Needs the extra ``metrics``.
+        def describe(self) -> list[Metric]:
+            # Nothing is asked when it is registered: the system may be another thread's.
+            return []
 
-    It has the last readings of `watch_gpus`, and waits for no new ones. Values that are None in a reading are
-    left out. The label ``gpu`` is the UUID, or the number where the UUID is not known.
-
-    Args:
-        watch: The watch.
-
-    Raises:
-        NotSupportedError: `prometheus-client` is not installed.
-    """
-    return _collector(lambda: _gpus(watch))
-
-
-def _gpus(watch: GpuWatch) -> Iterator[Family]:
-    readings = watch.latest
-    age: list[Labelled] = [({}, watch.age)]
-    yield Family(
-        name="gpu_age", unit="seconds", kind="gauge", help="Seconds since GPUs were read.", samples=age
-    )
-    for name, unit, text in _OF_GPUS:
-        known: list[Labelled] = [
-            ({"gpu": one.uuid or str(one.index)}, value)
-            for one in readings
-            if (value := one.error is None if name == "up" else getattr(one, name)) is not None
-        ]
-        kind = "counter" if name.startswith("ecc") else "gauge"
-        yield Family(name=f"gpu_{name}", unit=unit, kind=kind, help=text, samples=known)
-
-
-# Attribute of a reading, unit and meaning.
-_OF_GPUS = (
-    ("up", "", "1 if a GPU answers, 0 if it does not."),
-    ("memory_used", "bytes", "Memory that is taken, by all processes."),
-    ("memory_total", "bytes", "Memory that there is."),
-    ("utilization", "percent", "Time in which a kernel ran."),
-    ("memory_utilization", "percent", "Time in which memory was read or written."),
-    ("power", "watts", "Power that is drawn."),
-    ("power_limit", "watts", "Power that may be drawn."),
-    ("temperature", "celsius", "Temperature."),
-    ("ecc_corrected", "", "Errors of memory that were corrected, since the driver was loaded."),
-    ("ecc_uncorrected", "", "Errors of memory that were not, since the driver was loaded."),
-)
+    return MetricsCollector()
 
 
 def exposition(recorder: Recorder) -> str:
@@ -300,22 +265,6 @@ def exposition(recorder: Recorder) -> str:
     registry = CollectorRegistry()
     registry.register(collector)
     return generate_latest(registry).decode()
-
-
-def _collector(read: Callable[[], Iterable[Family]]) -> Collector:
-    # Its base is only there with the extra.
-    import_extra("prometheus_client", "metrics")
-    from prometheus_client.registry import Collector
-
-    class MetricsCollector(Collector):
-        def collect(self) -> Iterator[Metric]:
-            return map(_metric, read())
-
-        def describe(self) -> list[Metric]:
-            # Nothing is asked when it is registered: the system may be another thread's.
-            return []
-
-    return MetricsCollector()
 
 
 def _metric(family: Family) -> Metric:

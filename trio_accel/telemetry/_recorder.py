@@ -257,9 +257,8 @@ class Recorder:
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
 
-        It is shown in metrics under its own name, with the label ``system``, on the dashboard, and by
-        the dashboard. The same name gives the same counter. It costs 1 µs to count. Its methods are for
-        the Trio thread.
+        It is shown on the dashboard, and in metrics under its own name, with the label ``system``. The same
+        name gives the same counter. It costs 1 µs to count. Its methods are for the Trio thread.
 
         Args:
             name: Letters, digits and ``_``; the unit last, as in ``"audio_seconds"``. In metrics, ``_total``

@@ -7,22 +7,14 @@ from itertools import accumulate
 
 import attrs
 
-from ..actors import ActorFigures, Reading, is_number
+from ..actors import ActorFigures, Reading
 from ..backends.base import MemoryStatistics
 from ..devices import LibraryStatistics
 
 __all__ = [
-    "ActorMemoryRow",
-    "ActorRow",
-    "DeviceRow",
-    "FailureRow",
-    "Histogram",
-    "LibraryRow",
-    "OperationRow",
+    "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "LibraryRow", "OperationRow",
     "SystemSnapshot",
-]
-
-SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
+]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -278,17 +270,3 @@ class SystemSnapshot:
 def _members(one: attrs.AttrsInstance) -> dict[str, object]:
     """Convert a row to JSON's types."""
     return {field.name: getattr(one, field.name) for field in attrs.fields(type(one))}
-
-
-def check_interval(interval: object) -> float:
-    """Return the seconds between two snapshots.
-
-    Raises:
-        ValueError: They are no number from 0.1 to 60.
-    """
-    if not is_number(interval, SHORTEST_SECONDS, _LONGEST_SECONDS):
-        raise ValueError(
-            f"interval must be a number of seconds from {SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
-            f"got {str(interval)[:40]}"
-        )
-    return float(interval)

@@ -1,19 +1,18 @@
 """The check that nothing is left behind: a count of all resources, before and after.
 
-Children, descriptors and shared memory are seen on Linux only.
+Children and chunks are seen on Linux only. Descriptors and shared memory of others are not looked at.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast
 
@@ -29,7 +28,7 @@ __all__ = ["Leak", "LeakError", "LeakKind", "leak_check"]
 
 ItemT = TypeVar("ItemT")
 
-LeakKind = Literal["device", "array", "memory", "chunk", "descriptor", "shared memory", "thread", "process"]
+LeakKind = Literal["device", "array", "memory", "chunk", "thread", "process"]
 
 # Seconds for resources that end by themselves, such as a worker that was killed.
 _SETTLE = 2.0
@@ -40,18 +39,9 @@ _LAUNCHER = "_launcher_process.py"
 _WORKER = "worker"
 _TEMPLATE = b"accel template\n"
 _LAUNCHER_CLASS = "LauncherSupervisor"
-# Memory of isolated devices on the CPU backend, and host arrays.
-_CHUNK = "/memfd:trio_accel"
-_PAGE = "/memfd:trio_accel page"
-# Compiled expressions stay loaded.
-_CODE = "/memfd:accel code"
-# The application has these of a worker, and of a launcher, which Trio watches, too.
-_OF_WORKER = ("socket", "anon_inode:[pidfd]", _PAGE)
-_OF_LAUNCHER = ("socket", "anon_inode:[pidfd]", "anon_inode:[pidfd]")
+# Memory of isolated devices on the CPU backend, and host arrays, as it is mapped.
+_CHUNK = "/memfd:trio_accel (deleted)"
 _PROC = Path("/proc")
-_SHARED = ("/memfd:", "/dev/shm/")  # noqa: S108  # where shared memory shows, no file that is made
-_GONE = " (deleted)"
-_INODE = re.compile(r":\[\d+\]")
 
 
 @attrs.frozen
@@ -60,8 +50,8 @@ class Leak:
 
     Attributes:
         kind: ``"device"``, one that is open; ``"array"``, a reference to one; ``"memory"``, blocks of a
-            device; ``"chunk"``, shared memory that was made for an isolated device; ``"shared memory"``
-            of another kind; ``"descriptor"``; ``"thread"``; ``"process"``.
+            device; ``"chunk"``, shared memory that was made for an isolated device and is mapped;
+            ``"thread"``; ``"process"``.
         what: Which one, with all that is known of it.
     """
 
@@ -95,7 +85,7 @@ class Census:
         devices: The devices that were open.
         arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
-        things: Threads, processes, descriptors and shared memory.
+        things: Threads, processes and chunks.
         workers: How many worker processes belong to open devices.
         launchers: How many launchers of them belong to open systems.
     """
@@ -133,7 +123,7 @@ class Census:
                 if not ref.block.is_released and belongs(opened(ref.device))
             },
             memory=memory or {},
-            things=(*_threads(devices), *_processes(), *_opened(devices)),
+            things=(*_threads(devices), *_processes(), *_chunks(devices)),
             workers=sum(1 + device.options.spares for device in devices if device.isolation == "process"),
             launchers=sum(one.actor_class == _LAUNCHER_CLASS for one in top),
         )
@@ -143,7 +133,7 @@ class Census:
         arrays = [Leak("array", what) for block, what in self.arrays.items() if block not in before.arrays]
         left = [Leak("device", f"{device.path} is open") for device in self.devices - before.devices]
         if left:
-            # That explains its memory, threads, descriptors and processes.
+            # That explains its memory, threads and processes.
             return left + arrays
         return [*arrays, *self._memory_since(before), *self._things_since(before)]
 
@@ -158,8 +148,6 @@ class Census:
     def _things_since(self, before: Census) -> Iterator[Leak]:
         may_be = Counter(thing.group for thing in before.things)
         # Open devices and systems may have started processes since, or replaced them: so these are counted.
-        may_be.update(_OF_WORKER * max(0, self.workers - may_be[_WORKER]))
-        may_be.update(_OF_LAUNCHER * max(0, self.launchers - may_be[_LAUNCHER]))
         may_be[_WORKER], may_be[_LAUNCHER] = self.workers, self.launchers
         old = {thing.key for thing in before.things}
         for group, number in Counter(thing.group for thing in self.things).items():
@@ -216,28 +204,16 @@ def _processes() -> Iterator[Thing]:
                 yield Thing(key, group, Leak("process", f"{pid} ({command or 'dead, not reaped'})"))
 
 
-def _opened(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
-    """Open descriptors, and shared memory that is mapped or open; but for those of devices."""
-    held = [descriptor for device in devices for descriptor in device.descriptors]
-    of_devices = {os.fstat(descriptor).st_ino for descriptor in held}
-    shared: dict[int, str] = {}
-    for number in _names(_PROC / "self" / "fd"):
-        # The one of the listing itself has gone.
-        with suppress(OSError):
-            target = os.readlink(_PROC / "self" / "fd" / number)
-            if target.startswith(_SHARED):
-                shared[os.fstat(int(number)).st_ino] = target.removesuffix(_GONE)
-            elif int(number) not in held:
-                kind = _INODE.sub("", target).removesuffix(_GONE)
-                yield Thing((number, target), kind, Leak("descriptor", f"{number} ({target})"))
+def _chunks(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
+    """Chunks that are mapped; but for those of open devices."""
+    inodes = {os.fstat(descriptor).st_ino for device in devices for descriptor in device.descriptors}
     for line in _content(_PROC / "self" / "maps").decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(_SHARED) and not fields[5].startswith(_CODE):
-            shared[int(fields[4])] = fields[5].removesuffix(_GONE)
-    for inode in shared.keys() - of_devices:
-        name = shared[inode]
-        kind_of_leak: LeakKind = "chunk" if name == _CHUNK else "shared memory"
-        yield Thing(("inode", inode), name, Leak(kind_of_leak, f"{name} (inode {inode})"))
+        if fields[5:] == [_CHUNK] and (inode := int(fields[4])) not in inodes:
+            # A chunk may show in several lines.
+            inodes.add(inode)
+            key = ("inode", inode)
+            yield Thing(key, _CHUNK, Leak("chunk", f"/memfd:trio_accel (inode {inode})"))
 
 
 def _everyone() -> Iterator[tuple[int, int, int]]:
@@ -284,10 +260,10 @@ class LeakError(AssertionError):
 async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
     """Fail if the body of the ``async with`` leaves more behind than there was before.
 
-    Counted are devices that are open, references to arrays, blocks and chunks of device memory,
-    descriptors, mapped shared memory, threads, and processes, those of its children included. Not
-    counted are resources of devices that stay open: the threads of their streams, their workers, the
-    launcher of those, one empty chunk each. Descriptors, shared memory and processes are seen on Linux.
+    Counted are devices that are open, references to arrays, blocks and chunks of device memory, threads,
+    and processes, those of its children included. Not counted are resources of devices that stay open: the
+    threads of their streams, their workers, the launcher of those, one empty chunk each. Chunks and processes
+    are seen on Linux.
 
     At the end the devices are synchronized, garbage is collected, and resources that end by themselves get up
     to two seconds. If the body raises, nothing is checked.

@@ -91,7 +91,7 @@ class CudaBackend(AccelBackend):
         return BackendReport(name=self.name, devices=devices, software=(driver, *software), problem=problem)
 
     def links(self) -> tuple[DeviceLink, ...]:
-        """Tell how GPUs reach one another and the processor; a child process asks the driver and NVML."""
+        """Tell how GPUs reach one another and the processor; a child process asks the driver."""
         return find_links([facts.info for facts in self._look()[0].devices])
 
     def open_device(

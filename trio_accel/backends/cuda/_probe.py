@@ -198,7 +198,7 @@ def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
 
 
 def _uuid(digits: str) -> str | None:
-    """Write a UUID as NVML and `nvidia-smi` do; None if the driver has not told it."""
+    """Write a UUID as `nvidia-smi` does; None if the driver has not told it."""
     if len(digits) != _UUID_DIGITS or not digits.strip("0"):
         return None
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -18,19 +18,10 @@ from ._bridge import LoopNotifier
 from ._port import AdaptivePort, CompletionPort, CompletionStrategy, HostCallbackPort, PolledPort, SyncPort
 
 __all__ = [
-    "AdaptiveCompletion",
-    "DeviceOptions",
-    "HostCallbackCompletion",
-    "PerActorStreams",
-    "PerLibraryStreams",
-    "PolledCompletion",
-    "Preload",
-    "SingleStream",
-    "StreamPool",
-    "StreamSource",
-    "StreamStrategy",
+    "AdaptiveCompletion", "DeviceOptions", "HostCallbackCompletion", "PerActorStreams", "PerLibraryStreams",
+    "PolledCompletion", "Preload", "SingleStream", "StreamPool", "StreamSource", "StreamStrategy",
     "SyncCompletion",
-]
+]  # fmt: skip
 
 
 def one_of(said: str, *kinds: type[object]) -> Validator:

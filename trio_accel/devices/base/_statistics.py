@@ -10,14 +10,9 @@ import attrs
 from ...backends.base import CacheCounts, MemoryStatistics
 
 __all__ = [
-    "CacheStatistics",
-    "DeviceStatistics",
-    "LaunchTimes",
-    "LibraryStatistics",
-    "ProgramCost",
-    "QueueStatistics",
-    "RecoveryCost",
-]
+    "CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "ProgramCost",
+    "QueueStatistics", "RecoveryCost",
+]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)

@@ -18,18 +18,9 @@ from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 
 __all__ = [
-    "DeviceGroup",
-    "DeviceLoad",
-    "DeviceOpening",
-    "GpuFigures",
-    "GpuReadings",
-    "Key",
-    "PlacementError",
-    "PlacementPolicy",
-    "able",
-    "by_key",
-    "by_load",
-]
+    "DeviceGroup", "DeviceLoad", "DeviceOpening", "Key", "PlacementError", "PlacementPolicy", "able",
+    "by_key", "by_load",
+]  # fmt: skip
 
 
 @attrs.define(eq=False)
@@ -132,9 +123,7 @@ class DeviceLoad:
         name: Its name in the group, such as ``"cuda:0"``; keys find it by that.
         in_flight: Operations that were handed over and are not done.
         free: Bytes that arrays may still take: its limit, and the memory of the hardware, less the arrays
-            that the system has there. With readings it is no more than the GPU itself has free.
-        utilization: Share of the last moments in which a kernel ran, in percent, by any program; None without
-            a reading.
+            that the system has there.
         turn: Number of its last placing in the group, from 1; 0 if it had none.
     """
 
@@ -142,7 +131,6 @@ class DeviceLoad:
     name: str
     in_flight: int
     free: int
-    utilization: int | None = None
     turn: int = 0
 
     @property
@@ -163,10 +151,9 @@ PlacementPolicy: TypeAlias = Callable[[Sequence[DeviceLoad]], DeviceLoad]
 def by_load(loads: Sequence[DeviceLoad]) -> DeviceLoad:
     """Choose the device with the fewest operations in flight: the policy of a group that has no other.
 
-    Equal ones are told apart by the lowest utilization, where one without a reading counts as idle. Then the
-    most free memory decides, and then the longest time since the last choice.
+    Equal ones are told apart by the most free memory, and then by the longest time since the last choice.
     """
-    return min(loads, key=lambda load: (load.in_flight, load.utilization or 0, -load.free, load.turn))
+    return min(loads, key=lambda load: (load.in_flight, -load.free, load.turn))
 
 
 @attrs.define(eq=False, slots=False)
@@ -178,39 +165,6 @@ class PlacementError(AccelError):
     """
 
     reasons: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
-
-
-class GpuFigures(Protocol):
-    """The figures that a group takes from the reading of a GPU; `GpuReading` has them."""
-
-    @property
-    def uuid(self) -> str | None:
-        """Its id in NVIDIA's tools."""
-        ...
-
-    @property
-    def utilization(self) -> int | None:
-        """Share of the last moments in which a kernel ran, in percent."""
-        ...
-
-    @property
-    def memory_used(self) -> int | None:
-        """Bytes that are taken, by all processes."""
-        ...
-
-    @property
-    def memory_total(self) -> int | None:
-        """Bytes that there are."""
-        ...
-
-
-class GpuReadings(Protocol):
-    """A source of readings of GPUs, such as what `watch_gpus` yields."""
-
-    @property
-    def latest(self) -> Sequence[GpuFigures]:
-        """The last readings."""
-        ...
 
 
 class _Home(Protocol):
@@ -296,7 +250,6 @@ class DeviceGroup:
     scope: SupervisorScope
     options: DeviceOptions
     _policy: PlacementPolicy
-    _readings: GpuReadings | None
     # The members, by their names in the group. One that has ended stays until another takes its name.
     _members: dict[str, OpenDevice] = attrs.field(factory=dict[str, OpenDevice], init=False)
     _turns: Counter[str] = attrs.field(factory=Counter[str], init=False)
@@ -380,10 +333,10 @@ class DeviceGroup:
         """Choose the device that gets the next work. Waits for nothing, and takes nothing of the device.
 
         It is the one that the policy of the group chooses among those that meet the hints: where none was
-        given, that with the fewest operations in flight, then the lowest utilization, then the most free
-        memory, then that which was not chosen for longest. A device without a context is left out as long as
-        another one that meets the hints has one; otherwise its requests wait for the next context. One that
-        was closed or given up is never chosen.
+        given, that with the fewest operations in flight, then the most free memory, then that which was not
+        chosen for longest. A device without a context is left out as long as another one that meets the
+        hints has one; otherwise its requests wait for the next context. One that was closed or given up is
+        never chosen.
 
         With a key the policy is not asked. Equal keys go to the same device, in every process and in any
         order. When that has ended, its keys move to all the others, and no other key moves. While it has no
@@ -433,21 +386,15 @@ class DeviceGroup:
         taken: Counter[str] = Counter()
         for other, nbytes in held.items():
             taken[other.name] += nbytes
-        latest = () if self._readings is None else self._readings.latest
-        readings = {one.uuid.lower(): one for one in latest if one.uuid is not None}
         for name, device in self._members.items():
             limit = device.options.memory_limit
-            free = [device.info.total_memory - taken[device.name]]
+            free = device.info.total_memory - taken[device.name]
             if limit is not None:
-                free.append(limit - held.get(device, 0))
-            reading = readings.get((device.info.uuid or "").lower())
-            if reading is not None and reading.memory_total is not None and reading.memory_used is not None:
-                free.append(reading.memory_total - reading.memory_used)
+                free = min(free, limit - held.get(device, 0))
             yield DeviceLoad(
                 device=device,
                 name=name,
                 in_flight=device.dispatch.unfinished,
-                free=max(0, min(free)),
-                utilization=None if reading is None else reading.utilization,
+                free=max(0, free),
                 turn=self._turns[name],
             )

@@ -30,19 +30,9 @@ from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
 
 __all__ = [
-    "Assign",
-    "Copy",
-    "Empty",
-    "Fill",
-    "MemoryActor",
-    "PeerCopy",
-    "PeerCopyActor",
-    "Put",
-    "PutFirst",
-    "PutPart",
-    "Stack",
-    "ToHost",
-]
+    "Assign", "Copy", "Empty", "Fill", "MemoryActor", "PeerCopy", "PeerCopyActor", "Put", "PutFirst",
+    "PutPart", "Stack", "ToHost",
+]  # fmt: skip
 
 _PIECE = 16 << 20
 _IN_FLIGHT = 3

@@ -26,7 +26,7 @@ from ..base._refusals import opens
 from ..dispatch import LeftMemory, WorkerDispatch, free_left_memory
 from ..operations._ref import Device
 from ._device import DeviceActor, OpenDevice, opened
-from ._group import DeviceGroup, DeviceOpening, GpuReadings, PlacementPolicy, by_load
+from ._group import DeviceGroup, DeviceOpening, PlacementPolicy, by_load
 
 __all__ = ["System", "open_system"]
 
@@ -146,7 +146,6 @@ class System(actors.System):
         *,
         options: DeviceOptions | None = None,
         policy: PlacementPolicy | None = None,
-        readings: GpuReadings | None = None,
         name: str = "devices",
     ) -> AsyncGenerator[DeviceGroup, None]:
         """Open several devices as one group: ``async with system.open_devices("cuda") as group``.
@@ -164,25 +163,23 @@ class System(actors.System):
                 ``TRIO_ACCEL_BACKEND`` names.
             options: How each is opened and supervised.
             policy: Chooses the device in `DeviceGroup.place`; None takes the one with the least load.
-            readings: Figures of the GPUs themselves, such as what `trio_accel.telemetry.watch_gpus` yields.
-                Then placing counts what other programs do there.
             name: Name of the group among the actors of the system.
 
         Raises:
             ValueError: There is no such backend or device, no name at all, or the name of the group is taken.
-            TypeError: No names, no options, no policy, or no readings.
+            TypeError: No names, no options, or no policy.
             NotSupportedError: A backend is not available, or does not have an option.
             RuntimeError: It is used in another thread or Trio run than the system's.
             ExceptionGroup: The error of the body.
         """
         self.check_run("open_devices")
-        _check_group(specs, options, policy, readings)
+        _check_group(specs, options, policy)
         chosen = await trio.to_thread.run_sync(_chosen, specs)
         options = options or DeviceOptions()
         for _, info in chosen:
             _check_isolation(info, options)
         async with self.open_supervisor(name) as scope:
-            group = DeviceGroup(self, scope, options, policy or by_load, readings)
+            group = DeviceGroup(self, scope, options, policy or by_load)
             refusal = await _open_all(self, group, chosen, is_each_named=not isinstance(specs, str | None))
             if refusal is None:
                 yield group  # noqa: ASYNC119  # as that of `open_system`
@@ -274,7 +271,7 @@ def _check_options(where: str, options: object) -> None:
         raise TypeError(f"{where}: options must be DeviceOptions, got {options!r}")
 
 
-def _check_group(specs: object, options: object, policy: object, readings: object) -> None:
+def _check_group(specs: object, options: object, policy: object) -> None:
     """Refuse what no group can be opened with.
 
     Raises:
@@ -291,8 +288,6 @@ def _check_group(specs: object, options: object, policy: object, readings: objec
     _check_options("open_devices", options)
     if policy is not None and not callable(policy):
         raise TypeError(f"open_devices: policy must be a function of loads, got {policy!r}")
-    if readings is not None and not hasattr(readings, "latest"):
-        raise TypeError(f"open_devices: readings must be what watch_gpus yields, got {readings!r}")
 
 
 @enable_ki_protection

@@ -19,14 +19,9 @@ from ._parse import parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
 __all__ = [
-    "REDUCTIONS",
-    "WIDER",
-    "Reduction",
-    "TypedReduction",
-    "evaluate_reduction",
-    "reduced_groups",
+    "REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "reduced_groups",
     "typed_reduction",
-]
+]  # fmt: skip
 
 ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"

@@ -22,18 +22,10 @@ from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_sour
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of, scatter_source
 
 __all__ = [
-    "MOST_BLOCKS",
-    "ROW_THREADS",
-    "ExpressionSpec",
-    "KernelSource",
-    "ReductionLaunch",
-    "elementwise_arguments",
-    "make_functions",
-    "make_kernel",
-    "plan_key",
-    "reduction_launch",
+    "MOST_BLOCKS", "ROW_THREADS", "ExpressionSpec", "KernelSource", "ReductionLaunch",
+    "elementwise_arguments", "make_functions", "make_kernel", "plan_key", "reduction_launch",
     "rows_arguments",
-]
+]  # fmt: skip
 
 # Bytes of parameters that a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
