@@ -123,3 +123,58 @@ class Account(cluster.DurableEntity):
     async def echo(self, message: Echo) -> Any:
         await trio.sleep(message.seconds)
         return message.value
+
+
+class Dice(cluster.DurableEntity):
+    """Replies what nobody can repeat."""
+
+    save_every = 3
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        pass
+
+    async def save(self) -> cluster.Saved:
+        return {}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> str:
+        return os.urandom(8).hex()
+
+
+class Ledger(cluster.DurableEntity):
+    """Keeps the ids of its messages, and arrays of several kinds."""
+
+    save_every = 2
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        self.ids: list[str] = [] if saved is None else list(saved["ids"])
+        self.weights = await self.home.device.put(np.zeros((3, 4)) if saved is None else saved["weights"])
+        self.host = np.zeros(2, np.float32) if saved is None else saved["host"]
+
+    async def save(self) -> cluster.Saved:
+        return {"ids": tuple(self.ids), "weights": self.weights, "host": self.host}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> tuple[list[str], float, float, str]:
+        assert self.home.message_id is not None
+        self.ids.append(self.home.message_id)
+        self.host = self.host + np.float32(message.x)
+        await ta.linalg.axpy(1.0, np.full((3, 4), message.x), self.weights)
+        total = float((await self.weights.to_host()).sum())
+        return self.ids, total, float(self.host.sum()), str(self.host.dtype)
+
+
+class FailingStore(cluster.SqliteStore):
+    """A store that is away while there is a file beside it."""
+
+    def _check_way(self) -> None:
+        if os.path.exists(self.path + ".away"):
+            raise cluster.StoreError("the store is away")
+
+    async def write(self, *arguments: Any) -> None:
+        self._check_way()
+        await super().write(*arguments)
+
+    async def take(self, *arguments: Any) -> Any:
+        self._check_way()
+        return await super().take(*arguments)

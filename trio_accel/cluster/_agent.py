@@ -12,6 +12,7 @@ import trio
 from ..backends import list_devices
 from ..devices import open_system
 from ._entities import Residents
+from ._errors import NotAtHomeError
 from ._link import Address, Link, listen
 from ._options import ClusterOptions
 from ._table import Member, Router
@@ -105,6 +106,8 @@ class Agent:
             epoch, *asked = given
             while self._router.epoch < epoch:
                 await self._router.wait_changed()
+            if self._is_alone():
+                raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
         self._heard = trio.current_time()
         if what == "table":
@@ -113,15 +116,16 @@ class Agent:
                 await self._residents.take(table)
         return None
 
+    def _is_alone(self) -> bool:
+        """Tell whether the program is silent: it gives the entities of this node to others then."""
+        return trio.current_time() - self._heard > self._config.options.heartbeat_timeout * 2 / 3
+
     async def _listen_for_the_program(self) -> None:
-        """End all entities when the program is silent: it gives them to other nodes then."""
-        patience = self._config.options.heartbeat_timeout * 2 / 3
         while True:
-            await trio.sleep(patience / 4)
-            if trio.current_time() - self._heard > patience:
+            await trio.sleep(self._config.options.heartbeat_timeout / 6)
+            if self._is_alone():
                 _logger.warning("node %s hears nothing of the program: its entities end", self._config.node)
                 await self._residents.end_all()
-                self._heard = trio.current_time()
 
 
 async def _close_at_end(store: Any) -> None:

@@ -125,8 +125,11 @@ class Cluster(Router):
         """
         if node not in [one.name for one in self.members]:
             raise KeyError(node)
-        await self._replace(node, None, is_lost=False)
-        await self._agents[node].stop()
+        try:
+            await self._replace(node, None, is_lost=False)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._agents[node].stop()
 
     async def watch(self) -> AsyncGenerator[Table, None]:
         """Yield the table, at once and whenever it has changed."""
@@ -166,6 +169,8 @@ class Cluster(Router):
             finally:
                 self._tried[name].set()
             why = await self._silence(link)
+            if all(one.name != name for one in self.members):
+                await trio.sleep_forever()  # its entities were handed over, and who did it ends this
             raise NodeLostError(f"node {name} {why}", node=name, epoch=self.epoch)
         except LinkLostError as error:
             raise NodeLostError(str(error), node=name, epoch=self.epoch) from error
@@ -173,7 +178,7 @@ class Cluster(Router):
             with trio.CancelScope(shield=True):
                 # The agent first, and then the table: no entity may have two homes.
                 await self._nodes.end(name)
-                if not self.is_closing and any(one.name == name for one in self.members):
+                if not self.is_closing and any(one.name == name for one in self._links):
                     await self._replace(name, None, is_lost=True)
 
     async def _silence(self, link: Link) -> str:
@@ -205,7 +210,7 @@ class Cluster(Router):
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
     ) -> None:
-        """Have a member, or no more, and tell all: those that lose entities first, then those that gain."""
+        """Have a member, or no more; those that lose entities hear of it first, then those that gain (D198)."""
         async with self._change:
             epoch = await self._next_epoch()
             members = {one.name: one for one in self.members}
@@ -229,12 +234,14 @@ class Cluster(Router):
             try:
                 with trio.fail_after(self._options.hand_off):
                     await link.ask(("table", table), at_once=True)
+                return
             except trio.TooSlowError:
                 _logger.warning("node %s has not ended its hand-off: its agent is ended", member.name)
-                await self._nodes.end(member.name)
-                link.close()
             except LinkLostError:
                 pass  # its own task tells that
+            # Whatever it still serves has another home from here on.
+            await self._nodes.end(member.name)
+            link.close()
 
         await run_together([partial(give, one) for one in members])
 

@@ -180,9 +180,14 @@ class Residents:
         await self._end([target for target in self._all if not self._is_home(target)])
 
     async def _end(self, targets: list[Target]) -> None:
+        async def end(target: Target, resident: Resident) -> None:
+            await resident.end()
+            # Not before that: the next one would serve beside it.
+            self._all.pop(target, None)
+
         async with trio.open_nursery() as nursery:
             for target in targets:
-                nursery.start_soon(self._all.pop(target).end)
+                nursery.start_soon(end, target, self._all[target])
 
     async def end_all(self) -> None:
         """End all entities; a later message starts one again."""

@@ -137,7 +137,9 @@ class Router:
     async def link(self, member: Member) -> Link:
         """Return the way to a member, which is opened at its first use."""
         if member not in self._links:
-            self._links[member] = await self._reach(member)
+            made = await self._reach(member)
+            if self._links.setdefault(member, made) is not made:
+                made.close()
         return self._links[member]
 
     async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
