@@ -16,6 +16,9 @@ from ._process import LENGTH
 
 __all__ = ["LocalNodes", "Nodes"]
 
+# More processes than these are a mistake.
+_MOST = 256
+
 
 class Nodes(Protocol):
     """What knows nodes, and starts and ends an agent on each.
@@ -44,7 +47,7 @@ class Nodes(Protocol):
 
 
 class LocalNodes:
-    """Nodes that are processes of this host: for tests, and for several agents on a machine with many devices.
+    """Nodes that are processes of this host: for tests, and for several agents on a large machine.
 
     Args:
         names: Their names, or how many.
@@ -56,9 +59,10 @@ class LocalNodes:
     is_one_host: bool = True
 
     def __init__(self, names: int | Iterable[str]) -> None:
-        given = [f"node-{number}" for number in range(names)] if isinstance(names, int) else list(names)
-        if not given or len({*given}) < len(given):
-            raise ValueError(f"LocalNodes: names must be one or more, each once, got {names!r}")
+        count = min(names, _MOST + 1) if isinstance(names, int) else 0
+        given = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
+        if not given or len({*given}) < len(given) or len(given) > _MOST:
+            raise ValueError(f"LocalNodes: names must be 1 to {_MOST}, each once, got {names!r}")
         self._names: dict[str, None] = dict.fromkeys(given)
         self._changed = trio.Event()
         self._processes: dict[str, trio.Process] = {}
