@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_MARK = "TRIO_ACCEL_RAY_TESTS"
 _NODE = {"num_cpus": 1, "object_store_memory": 200 << 20}
 NAMES = ("node-0", "node-1", "node-2")
 
@@ -21,12 +19,13 @@ class RayHost:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.mark = os.environ[_MARK] = uuid.uuid4().hex
         # Processes of Ray's find the package and the entities by it.
         os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _paths()))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         head = {"num_cpus": 0, "object_store_memory": 200 << 20, "include_dashboard": False}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        # All processes of Ray's have a file open there. Their environment is overwritten by their titles.
+        self.folder = str(self.cluster.head_node.get_session_dir_path())
         self.nodes: dict[str, Any] = {}
         for name in NAMES:
             self.add(name)
@@ -51,40 +50,40 @@ class RayHost:
         ray.shutdown()
         self.cluster.shutdown()
 
-    def left(self, seconds: float = 10.0) -> list[str]:
-        """Commands of processes that live on so many seconds after they should be gone."""
-        until = time.monotonic() + seconds
-        while (found := marked(self.mark)) and time.monotonic() < until:
-            time.sleep(0.1)
-        return found
-
 
 def _paths() -> list[Path]:
     here = Path(__file__).resolve().parent
     return [here, here.parent, here.parents[1]]
 
 
-def marked(mark: str) -> list[str]:
-    """Commands of the other processes that were started with a mark in their environment."""
+def left(folder: str, seconds: float = 60.0) -> list[str]:
+    """Processes with a file open in a folder that live on so many seconds after they should be gone."""
+    until = time.monotonic() + seconds
+    while (found := _users(folder)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
+
+
+def _users(folder: str) -> list[str]:
     found = list[str]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            is_marked = f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if is_marked and state != "Z" and folder.name != str(os.getpid()):
-            found.append(f"{folder.name} {command}")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            files = [os.readlink(file) for file in (process / "fd").iterdir()]
+            if any(file.startswith(folder) for file in files) and process.name != str(os.getpid()):
+                found.append(f"{process.name} {(process / 'cmdline').read_text()}")
     return found
 
 
 @contextmanager
 def ray_host() -> Generator[RayHost, None, None]:
     """Have a cluster; all that it has started is gone at the end."""
+    import ray
+
     host = RayHost()
     try:
+        # Its threads are there ahead of the tests, which look for what they leave.
+        ray.init(host.address, log_to_driver=False)
         yield host
     finally:
         host.end()
-    assert host.left() == []
+    assert left(host.folder) == []

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
@@ -39,9 +38,9 @@ _MOST_CALLS = 1 << 15
 class RayNodes:
     """The nodes of a Ray cluster, with an agent in an actor of Ray's on each. Needs the extra ``ray``.
 
-    A node is named as in Ray: by ``ray start --node-name``, or else by its address. Nodes that share a name
-    have a part of their ids behind it. A node without a CPU for Ray is left out, as a head with
-    ``--num-cpus=0``. An agent takes no CPU of Ray's, and ends with this program.
+    A node is named as in Ray: by ``ray start --node-name``, or else by its address. Of nodes that share a
+    name, one has an agent. A node without a CPU for Ray is left out, as a head with ``--num-cpus=0``. An agent
+    takes no CPU of Ray's, and ends with this program.
 
     Args:
         address: Where the cluster is, as for ``ray.init``. The connection stays until the program ends; a
@@ -88,9 +87,10 @@ class RayNodes:
         if not self._ray.is_initialized():
             self._ray.init(self._address)
         nodes = [one for one in self._ray.nodes() if one["Alive"] and one["Resources"].get("CPU")]
-        shared = Counter([one["NodeName"] for one in nodes])
-        suffixes = ["" if shared[one["NodeName"]] == 1 else f"-{one['NodeID'][:8]}" for one in nodes]
-        named = {one["NodeName"] + suffix: one for one, suffix in zip(nodes, suffixes, strict=True)}
+        living = {one["NodeID"] for one in nodes}
+        # A node that is back may be there ahead of the news that it was lost: it waits for its name.
+        before = {name: one for name, one in self._nodes.items() if one["NodeID"] in living}
+        named = {one["NodeName"]: one for one in nodes} | before
         return dict(sorted(named.items()))
 
     async def start(self, config: AgentConfig) -> Started:
