@@ -15,6 +15,7 @@ from ._entities import Residents
 from ._errors import NotAtHomeError
 from ._link import Address, Link, listen
 from ._options import ClusterOptions
+from ._store import opened_store
 from ._table import Member, Router
 
 __all__ = ["Agent", "AgentConfig", "Started"]
@@ -80,15 +81,12 @@ class Agent:
         async with (
             open_system(config.node) as system,
             system.open_devices(names, options=options.device) as devices,
+            opened_store(config.store),
             trio.open_nursery() as nursery,
         ):
-            store = config.store
-            if store is not None:
-                await store.open()
-                nursery.start_soon(_close_at_end, store)
             self._nursery, self._heard = nursery, trio.current_time()
             self._router = Router(self._reach)
-            self._residents = Residents(config.node, system, devices, self._router, store)
+            self._residents = Residents(config.node, system, devices, self._router, config.store)
             nursery.start_soon(self._listen_for_the_program)
             if options.idle_after is not None:
                 nursery.start_soon(self._residents.end_idle, options.idle_after)
@@ -126,11 +124,3 @@ class Agent:
             if self._is_alone():
                 _logger.warning("node %s hears nothing of the program: its entities end", self._config.node)
                 await self._residents.end_all()
-
-
-async def _close_at_end(store: Any) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        with trio.CancelScope(shield=True):
-            await store.aclose()

@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from ._errors import NodeLostError, StoreError
 from ._link import Link, LinkLostError
 from ._nodes import Nodes
 from ._options import ClusterOptions
-from ._store import Store
+from ._store import Store, opened_store
 from ._table import EntityRef, Member, Router, Table
 
 __all__ = ["Cluster", "open_cluster", "open_entities"]
@@ -63,26 +63,20 @@ async def open_cluster(
     if store is not None and not (store.is_shared or nodes.is_one_host):
         raise ValueError("open_cluster: this store is for one host, and the nodes are on several")
     options = options or ClusterOptions()
-    if store is not None:
-        await store.open()
-    try:
-        async with (
-            system.open_supervisor("nodes", intensity=options.intensity) as supervisor,
-            trio.open_nursery() as nursery,
-        ):
-            cluster = Cluster(nodes, store, options)
-            first = trio.Event()
-            nursery.start_soon(cluster.follow, supervisor, first)
-            await first.wait()
-            try:
-                yield cluster
-            finally:
-                cluster.is_closing = True
-                nursery.cancel_scope.cancel(reason="the cluster is closed")
-    finally:
-        if store is not None:
-            with trio.CancelScope(shield=True):
-                await store.aclose()
+    async with (
+        opened_store(store),
+        system.open_supervisor("nodes", intensity=options.intensity) as supervisor,
+        trio.open_nursery() as nursery,
+    ):
+        cluster = Cluster(nodes, store, options)
+        first = trio.Event()
+        nursery.start_soon(cluster.follow, supervisor, first)
+        await first.wait()
+        try:
+            yield cluster
+        finally:
+            cluster.is_closing = True
+            nursery.cancel_scope.cancel(reason="the cluster is closed")
 
 
 class Cluster(Router):
@@ -123,13 +117,14 @@ class Cluster(Router):
         Raises:
             KeyError: There is no such member.
         """
-        if node not in [one.name for one in self.members]:
+        agent = self._agents.get(node)
+        if agent is None or node not in [one.name for one in self.members]:
             raise KeyError(node)
         try:
             await self._replace(node, None, is_lost=False)
         finally:
             with trio.CancelScope(shield=True):
-                await self._agents[node].stop()
+                await agent.stop()
 
     async def watch(self) -> AsyncGenerator[Table, None]:
         """Yield the table, at once and whenever it has changed."""
@@ -184,33 +179,21 @@ class Cluster(Router):
     async def _silence(self, link: Link) -> str:
         """Wait until an agent is gone or silent; returns what has happened."""
         timeout = self._options.heartbeat_timeout
-        async with trio.open_nursery() as nursery:
-            why = ""
-
-            async def listen() -> None:
-                nonlocal why
-                with suppress(LinkLostError):
-                    while True:
-                        with trio.fail_after(timeout):
-                            await link.ask(("beat",), at_once=True)
-                        await trio.sleep(timeout / _BEATS)
-
-            async def watch() -> None:
-                await link.wait_lost()
-                nursery.cancel_scope.cancel(reason="the agent is gone")
-
-            nursery.start_soon(watch)
+        while True:
             try:
-                await listen()
+                with trio.fail_after(timeout):
+                    await link.ask(("beat",), at_once=True)
             except trio.TooSlowError:
-                why = f"gave no sign of life for {timeout:g} s and was ended"
-            nursery.cancel_scope.cancel(reason="the agent is silent")
-        return why or "has lost its agent"
+                return f"gave no sign of life for {timeout:g} s and was ended"
+            except LinkLostError:
+                return "has lost its agent"
+            with trio.move_on_after(timeout / _BEATS):
+                await link.wait_lost()
 
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
     ) -> None:
-        """Have a member, or no more; those that lose entities hear of it first, then those that gain (D198)."""
+        """Have a member, or no more: those that lose entities are told first, then all others (D198)."""
         async with self._change:
             epoch = await self._next_epoch()
             members = {one.name: one for one in self.members}
@@ -296,16 +279,12 @@ async def open_entities(
 
     router = Router(reach)
     residents = Residents("here", system, devices, router, store)
-    epoch = 1
-    if store is not None:
-        await store.open()
-        epoch = await store.next_epoch()
-    try:
-        names = tuple([device.info.name for device in devices])
+    names = tuple([device.info.name for device in devices])
+    async with opened_store(store):
+        epoch = 1 if store is None else await store.next_epoch()
         router.update(Table(epoch, (Member("here", names, epoch, None),)))
-        yield router
-    finally:
-        with trio.CancelScope(shield=True):
-            await residents.end_all()
-            if store is not None:
-                await store.aclose()
+        try:
+            yield router
+        finally:
+            with trio.CancelScope(shield=True):
+                await residents.end_all()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -111,6 +111,19 @@ class Store(Protocol):
             StoreError: The store cannot be reached, has failed, or has the number or the id already. The
                 message may have been kept, and `take` tells.
         """
+
+
+@asynccontextmanager
+async def opened_store(store: Store | None) -> AsyncGenerator[None, None]:
+    """Have a store open for the block, if there is one."""
+    if store is not None:
+        await store.open()
+    try:
+        yield
+    finally:
+        if store is not None:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
 
 
 @attrs.define(kw_only=True, eq=False)
