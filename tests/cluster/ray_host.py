@@ -56,10 +56,10 @@ def _paths() -> list[Path]:
     return [here, here.parent, here.parents[1]]
 
 
-def left(folder: str, seconds: float = 60.0) -> list[str]:
+def left(folder: str, seconds: float = 60.0, of: str = "") -> list[str]:
     """Processes with a file open in a folder that live on so many seconds after they should be gone."""
     until = time.monotonic() + seconds
-    while (found := _users(folder)) and time.monotonic() < until:
+    while (found := [one for one in _users(folder) if of in one]) and time.monotonic() < until:
         time.sleep(0.2)
     return found
 

@@ -185,8 +185,8 @@ async def test_totals_are_exact_under_kills(
                     await until(lambda name=name: name not in names(made))
                     host.add(name)
                 else:
-                    [key, *_] = [key for key in KEYS if f"on {name}" in repr(made.entity(Account, key))]
-                    os.kill((await made.entity(Account, key).ask(Where()))[1], signal.SIGKILL)
+                    # An account would have the process in its journal, and not reply the same again.
+                    os.kill((await made.replicas(Counter)[name].ask(Where()))[1], signal.SIGKILL)
                     await until(lambda name=name: name not in names(made))
                 await until(lambda: names(made) == NAMES)
             is_over = True
@@ -226,7 +226,8 @@ def test_without_its_head_a_program_ends(transport: str) -> None:
     folder, *lines = done.stdout.splitlines()
     assert "killed" in lines
     assert done.returncode != 0, done.stdout
-    assert left(folder) == []
+    # Some of Ray's own processes wait two minutes for their head.
+    assert left(folder, of="RayAgent") == []
 
 
 async def test_a_store_for_one_host_is_refused(host: RayHost, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class RayNodes:
     """The nodes of a Ray cluster, with an agent in an actor of Ray's on each. Needs the extra ``ray``.
 
     A node is named as in Ray: by ``ray start --node-name``, or else by its address. Of nodes that share a
-    name, one has an agent. A node without a CPU for Ray is left out, as a head with ``--num-cpus=0``. An agent
-    takes no CPU of Ray's, and ends with this program.
+    name, one has an agent. A node without a CPU for Ray is left out, as a head with ``--num-cpus=0``. An
+    agent takes no CPU of Ray's, and ends with this program.
 
     Args:
         address: Where the cluster is, as for ``ray.init``. The connection stays until the program ends; a
@@ -251,7 +251,11 @@ class RayAgent:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
-            await self._agent.run(lambda *told: self._started.set_result(Started(*told, os.getpid())))
+
+            def tell(address: Address, devices: tuple[str, ...]) -> None:
+                self._started.set_result(Started(address, devices, os.getpid()))
+
+            await self._agent.run(tell)
 
     async def wait(self) -> None:
         """Never return: the call fails when the actor is gone."""
