@@ -100,7 +100,10 @@ async def _told(ref: Any, entities: Any) -> float:
 def _nodes(transport: str, *address: str) -> cluster.Nodes:
     if transport == "local":
         return cluster.LocalNodes(3)
-    return cluster.RayNodes(*address, transport="ray" if transport == "ray" else "stream")
+    if transport == "ray":
+        nodes: cluster.Nodes = importlib.import_module("ray_calls").RayCalls(*address)
+        return nodes
+    return cluster.RayNodes(*address)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 
 import trio
 from cluster_entities import Add, Counter
+from ray_calls import RayCalls
 from ray_host import RayHost
 
 import trio_accel as ta
@@ -14,7 +15,7 @@ from trio_accel import cluster
 
 
 async def main(host: RayHost) -> None:
-    nodes = cluster.RayNodes(host.address, transport=sys.argv[1])
+    nodes = (RayCalls if sys.argv[1] == "ray" else cluster.RayNodes)(host.address)
     options = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"))
     async with (
         ta.open_system("program") as system,

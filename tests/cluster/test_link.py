@@ -197,7 +197,7 @@ async def test_a_frame_without_sense_ends_that_link_alone(what: str) -> None:
             # The rest of it never comes.
             stream.sock.shutdown(trio.socket.SHUT_WR)
         with trio.fail_after(5):
-            await bad.wait_lost()
+            await bad.lost.wait()
         await ask_after(good)
 
 
@@ -376,7 +376,7 @@ async def test_a_lost_link_ends_what_is_in_flight(is_far: bool) -> None:
             else:
                 link.close()
         assert next(ends) == 4
-        await link.wait_lost()
+        await link.lost.wait()
         await ask_begins_nothing(link)
         outer.cancel_scope.cancel()
 

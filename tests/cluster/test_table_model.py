@@ -102,11 +102,11 @@ class Line:
     """A link without a network."""
 
     def __init__(self, process: Process, name: str) -> None:
-        self._process, self._name, self._lost = process, name, trio.Event()
+        self._process, self._name, self.lost = process, name, trio.Event()
         self._scopes: set[trio.CancelScope] = set()
 
     async def ask(self, request: Any, *, at_once: bool = False) -> Any:
-        if self._lost.is_set():
+        if self.lost.is_set():
             raise links.LinkLostError(f"node {self._name} is gone", is_begun=False)
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -118,11 +118,8 @@ class Line:
                 self._scopes.discard(scope)
         raise links.LinkLostError(f"node {self._name} was lost", is_begun=True)
 
-    async def wait_lost(self) -> None:
-        await self._lost.wait()
-
     def close(self) -> None:
-        self._lost.set()
+        self.lost.set()
         for scope in [*self._scopes]:
             scope.cancel()
 

@@ -6,23 +6,23 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Policy, Ref, SupervisorScope
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
 from ._entities import Residents
-from ._errors import NodeLostError, StoreError
+from ._errors import FencedError, NodeLostError, StoreError
 from ._link import Link, LinkLostError
 from ._nodes import Nodes
 from ._options import ClusterOptions
 from ._store import Store, opened_store
-from ._table import EntityRef, Member, Router, Table
+from ._table import EntityRef, Member, Router, Table, Target
 
 __all__ = ["Cluster", "open_cluster", "open_entities"]
 
@@ -87,10 +87,10 @@ class Cluster(Router):
     """
 
     def __init__(self, nodes: Nodes, store: Store | None, options: ClusterOptions) -> None:
-        super().__init__(self._refuse)
+        super().__init__()
         self.is_closing: bool = False
         self._nodes, self._store, self._options = nodes, store, options
-        self._secret = secrets.token_bytes(32)
+        self._secret, self._program = secrets.token_bytes(32), secrets.token_hex(16)
         self._epochs = itertools.count(1)
         self._change = trio.Lock()
         self._agents: dict[str, Ref[_NodeAgent]] = {}
@@ -98,10 +98,6 @@ class Cluster(Router):
 
     def __repr__(self) -> str:
         return f"<Cluster of {', '.join(one.name for one in self.members) or 'no node'}, epoch {self.epoch}>"
-
-    async def _refuse(self, member: Member) -> Link:
-        """Links of the program are made by its agents; one that is not there is about to be told as lost."""
-        raise LinkLostError(f"node {member.name} is gone", is_begun=False)
 
     def replicas(self, cls: type[EntityT]) -> Mapping[str, EntityRef[EntityT]]:
         """Return the address of one entity on each node, by the node's name: for `patterns.ReplicaPool`.
@@ -141,7 +137,8 @@ class Cluster(Router):
                 for name in names:
                     if name not in self._agents:
                         self._tried[name] = trio.Event()
-                        policy = Policy(backoff=self._options.backoff)
+                        fenced: dict[type[Exception], Directive] = {FencedError: Directive.ESCALATE}
+                        policy = Policy(directives=fenced, backoff=self._options.backoff)
                         made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
                         self._agents[name] = made
                 if not first.is_set():
@@ -188,7 +185,7 @@ class Cluster(Router):
             except LinkLostError:
                 return "has lost its agent"
             with trio.move_on_after(timeout / _BEATS):
-                await link.wait_lost()
+                await link.lost.wait()
 
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
@@ -206,6 +203,10 @@ class Cluster(Router):
                 losers = [] if is_lost else [leaver]
             table = Table(epoch, tuple([members[one] for one in sorted(members)]))
             await self._give(table, losers)
+            if leaver in losers:
+                with suppress(LinkLostError), trio.move_on_after(self._options.hand_off):
+                    # Its reply comes behind the large ones that are on their way.
+                    await self._links[leaver].ask(("flush",), at_once=True)
             await self._give(table, [one for one in table.members if one not in losers])
             self.update(table)
 
@@ -229,11 +230,13 @@ class Cluster(Router):
         await run_together([partial(give, one) for one in members])
 
     async def _next_epoch(self) -> int:
+        begun = next(self._epochs)
         if self._store is None:
-            return next(self._epochs)
+            return begun
         while True:
             try:
-                return await self._store.next_epoch()
+                # The newest program has the store: an older one ends with its next change.
+                return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
                 _logger.warning("the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
@@ -257,6 +260,15 @@ class _NodeAgent(Actor):
                 nursery.cancel_scope.cancel(reason="the node has gone")
 
 
+class _Here(Router):
+    """The way to entities of this process, without a network."""
+
+    residents: Residents
+
+    async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
+        return await self.residents.ask(target, message, number, is_told)
+
+
 @asynccontextmanager
 async def open_entities(
     system: System, devices: DeviceGroup, store: Store | None = None
@@ -271,14 +283,8 @@ async def open_entities(
     Raises:
         StoreError: The store cannot be opened.
     """
-    residents: Residents | None = None
-
-    async def reach(member: Member) -> Link:
-        assert residents is not None  # it is made before anybody asks
-        return residents.link()
-
-    router = Router(reach)
-    residents = Residents("here", system, devices, router, store)
+    router = _Here()
+    residents = router.residents = Residents("here", system, devices, router, store)
     names = tuple([device.info.name for device in devices])
     async with opened_store(store):
         epoch = 1 if store is None else await store.next_epoch()

@@ -12,7 +12,6 @@ from ..actors import Actor, ActorStoppedError, Directive, Policy, Ref, Restart, 
 from ..devices import Device, DeviceGroup, Key
 from ._errors import NotAtHomeError
 from ._frames import find
-from ._link import Link
 from ._table import Router, Table, Target
 
 __all__ = ["Entity", "Home", "Resident", "Residents"]
@@ -145,10 +144,6 @@ class Residents:
         self.numbers: itertools.count[int] = itertools.count(1)
         self._all: dict[Target, Resident] = {}
 
-    def link(self) -> Link:
-        """Return the way to these without a network."""
-        return _Local(self)
-
     async def ask(self, target: Target, message: object, number: str | None, is_told: bool) -> Any:
         """Have an entity serve a message.
 
@@ -199,20 +194,3 @@ class Residents:
             await trio.sleep(after / 2)
             since = trio.current_time() - after
             await self._end([one for one, it in self._all.items() if not it.in_use and it.used < since])
-
-
-class _Local(Link):
-    """The way to entities of the same process; see `Link`."""
-
-    def __init__(self, residents: Residents) -> None:
-        self._residents = residents
-
-    async def ask(self, request: Any) -> Any:
-        _, _, *asked = request
-        return await self._residents.ask(*asked)
-
-    async def wait_lost(self) -> None:
-        await trio.sleep_forever()
-
-    def close(self) -> None:
-        pass

@@ -10,20 +10,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import attrs
-
 from ..actors._errors import describe
 
-__all__ = [
-    "MOST_BYTES",
-    "Failure",
-    "Parts",
-    "find",
-    "pack",
-    "packed",
-    "path_of",
-    "unpack",
-]
+__all__ = ["MOST_BYTES", "Parts", "failure", "find", "pack", "packed", "path_of", "raised", "unpack"]
 
 Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
 """A pickle, and behind it what arrays hold."""
@@ -101,43 +90,24 @@ def find(path: str, node: str) -> Any:
         raise ImportError(f"node {node} has no {path}: {error}") from error
 
 
-@attrs.frozen
-class Failure:
-    """An error on its way, with its causes.
+def failure(error: BaseException, depth: int = _MOST_CAUSES) -> list[tuple[Exception, str]]:
+    """Return an error and its causes, for `raised`: each can be pickled, with where it was raised."""
+    try:
+        made: object = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
+    except Exception:  # noqa: BLE001  # a class may pickle to what nobody can read
+        made = None
+    if not isinstance(made, Exception):
+        made = RuntimeError(describe(error))
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return [(made, frames), *(failure(error.__cause__, depth - 1) if error.__cause__ and depth else ())]
 
-    Attributes:
-        error: The pickle of the error.
-        text: What it says, where the error cannot be read.
-        frames: Where it was raised.
-        cause: The error that it came from.
-    """
 
-    error: bytes
-    text: str
-    frames: str
-    cause: Failure | None
-
-    @classmethod
-    def of(cls, error: BaseException, depth: int = _MOST_CAUSES) -> Failure:
-        """Take an error apart; this never fails."""
-        text = describe(error)
-        try:
-            data = pickle.dumps(error)
-            pickle.loads(data)  # noqa: S301  # a class may pickle to what nobody can read
-        except Exception:  # noqa: BLE001  # classes of others
-            data = pickle.dumps(RuntimeError(text))
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        cause = error.__cause__ if depth else None
-        return cls(data, text, frames, None if cause is None else cls.of(cause, depth - 1))
-
-    def made(self, node: str) -> Exception:
-        """Return the error, with a note that tells where on the node it was raised."""
-        try:
-            error: Any = pickle.loads(self.error)  # noqa: S301  # see `unpack`
-        except Exception:  # noqa: BLE001  # its class is not here
-            error = RuntimeError(self.text)
-        if self.frames:
-            error.add_note(f"on node {node}:\n{self.frames}")
-        if self.cause is not None:
-            error.__cause__ = self.cause.made(node)
-        return error
+def raised(errors: Sequence[tuple[Exception, str]], node: str) -> Exception:
+    """Return the first of some errors, each with the next one as its cause, and with its frames as a note."""
+    cause: Exception | None = None
+    for error, frames in reversed(errors):
+        if frames:
+            error.add_note(f"on node {node}:\n{frames}")
+        error.__cause__, cause = cause, error
+    assert cause is not None  # there is one at least
+    return cause

@@ -19,7 +19,7 @@ import trio
 from trio import socket
 
 from .._version import __version__
-from ._frames import MOST_BYTES, Failure, Parts, pack, unpack
+from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
 
 __all__ = ["Address", "Link", "LinkLostError", "Serve", "StreamLink", "listen", "serve_one"]
 
@@ -53,7 +53,13 @@ class LinkLostError(ConnectionError):
 
 
 class Link(Protocol):
-    """The way to a node."""
+    """The way to a node.
+
+    Attributes:
+        lost: Set when the other end is gone.
+    """
+
+    lost: trio.Event
 
     async def ask(self, request: object, *, at_once: bool = False) -> Any:
         """Have the other end serve a request.
@@ -66,10 +72,6 @@ class Link(Protocol):
             LinkLostError: It is gone.
             Exception: As it says.
         """
-        ...
-
-    async def wait_lost(self) -> None:
-        """Wait until the other end is gone."""
         ...
 
     def close(self) -> None:
@@ -130,13 +132,13 @@ class _Stream:
         self.posted, self._frames = trio.open_memory_channel[_Frame](math.inf)
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
-        for view in map(memoryview, views):
-            left = view.cast("B")
+        for view in views:
+            left = memoryview(view).cast("B")
             while left:
                 left = left[await self.sock.send(left[: 1 << 22]) :]
 
     async def read(self, size: int) -> memoryview:
-        view = memoryview(np.empty(size, np.uint8))
+        view = memoryview(np.empty(size, np.uint8).data)
         got = 0
         while got < size:
             count = await self.sock.recv_into(view[got:])
@@ -179,7 +181,7 @@ class StreamLink:
         self._replies: dict[int, trio.Event] = {}
         self._outcomes: dict[int, outcome.Outcome[Any]] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
-        self._lost = trio.Event()
+        self.lost: trio.Event = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -189,18 +191,14 @@ class StreamLink:
                 for stream in self._streams:
                     self._nursery.start_soon(self._read, stream)
                     self._nursery.start_soon(self._write, stream)
-                await self._lost.wait()
+                await self.lost.wait()
                 self._nursery.cancel_scope.cancel(reason="the other end is gone")
         finally:
             self.close()
 
-    async def wait_lost(self) -> None:
-        """See `Link`."""
-        await self._lost.wait()
-
     def close(self) -> None:
         """See `Link`."""
-        self._lost.set()
+        self.lost.set()
         for stream in self._streams:
             stream.sock.close()
         for event in self._replies.values():
@@ -211,7 +209,7 @@ class StreamLink:
         parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
         stream = self._stream(parts)
         async with nullcontext() if at_once else self._window:
-            if self._lost.is_set():
+            if self.lost.is_set():
                 raise LinkLostError(f"node {self._name} is gone", is_begun=False)
             number = next(self._numbers)
             replied = self._replies[number] = trio.Event()
@@ -235,14 +233,14 @@ class StreamLink:
         try:
             await stream.write_posted()
         except (OSError, trio.ClosedResourceError):
-            self._lost.set()
+            self.lost.set()
 
     async def _read(self, stream: _Stream) -> None:
         try:
             while True:
                 self._take(*await stream.receive())
         except (OSError, trio.EndOfChannel, trio.ClosedResourceError, MemoryError):
-            self._lost.set()
+            self.lost.set()
 
     def _take(self, number: int, kind: int, parts: list[memoryview]) -> None:
         if kind == _ASK:
@@ -259,7 +257,7 @@ class StreamLink:
     def _outcome(self, kind: int, parts: list[memoryview]) -> outcome.Outcome[Any]:
         try:
             value = unpack(parts)
-            return outcome.Value(value) if kind == _VALUE else outcome.Error(value.made(self._name))
+            return outcome.Value(value) if kind == _VALUE else outcome.Error(raised(value, self._name))
         except Exception as error:  # noqa: BLE001  # it ends that request alone
             return outcome.Error(error)
 
@@ -268,10 +266,14 @@ class StreamLink:
             try:
                 kind, reply = _VALUE, await serve_one(self._serve, parts, scope)
             except Exception as error:  # noqa: BLE001  # the asker gets it
-                kind, reply = _ERROR, pack(Failure.of(error))
+                kind, reply = _ERROR, pack(failure(error))
             finally:
                 self._scopes.pop(number, None)
             self._stream(reply).posted.send_nowait((number, kind, reply))
+        if scope.cancelled_caught:
+            # The asker may have moved its deadline meanwhile.
+            late = pack(failure(trio.TooSlowError("the deadline with which it was asked has passed")))
+            self._stream(late).posted.send_nowait((number, _ERROR, late))
 
 
 async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) -> Parts:
@@ -314,7 +316,7 @@ async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) 
             await StreamLink([other, stream], "the program", serve).run()
 
     nursery.start_soon(accept)
-    return Address(*sock.getsockname()[:2], secret)
+    return Address(host, sock.getsockname()[1], secret)
 
 
 def _stream(sock: trio.socket.SocketType) -> _Stream:

@@ -14,6 +14,10 @@ from ._store import SqlStore
 __all__ = ["SqliteStore"]
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(path)
+
+
 @attrs.define(eq=False)
 class SqliteStore(SqlStore):
     """A store in a file that all processes of one host may use, and no other host.
@@ -34,7 +38,7 @@ class SqliteStore(SqlStore):
     }
 
     # Other processes that open it may be at work in other folders.
-    path: str = attrs.field(converter=os.path.abspath)
+    path: str = attrs.field(converter=_absolute)
 
     def _connect(self) -> None:
         wait = 0.9 * self.timeout

@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 # Columns of fixed size stand first: what is behind long bytes takes long to find.
 _TABLES = """
-    accel_epoch (id integer primary key, epoch bigint not null);
+    accel_epoch (id integer primary key, epoch bigint not null, program text not null);
     accel_owners (entity text primary key, epoch bigint not null);
     accel_saves (entity text primary key, number bigint not null, saved BYTES not null);
     accel_messages (entity text, number bigint, at double precision not null, id text not null,
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
-_COUNT = "insert into accel_epoch values (1, 1) on conflict (id) do update set epoch = accel_epoch.epoch + 1"
+_COUNT = """insert into accel_epoch values (1, 1, ?)
+    on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
 _OWN = """insert into accel_owners values (?, ?)
     on conflict (entity) do update set epoch = excluded.epoch where accel_owners.epoch <= excluded.epoch"""
 _READ = """select number, id, message, reply from accel_messages
@@ -92,8 +93,18 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Disconnect."""
 
-    async def next_epoch(self) -> int:
-        """Return a number above all that were returned before, in any process."""
+    async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
+        """Return a number above all that were returned before, in any process.
+
+        Args:
+            program: Who asks.
+            takes_over: Whether it has the store from now on; else it must be who has taken it last.
+
+        Raises:
+            FencedError: Another program has taken the store since.
+            StoreError: The store cannot be reached, or has failed.
+        """
+        ...
 
     async def take(self, entity: str, epoch: int) -> Journal:
         """Own an entity from now on: an owner of an earlier epoch writes no more.
@@ -102,6 +113,7 @@ class Store(Protocol):
             FencedError: An owner of a later epoch has it.
             StoreError: The store cannot be reached, or has failed.
         """
+        ...
 
     async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
         """Keep a message, and what was saved behind it: both or none.
@@ -167,9 +179,9 @@ class SqlStore:
             async with self._lock:
                 await trio.to_thread.run_sync(self._disconnect, limiter=self._one)
 
-    async def next_epoch(self) -> int:
+    async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
         """Return a number above all that were returned before, in any process."""
-        return await self._run(self._next_epoch)
+        return await self._run(self._next_epoch, program, takes_over)
 
     async def take(self, entity: str, epoch: int) -> Journal:
         """Own an entity from now on, as `Store.take`."""
@@ -232,8 +244,11 @@ class SqlStore:
         for table in _TABLES.split(";"):
             self._sql(f"create table if not exists {table}")
 
-    def _next_epoch(self) -> int:
-        self._sql(_COUNT)
+    def _next_epoch(self, program: str, takes_over: bool) -> int:
+        found = self._sql("select program from accel_epoch FOR UPDATE")
+        if found and not takes_over and found[0][0] != program:
+            raise FencedError("another program has opened the store since")
+        self._sql(_COUNT, program)
         return self._number("select epoch from accel_epoch")
 
     def _take(self, entity: str, epoch: int) -> Journal:

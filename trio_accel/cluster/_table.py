@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -99,16 +98,12 @@ class Table:
 class Router:
     """Sends requests to the homes of entities, by the newest table.
 
-    Args:
-        reach: Opens the way to a member.
-
     Attributes:
         table: The newest table.
     """
 
-    def __init__(self, reach: Callable[[Member], Awaitable[Link]]) -> None:
+    def __init__(self) -> None:
         self.table: Table = Table()
-        self._reach = reach
         self._links: dict[Member, Link] = {}
         self._changed = trio.Event()
 
@@ -135,11 +130,13 @@ class Router:
         await self._changed.wait()
 
     async def link(self, member: Member) -> Link:
-        """Return the way to a member, which is opened at its first use."""
+        """Return the way to a member.
+
+        Raises:
+            LinkLostError: It is gone, and the next table is about to say so.
+        """
         if member not in self._links:
-            made = await self._reach(member)
-            if self._links.setdefault(member, made) is not made:
-                made.close()
+            raise LinkLostError(f"node {member.name} is gone", is_begun=False)
         return self._links[member]
 
     async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
