@@ -213,7 +213,7 @@ async def test_nodes_leave_and_come() -> None:
             replies = dict[str, Any]()
 
             async def ask(key: str) -> None:
-                replies[key] = await made.entity(Counter, key).ask(Echo(np.full(100, 7.0), 0.3))
+                replies[key] = await made.entity(Counter, key).ask(Echo(np.full(1 << 18, 7.0), 0.3))
 
             async with trio.open_nursery() as asks:
                 for key in KEYS:

@@ -232,6 +232,24 @@ async def test_the_older_of_two_clusters_is_fenced(path: str) -> None:
         assert await older.entity(Account, "another").ask(Add(1.0)) == 1.0
 
 
+async def test_the_older_of_two_clusters_ends_with_its_next_change(path: str) -> None:
+    async def change() -> None:
+        async with (
+            opened(1, cluster.SqliteStore(path)) as (_, nodes),
+            opened(1, cluster.SqliteStore(path)),
+        ):
+            nodes.add("another")
+            await trio.sleep(20.0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await change()
+    error: BaseException | None = caught.value
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ta.ActorFailedError)
+    assert "another program has opened the store" in str(error)
+
+
 class UnreachableNodes(cluster.LocalNodes):
     """Nodes of which one cannot be reached, so that its agent cannot be ended."""
 

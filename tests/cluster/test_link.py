@@ -250,12 +250,31 @@ async def test_strange_errors_end_their_request_alone() -> None:
     async with linked(Served()) as link:
         with pytest.raises(UnprintableError):
             await link.ask(("fail", UnprintableError()))
-        with pytest.raises(AttributeError):
+        with pytest.raises(RuntimeError, match="ForgedError"):
             await link.ask(("forge",))
         with pytest.raises(KeyError, match="gone") as caught:
             await link.ask(("fail", KeyError("gone")))
         assert "in __call__" in caught.value.__notes__[0]
         await ask_after(link)
+
+
+async def test_a_deadline_that_is_moved_is_told_of() -> None:
+    """The node has given up by the deadline that the request came with."""
+
+    async def serve(request: Any) -> None:
+        await trio.sleep(5.0)
+
+    scope = trio.CancelScope()
+
+    async def move() -> None:
+        await trio.sleep(0.1)
+        scope.deadline += 10.0
+
+    async with linked(serve) as link, trio.open_nursery() as nursery:
+        scope.deadline = trio.current_time() + 0.2
+        nursery.start_soon(move)
+        with trio.fail_after(4.0), scope, pytest.raises(trio.TooSlowError, match="with which it was asked"):
+            await link.ask("anything")
 
 
 async def test_a_small_ask_is_not_behind_large_ones() -> None:

@@ -107,6 +107,15 @@ class TestEpochs:
                 nursery.start_soon(ask, make_store())
         assert sorted(found) == list(range(1, 121))
 
+    async def test_a_program_that_was_replaced_gets_none(self, make_store: MakeStore) -> None:
+        async with opened(make_store()) as store:
+            assert await store.next_epoch("old") == 1
+            assert await store.next_epoch("old", takes_over=False) == 2
+            assert await store.next_epoch("new") == 3
+            with pytest.raises(FencedError, match="another program"):
+                await store.next_epoch("old", takes_over=False)
+            assert await store.next_epoch("new", takes_over=False) == 4
+
     def test_processes_get_different_ones(self, make_store: MakeStore) -> None:
         processes = [_start(make_store(), "epochs") for _ in range(3)]
         found = [int(word) for process in processes for word in process.communicate()[0].split()]

@@ -202,11 +202,12 @@ class Cluster(Router):
             elif leaver is not None:
                 losers = [] if is_lost else [leaver]
             table = Table(epoch, tuple([members[one] for one in sorted(members)]))
+            leaving = self._links[leaver] if leaver in losers else None
             await self._give(table, losers)
-            if leaver in losers:
+            if leaving is not None:
                 with suppress(LinkLostError), trio.move_on_after(self._options.hand_off):
                     # Its reply comes behind the large ones that are on their way.
-                    await self._links[leaver].ask(("flush",), at_once=True)
+                    await leaving.ask(("flush",), at_once=True)
             await self._give(table, [one for one in table.members if one not in losers])
             self.update(table)
 

@@ -95,14 +95,14 @@ class _DurableResident(Resident):
         text, at, saved = packed((message, is_told)), self._number + 1, None
         reply = packed(await self._run(ref, message, number, is_told=is_told))
         if at % self._cls.save_every == 0:
-            saved = packed(await ref.ask(_Save()))
+            saved = packed(await self._run(ref, _Save(), number))
         entry = Entry(at, number, text, reply)
         await self._store.write(self._target.text, self._home.epoch, entry, saved)
         self._number, self._replies[number] = at, reply
         if len(self._replies) > _REPLIES:
             del self._replies[next(iter(self._replies))]
 
-    async def _run(self, ref: Ref[Any], message: Any, number: str, *, is_told: bool) -> Any:
+    async def _run(self, ref: Ref[Any], message: Any, number: str | None, *, is_told: bool = False) -> Any:
         self._home.message_id = number
         try:
             if not is_told:
@@ -119,7 +119,8 @@ class _DurableResident(Resident):
         store, name = self._store, self._target.text
         self._ref, self._home = await self._spawn(policy)
         journal = await store.take(name, self._home.epoch)
-        await self._ref.ask(_Load(None if journal.saved is None else unpack([journal.saved[1]])))
+        saved = None if journal.saved is None else unpack([journal.saved[1]])
+        await self._run(self._ref, _Load(saved), None)
         for entry in journal.entries:
             message, is_told = unpack([entry.message])
             reply = packed(await self._run(self._ref, message, entry.id, is_told=is_told))
