@@ -153,7 +153,7 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
     if session.posargs or backend == "cuda":  # who debugs wants one process, and so does a device
         _python(session, *pytest, "not gpu and not lint", *session.posargs, env=env)
         return
-    marks = "not gpu and not alone and not lint"
+    marks = "not gpu and not alone and not lint and not ray"
     if sample:  # what `docs` and `examples` run, too, is run once
         marks += " and not slow"
         sample += tuple(f"--ignore={file}" for file in _files(having=["docs", "examples"]))
@@ -295,6 +295,14 @@ def _array_api(session: nox.Session, checkout: str, *arguments: str) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Print the benchmark table; what follows `--` goes to `python -m benchmarks`. A missed goal fails it."""
     _python(session, "-m", "benchmarks", *session.posargs)
+
+
+@in_env_if_named
+def ray(session: nox.Session) -> None:
+    """Run the cluster on nodes of Ray's: takes two minutes, and is skipped where Ray is not installed."""
+    if subprocess.run((_Environment.python, "-c", "import ray"), capture_output=True, check=False).returncode:
+        session.skip("Ray is not installed: pip install '.[ray]' in a checkout")
+    _python(session, "-m", "pytest", *(session.posargs or _files("cluster", having=["ray"])))
 
 
 @in_env_if_named

@@ -14,7 +14,7 @@ import trio
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import actors, devices, expressions, graphs, jit, patterns, telemetry, testing, train
+from trio_accel import actors, cluster, devices, expressions, graphs, jit, patterns, telemetry, testing, train
 
 R, P, T = ta.random, patterns, telemetry
 Given: TypeAlias = dict[str, Any]
@@ -373,6 +373,10 @@ def drawn(message: Any, **more: Any) -> Use:
 
 
 CALLS: dict[str, Use] = {
+    "cluster.ClusterOptions": lambda at, given: cluster.ClusterOptions(**given),
+    "cluster.LocalNodes": lambda at, given: cluster.LocalNodes(**given),
+    "cluster.SqliteStore": lambda at, given: cluster.SqliteStore(at.folder / "s", **given),
+    "cluster.PostgresStore": lambda at, given: cluster.PostgresStore("", **given),
     "train.adamw": lambda at, given: train.adamw(**given).rate_of(1),
     "train.sgd": lambda at, given: train.sgd(**given).rate_of(1),
     "train.constant": lambda at, given: train.adamw(train.constant(**given)).rate_of(1),
@@ -673,6 +677,8 @@ _REASONS: dict[str, str] = {
         "actors.ActorEvent actors.ActorRestarted actors.ActorSnapshot actors.ActorStarted "
         "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
         "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
+        "cluster.Entry cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
+        "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
         "actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World programs.ProgramRank train.Optimizer Optimizer.rate_of train.Step train.Steps "
         "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
@@ -716,6 +722,7 @@ _REASONS: dict[str, str] = {
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
     "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
+    "Ray has its own bounds": "cluster.RayNodes",
     "it is called where ranks meet": "ProgramRank.broadcast ProgramRank.recv ProgramRank.send",
     "it takes a program of each rank": "World.call",
 }

@@ -66,6 +66,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
     # A blueprint: it sees the public names of what it is made of.
+    # A blueprint: entities of nodes are actors, with the devices of their nodes.
+    "cluster": ("_version", "actors", "backends", "backends.base", "devices"),
     "train": (
         *("actors", "backends.base", "devices"),
         *("arrays", "collectives", "nn", "programs", "weights"),
@@ -131,6 +133,8 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.libraries.sparse": "locks: threads of streams share a handle",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
+    "trio_accel.cluster._process": "the end of standard input, which is the program's death, ends all",
+    "trio_accel.cluster._ray_nodes": "an actor of Ray's has an event loop; Trio runs beside it",
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",

@@ -38,6 +38,8 @@ EXTRAS = {
     "metrics",
     "nvtx",
     "plot",
+    "postgres",
+    "ray",
     "test",
     "tracing",
     "types",

@@ -117,6 +117,7 @@ from .devices.operations._calls import have_operators as _have_operators
 
 if _typing.TYPE_CHECKING:
     from . import (
+        cluster as cluster,
         collectives as collectives,
         fft as fft,
         graphs as graphs,
@@ -149,8 +150,8 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns", "programs",
-        "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing",
+        "cluster", "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns",
+        "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing",
         "train", "weights",
     )
 )  # fmt: skip

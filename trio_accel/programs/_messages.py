@@ -376,7 +376,7 @@ def arrays_in(
     def leaf(place: str, one: object) -> int | None:
         if not isinstance(one, (AccelRef, np.ndarray)):
             return None
-        found.append((place, one))
+        found.append((place, cast("object", one)))
         return first + len(found) - 1
 
     return flatten(where, value, leaf, packed, depth=depth), found

@@ -40,7 +40,7 @@ class StatusWord:
     native: driver.CUdeviceptr
     sequence: int = 0
     written: int = 0
-    _word: ctypes.c_uint32 = attrs.field(factory=ctypes.c_uint32)
+    _word: ctypes.c_uint32 = attrs.field(alias="word", factory=ctypes.c_uint32)
 
     def read(self) -> int:
         """Return the number in the word."""

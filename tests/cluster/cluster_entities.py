@@ -1,0 +1,180 @@
+"""Entities of the tests: another process finds them by this module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+import trio_accel as ta
+from trio_accel import cluster
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds; the caller has a deadline."""
+    while not condition():  # noqa: ASYNC110  # what changes is elsewhere
+        await trio.sleep(0.01)
+
+
+@attrs.frozen
+class Add(ta.Request[Any, float]):
+    """Add to the total, and reply it."""
+
+    x: float
+
+
+@attrs.frozen
+class Where(ta.Request[Any, "tuple[str, int, int]"]):
+    """Reply node, process and epoch."""
+
+
+@attrs.frozen
+class Fail(ta.Request[Any, None]):
+    """Fail with this error, after a change."""
+
+    error: Exception
+
+
+@attrs.frozen
+class Echo(ta.Request[Any, Any]):
+    """Reply the value, after some seconds."""
+
+    value: Any
+    seconds: float = 0.0
+
+
+@attrs.frozen
+class Note(ta.Message[Any]):
+    """Add to the total without a reply."""
+
+    x: float
+
+
+class Counter(cluster.Entity):
+    """A total that goes with its node."""
+
+    def __init__(self, home: cluster.Home) -> None:
+        super().__init__(home)
+        self.total = 0.0
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> float:
+        self.total += message.x
+        return self.total
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        self.total += message.x
+
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        raise message.error
+
+    @ta.handles(Where)
+    async def where(self, message: Where) -> tuple[str, int, int]:
+        return self.home.node, os.getpid(), self.home.epoch
+
+    @ta.handles(Echo)
+    async def echo(self, message: Echo) -> Any:
+        await trio.sleep(message.seconds)
+        return message.value
+
+
+class Account(cluster.DurableEntity):
+    """A total on the device that outlives its node."""
+
+    save_every = 5
+    refuses = (KeyError,)
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        total = np.zeros(128) if saved is None else saved["total"]
+        self.total = await self.home.device.put(total)
+
+    async def save(self) -> cluster.Saved:
+        return {"total": self.total}
+
+    async def _add(self, x: float) -> float:
+        await ta.linalg.axpy(1.0, np.full(128, x), self.total)
+        return float((await self.total.to_host())[0])
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> float:
+        return await self._add(message.x)
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        await self._add(message.x)
+
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        if not isinstance(message.error, KeyError):
+            await self._add(1000.0)
+        raise message.error
+
+    @ta.handles(Where)
+    async def where(self, message: Where) -> tuple[str, int, int]:
+        return self.home.node, os.getpid(), self.home.epoch
+
+    @ta.handles(Echo)
+    async def echo(self, message: Echo) -> Any:
+        await trio.sleep(message.seconds)
+        return message.value
+
+
+class Dice(cluster.DurableEntity):
+    """Replies what nobody can repeat."""
+
+    save_every = 3
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        pass
+
+    async def save(self) -> cluster.Saved:
+        return {}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> str:
+        return os.urandom(8).hex()
+
+
+class Ledger(cluster.DurableEntity):
+    """Keeps the ids of its messages, and arrays of several kinds."""
+
+    save_every = 2
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        self.ids: list[str] = [] if saved is None else list(saved["ids"])
+        self.weights = await self.home.device.put(np.zeros((3, 4)) if saved is None else saved["weights"])
+        self.host = np.zeros(2, np.float32) if saved is None else saved["host"]
+
+    async def save(self) -> cluster.Saved:
+        return {"ids": tuple(self.ids), "weights": self.weights, "host": self.host}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> tuple[list[str], float, float, str]:
+        assert self.home.message_id is not None
+        self.ids.append(self.home.message_id)
+        self.host = self.host + np.float32(message.x)
+        await ta.linalg.axpy(1.0, np.full((3, 4), message.x), self.weights)
+        total = float((await self.weights.to_host()).sum())
+        return self.ids, total, float(self.host.sum()), str(self.host.dtype)
+
+
+class FailingStore(cluster.SqliteStore):
+    """A store that is away while there is a file beside it."""
+
+    def _check_way(self) -> None:
+        if os.path.exists(self.path + ".away"):
+            raise cluster.StoreError("the store is away")
+
+    async def write(self, *arguments: Any) -> None:
+        self._check_way()
+        await super().write(*arguments)
+
+    async def take(self, *arguments: Any) -> Any:
+        self._check_way()
+        return await super().take(*arguments)

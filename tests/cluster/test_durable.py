@@ -1,0 +1,361 @@
+"""Durable entities: no message is lost or counted twice, whatever becomes of their nodes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from cluster_entities import Account, Add, Counter, Dice, Echo, Fail, FailingStore, Ledger, Note, until
+
+import trio_accel as ta
+from trio_accel import cluster
+
+INLINE = ta.DeviceOptions(isolation="inline")
+KEYS = [f"key {number}" for number in range(12)]
+Made = tuple[cluster.Cluster, Any]
+
+
+@asynccontextmanager
+async def opened(
+    nodes: cluster.LocalNodes | int, store: Any, device: ta.DeviceOptions = INLINE, **options: Any
+) -> AsyncGenerator[Made, None]:
+    nodes = cluster.LocalNodes(nodes) if isinstance(nodes, int) else nodes
+    chosen = cluster.ClusterOptions(device=device, backoff=ta.Backoff(base=0.05), **options)
+    with trio.fail_after(55):
+        async with (
+            ta.open_system("test") as system,
+            cluster.open_cluster(system, nodes, store=store, options=chosen) as made,
+        ):
+            yield made, nodes
+
+
+@asynccontextmanager
+async def alone(store: Any) -> AsyncGenerator[Any, None]:
+    """Have entities in this process."""
+    async with (
+        ta.open_system("test") as system,
+        system.open_devices(["cpu"], options=INLINE) as devices,
+        cluster.open_entities(system, devices, store) as entities,
+    ):
+        yield entities
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "entities")
+
+
+async def until_gone(made: cluster.Cluster, name: str) -> None:
+    await until(lambda: name not in [one.name for one in made.members])
+
+
+def workers_of(agent: int) -> list[int]:
+    """Return the processes that an agent, or one of these, has started."""
+    found = list[int]()
+    for task in Path(f"/proc/{agent}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *workers_of(child)]
+    return found
+
+
+async def totals_under(made: cluster.Cluster, harm: Any, seconds: float) -> None:
+    """Have 8 clients add while harm is done; all totals are those that were acknowledged."""
+    added = dict.fromkeys(KEYS, 0.0)
+    is_over = False
+
+    async def client(number: int) -> None:
+        chosen = random.Random(number)
+        while not is_over:
+            key, x = chosen.choice(KEYS), float(chosen.randrange(1, 9))
+            await made.entity(Account, key).ask(Add(x))
+            added[key] += x
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(client, number)
+        with trio.move_on_after(seconds):
+            await harm()
+        is_over = True
+    assert sum(added.values()) > 100
+    assert {key: await made.entity(Account, key).ask(Add(0.0)) for key in KEYS} == added
+
+
+async def test_totals_under_kills_leaves_and_joins(path: str) -> None:
+    async with opened(3, cluster.SqliteStore(path)) as (made, nodes):
+        rounds = 0
+
+        async def harm() -> None:
+            nonlocal rounds
+            chosen = random.Random(7)
+            while True:
+                await trio.sleep(0.3)
+                await until(lambda: len(made.members) == 3)
+                name = chosen.choice(made.members).name
+                what = rounds % 3
+                if what == 0:
+                    os.kill(nodes.pid(name), signal.SIGKILL)
+                    await until_gone(made, name)
+                elif what == 1:
+                    await made.drain(name)
+                    nodes.remove(name)
+                    await trio.sleep(0.1)
+                    nodes.add(name)
+                else:
+                    nodes.remove(name)
+                    await until_gone(made, name)
+                    nodes.add(name)
+                rounds += 1
+
+        await totals_under(made, harm, 11.0)
+        assert rounds >= 3
+
+
+async def test_totals_under_kills_of_workers(path: str) -> None:
+    process = ta.DeviceOptions(isolation="process")
+    async with opened(1, cluster.SqliteStore(path), process) as (made, nodes):
+        kills = 0
+
+        async def harm() -> None:
+            nonlocal kills
+            while True:
+                await trio.sleep(0.7)
+                # The launcher is the first, and its workers come behind it.
+                workers = workers_of(nodes.pid("node-0"))[1:]
+                if workers:
+                    os.kill(workers[-1], signal.SIGKILL)
+                    kills += 1
+
+        await totals_under(made, harm, 5.0)
+        assert kills >= 2
+        assert made.members[0].epoch == made.epoch
+
+
+async def test_messages_ids_and_errors(path: str) -> None:
+    async with opened(1, cluster.SqliteStore(path)) as (made, nodes):
+        ref = made.entity(Account, "a")
+        assert await ref.ask(Add(1.0), id="one") == 1.0
+        assert await ref.ask(Add(1.0), id="one") == 1.0
+        assert await ref.ask(Add(1.0)) == 2.0
+        await ref.tell(Note(1.0))
+        assert await ref.ask(Add(0.0)) == 3.0
+        # An error that it refuses with has changed nothing; another one takes back what it has.
+        with pytest.raises(KeyError, match="refused"):
+            await ref.ask(Fail(KeyError("refused")))
+        with pytest.raises(ZeroDivisionError, match="half") as caught:
+            await ref.ask(Fail(ZeroDivisionError("half")))
+        assert "cluster_entities.py" in caught.value.__notes__[0]
+        assert await ref.ask(Add(0.0)) == 3.0
+        # One that was cancelled has changed nothing, or all.
+        with trio.move_on_after(0.2) as scope:
+            await ref.ask(Echo(None, 30.0))
+        assert scope.cancelled_caught
+        assert await ref.ask(Add(1.0), id="two") == 4.0
+        # Those of before the save, and of before the node's end, are known.
+        for _ in range(7):
+            await ref.ask(Add(0.0))
+        os.kill(nodes.pid("node-0"), signal.SIGKILL)
+        assert await ref.ask(Add(1.0), id="one") == 1.0
+        assert await ref.ask(Add(1.0), id="two") == 4.0
+        assert await ref.ask(Add(1.0)) == 5.0
+        # One that has no state in a store begins anew.
+        assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
+
+
+async def test_saves_keep_arrays_and_ids_are_told(path: str) -> None:
+    wanted = list[str]()
+    for begin in range(0, 9, 3):
+        async with alone(cluster.SqliteStore(path)) as entities:
+            ref = entities.entity(Ledger, 7)
+            for number in range(begin, begin + 3):
+                wanted.append(f"id {number}")
+                ids, total, host, dtype = await ref.ask(Add(1.0), id=wanted[-1])
+                assert ids == wanted
+                assert (total, host, dtype) == (12.0 * len(ids), 2.0 * len(ids), "float32")
+
+
+async def test_what_nobody_can_repeat_is_told(path: str) -> None:
+    async with alone(cluster.SqliteStore(path)) as entities:
+        ref = entities.entity(Dice, "a")
+        first = await ref.ask(Add(1.0), id="one")
+        for _ in range(3):
+            await ref.ask(Add(1.0))
+    async with alone(cluster.SqliteStore(path)) as entities:
+        ref = entities.entity(Dice, "a")
+        for _ in range(2):
+            with pytest.raises(cluster.NotRepeatableError, match=r"message 4, Add, has replied '\w+', and '"):
+                await ref.ask(Add(1.0))
+        # Another one is none the worse.
+        assert await entities.entity(Dice, "b").ask(Add(1.0)) != first
+
+
+@pytest.mark.parametrize("is_cluster", [True, False])
+async def test_a_store_that_is_away(path: str, is_cluster: bool) -> None:
+    store, away = FailingStore(path), Path(path + ".away")
+    made_by = opened(1, store) if is_cluster else alone(store)
+    async with made_by as found:
+        made = found[0] if isinstance(found, tuple) else found
+        ref, other = made.entity(Account, "a"), made.entity(Account, "b")
+        for number in range(7):
+            assert await ref.ask(Add(1.0), id=f"id {number}") == number + 1
+        away.touch()  # noqa: ASYNC240
+        for id_ in ("lost", "lost", None):
+            with pytest.raises(cluster.StoreError, match="the store is away"):
+                await ref.ask(Add(100.0), id=id_)
+            with pytest.raises(cluster.StoreError, match="the store is away"):
+                await other.ask(Add(100.0))
+        away.unlink()  # noqa: ASYNC240
+        assert await ref.ask(Add(1.0), id="lost") == 8.0
+        assert await ref.ask(Add(1.0), id="lost") == 8.0
+        assert await other.ask(Add(1.0)) == 1.0
+
+
+async def test_the_older_of_two_clusters_is_fenced(path: str) -> None:
+    async with opened(1, cluster.SqliteStore(path)) as (older, _):
+        for key in KEYS:
+            assert await older.entity(Account, key).ask(Add(1.0)) == 1.0
+        async with opened(1, cluster.SqliteStore(path)) as (newer, _):
+            assert newer.epoch > older.epoch
+            for total in (2.0, 3.0):
+                for key in KEYS:
+                    assert await newer.entity(Account, key).ask(Add(1.0)) == total
+                    with pytest.raises(cluster.FencedError, match="its owner is of epoch"):
+                        await older.entity(Account, key).ask(Add(1.0))
+        assert await older.entity(Account, "another").ask(Add(1.0)) == 1.0
+
+
+async def test_the_older_of_two_clusters_ends_with_its_next_change(path: str) -> None:
+    async def change() -> None:
+        async with (
+            opened(1, cluster.SqliteStore(path)) as (_, nodes),
+            opened(1, cluster.SqliteStore(path)),
+        ):
+            nodes.add("another")
+            await trio.sleep(20.0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await change()
+    error: BaseException | None = caught.value
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ta.ActorFailedError)
+    assert "another program has opened the store" in str(error)
+
+
+class UnreachableNodes(cluster.LocalNodes):
+    """Nodes of which one cannot be reached, so that its agent cannot be ended."""
+
+    def __init__(self, names: int) -> None:
+        super().__init__(names)
+        self.unreachable = ""
+        self.kept: list[trio.Process] = []
+
+    async def end(self, node: str) -> None:
+        if node == self.unreachable and not self.kept:
+            self.kept.append(self._processes.pop(node))
+        await super().end(node)
+
+
+async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
+    nodes = UnreachableNodes(2)
+    async with opened(nodes, cluster.SqliteStore(path), heartbeat_timeout=1.0) as (made, _):
+        refs = {key: made.entity(Account, key) for key in KEYS}
+        mine = [key for key in KEYS if "on node-1" in repr(refs[key])]
+        assert len(mine) >= 2
+        for key in mine:
+            await refs[key].ask(Add(1.0))
+        member = made.members[1]
+        nodes.unreachable = member.name
+        old_epoch, refused = made.epoch, list[str]()
+        async with trio.open_nursery() as nursery:
+            # A way of its own, which does not end with the cluster's: as that of an agent with an old table.
+            link = await member.address.connect("the stopped one", 64, nursery)
+
+            async def ask(key: str, seconds: float) -> None:
+                request = Echo(key, seconds)
+                with pytest.raises((cluster.FencedError, cluster.NotAtHomeError)) as caught:
+                    await link.ask(("ask", old_epoch, refs[key]._target, request, f"late {key}", False))
+                refused.append(type(caught.value).__name__)
+
+            async with trio.open_nursery() as asks:
+                for key in mine[:2]:
+                    asks.start_soon(ask, key, 0.3)
+                await trio.sleep(0.1)
+                stopped = nodes.pid("node-1")
+                os.kill(stopped, signal.SIGSTOP)
+                for key in mine:
+                    assert await refs[key].ask(Add(1.0)) == 2.0
+                os.kill(stopped, signal.SIGCONT)
+            # Both had begun before it was stopped, and may not write any more.
+            assert refused == ["FencedError", "FencedError"]
+            await ask(mine[0], 0.0)
+            for key in mine:
+                assert await refs[key].ask(Add(1.0)) == 3.0
+            [process] = nodes.kept
+            process.kill()
+            nursery.cancel_scope.cancel(reason="it is gone")
+        await process.wait()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdin.aclose()
+        await process.stdout.aclose()
+
+
+PROGRAM = """
+import sys, trio, trio_accel as ta
+from trio_accel import cluster
+from cluster_entities import Account, Add
+
+async def main():
+    options = ta.DeviceOptions(isolation="inline")
+    store = cluster.SqliteStore(sys.argv[1])
+    async with (
+        ta.open_system("t") as system,
+        system.open_devices(["cpu"], options=options) as devices,
+        cluster.open_entities(system, devices, store) as entities,
+    ):
+        while True:
+            print(await entities.entity(Account, "a").ask(Add(1.0)), flush=True)
+
+trio.run(main)
+"""
+
+
+def test_a_program_that_is_killed_goes_on_when_it_is_started_again(path: str) -> None:
+    least = 0.0
+    for _ in range(3):
+        command = [sys.executable, "-c", PROGRAM, path]
+        folders = os.pathsep.join([str(Path(ta.__file__).parents[1]), str(Path(__file__).parent)])
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folders}
+        ) as program:
+            assert program.stdout is not None
+            totals = [float(program.stdout.readline()) for _ in range(23)]
+            program.kill()
+            totals += [float(line) for line in program.stdout if line.endswith("\n")]
+        # The last one before may have been written, and not printed.
+        assert least + 1 <= totals[0] <= least + 2
+        assert totals == [totals[0] + number for number in range(len(totals))]
+        least = totals[-1]
+
+
+async def test_a_store_of_one_host_and_nodes_of_several(path: str) -> None:
+    nodes = cluster.LocalNodes(1)
+    nodes.is_one_host = False
+    async with ta.open_system("test") as system:
+        with pytest.raises(ValueError, match="this store is for one host"):
+            async with cluster.open_cluster(system, nodes, store=cluster.SqliteStore(path)):
+                pass
+        with pytest.raises(cluster.StoreError):
+            async with cluster.open_cluster(
+                system, cluster.LocalNodes(1), store=cluster.SqliteStore(path + "/nowhere/x")
+            ):
+                pass

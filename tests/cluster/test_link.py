@@ -1,0 +1,412 @@
+"""Asks over the two connections to a node: who may come, what is refused, and what waits for what."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from cluster_entities import until
+
+from trio_accel.cluster import _link as links
+
+SECRET = bytes(range(32))
+Serve: TypeAlias = Callable[[Any], Awaitable[object]]
+BIG = np.zeros(64 << 20, np.uint8)
+
+
+class Unreadable:
+    """What can be pickled, and nobody can read it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("there is no such module")
+
+
+class UnprintableError(Exception):
+    """An error whose text fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NoError:
+    """What an error may claim to be made of."""
+
+
+class ForgedError(Exception):
+    """An error that is read as something else."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NoError, ()
+
+
+@attrs.define
+class Served:
+    """Serves what the requests say, and counts."""
+
+    begun: int = 0
+    running: int = 0
+    most: int = 0
+
+    async def __call__(self, request: Any) -> object:
+        what, *given = request
+        self.begun += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            if what == "sleep":
+                await trio.sleep(*given)
+            if what == "fail":
+                raise given[0]
+            if what == "forge":
+                raise ForgedError
+            return given[0]
+        finally:
+            self.running -= 1
+
+
+@asynccontextmanager
+async def listening(serve: Serve, secret: bytes = SECRET) -> AsyncGenerator[tuple[Any, trio.Nursery], None]:
+    """Have one end that listens; the nursery is for the other one."""
+    async with trio.open_nursery() as nursery:
+        yield await links.listen("127.0.0.1", secret, serve, nursery), nursery
+        nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+@asynccontextmanager
+async def linked(serve: Serve, window: float = 64) -> AsyncGenerator[Any, None]:
+    async with listening(serve) as (address, nursery):
+        yield await address.connect("far", window, nursery)
+
+
+async def raw(address: Any, *data: bytes) -> trio.SocketStream:
+    """Connect without knowing the rules."""
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    for one in data:
+        await stream.send_all(one)
+    return stream
+
+
+async def wait_closed(stream: trio.SocketStream) -> None:
+    """Read until the other end has closed."""
+    with trio.fail_after(5):
+        try:
+            while await stream.receive_some(1 << 16):
+                pass
+        except trio.BrokenResourceError:
+            pass
+    await stream.aclose()
+
+
+async def ask_after(link: Any) -> None:
+    """Ask as one that has nothing to do with what happened before."""
+    assert await link.ask(("echo", "still here")) == "still here"
+
+
+@pytest.mark.parametrize("secret", [bytes(32), b"", SECRET + b"x"], ids=["other", "none", "longer"])
+async def test_a_wrong_secret_is_refused(secret: bytes) -> None:
+    served = Served()
+    async with listening(served) as (address, nursery):
+        wrong = attrs.evolve(address, secret=secret)
+        with pytest.raises(links.LinkLostError, match="node far cannot be reached") as caught:
+            await wrong.connect("far", 64, nursery)
+        assert not caught.value.is_begun
+        await ask_after(await address.connect("far", 64, nursery))
+    assert served.begun == 1
+
+
+async def test_who_listens_must_know_the_secret_too() -> None:
+    async with listening(Served(), b"another") as (address, nursery):
+        with pytest.raises(links.LinkLostError, match="cannot be reached"):
+            await attrs.evolve(address, secret=SECRET).connect("far", 64, nursery)
+
+
+async def test_other_versions_do_not_join() -> None:
+    async with listening(Served()) as (address, nursery):
+        name = "trio_accel 0.0, Python 2.7"
+
+        async def greet(connection: trio.SocketStream) -> None:
+            await connection.receive_some(128)
+            await connection.send_all(name.encode().ljust(64) + bytes(32))
+            await connection.aclose()
+
+        listeners = await nursery.start(trio.serve_tcp, greet, 0)
+        port = listeners[0].socket.getsockname()[1]
+        with pytest.raises(links.LinkLostError, match=r"it has trio_accel 0\.0, Python 2\.7, and this"):
+            await attrs.evolve(address, port=port).connect("far", 64, nursery)
+        # The other way round, who listens closes without a word.
+        await wait_closed(await raw(address, name.encode().ljust(64), bytes(64)))
+        await ask_after(await address.connect("far", 64, nursery))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 100_000],
+    ids=["nothing", "http", "zeros", "much"],
+)
+async def test_strangers_are_closed_and_the_end_stays(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_PROOF", 0.3)
+    async with listening(Served()) as (address, nursery):
+        link = await address.connect("far", 64, nursery)
+        await wait_closed(await raw(address, data))
+        await ask_after(link)
+
+
+async def test_nobody_there() -> None:
+    async with listening(Served()) as (address, _):
+        pass
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(links.LinkLostError, match="cannot be reached"):
+            await address.connect("far", 64, nursery)
+
+
+def frame(number: int, kind: int, *lengths: int) -> bytes:
+    return struct.pack("<QBI", number, kind, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
+SENSELESS = {
+    "an unknown kind": frame(1, 9, 4) + b"1234",
+    "too many parts": struct.pack("<QBI", 1, 0, 1 << 31),
+    "a length that no array has": frame(1, 0, (1 << 64) - 1),
+    "a length beyond all memory": frame(1, 0, 1 << 62, 1 << 62),
+    "more than a message may have": frame(1, 0, 1 << 30, 1 << 30),
+    "half a head": b"123",
+    "half a frame": frame(1, 0, 1000) + b"123",
+}
+
+
+@pytest.mark.parametrize("what", SENSELESS)
+async def test_a_frame_without_sense_ends_that_link_alone(what: str) -> None:
+    async with listening(Served()) as (address, nursery):
+        good = await address.connect("far", 64, nursery)
+        bad = await address.connect("far", 64, nursery)
+        for stream in bad._streams:
+            await stream.write(SENSELESS[what])
+            # The rest of it never comes.
+            stream.sock.shutdown(trio.socket.SHUT_WR)
+        with trio.fail_after(5):
+            await bad.lost.wait()
+        await ask_after(good)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"garbage", pickle.dumps(Unreadable()), pickle.dumps(7), pickle.dumps((("echo", 1), "soon"))],
+    ids=["nothing", "garbage", "no module", "no request", "no deadline"],
+)
+async def test_a_request_that_cannot_be_read_ends_alone(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    async with linked(served) as link, trio.open_nursery() as nursery:
+        nursery.start_soon(link.ask, ("sleep", 0.1))
+        await trio.testing.wait_all_tasks_blocked()
+        pack, given = links.pack, iter([data])
+        monkeypatch.setattr(links, "pack", lambda value: next(([one] for one in given), None) or pack(value))
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # whatever reading it raises
+            await link.ask("anything")
+        assert not isinstance(caught.value, links.LinkLostError)
+        assert "on node far" in caught.value.__notes__[0]
+        monkeypatch.undo()
+        await ask_after(link)
+
+
+async def test_a_reply_that_cannot_be_read_ends_alone() -> None:
+    async def serve(request: Any) -> object:
+        return Unreadable() if request == "bad" else request[1]
+
+    async with linked(serve) as link:
+        with pytest.raises(ImportError, match="there is no such module"):
+            await link.ask("bad")
+        with pytest.raises(ImportError, match="there is no such module"):
+            await link.ask(("echo", Unreadable()))
+        await ask_after(link)
+
+
+async def test_what_cannot_be_sent_is_the_error_of_that_ask() -> None:
+    async def serve(request: Any) -> object:
+        return (lambda: None) if request == "bad" else request[1]
+
+    async with linked(serve) as link:
+        for _ in range(2):
+            with pytest.raises(TypeError, match="cannot go to another node"):
+                await link.ask("bad")
+            with pytest.raises(TypeError, match="cannot go to another node"):
+                await link.ask(("echo", lambda: None))
+        await ask_after(link)
+
+
+async def test_strange_errors_end_their_request_alone() -> None:
+    async with linked(Served()) as link:
+        with pytest.raises(UnprintableError):
+            await link.ask(("fail", UnprintableError()))
+        with pytest.raises(RuntimeError, match="ForgedError"):
+            await link.ask(("forge",))
+        with pytest.raises(KeyError, match="gone") as caught:
+            await link.ask(("fail", KeyError("gone")))
+        assert "in __call__" in caught.value.__notes__[0]
+        await ask_after(link)
+
+
+async def test_a_deadline_that_is_moved_is_told_of() -> None:
+    """The node has given up by the deadline that the request came with."""
+
+    async def serve(request: Any) -> None:
+        await trio.sleep(5.0)
+
+    scope = trio.CancelScope()
+
+    async def move() -> None:
+        await trio.sleep(0.1)
+        scope.deadline += 10.0
+
+    async with linked(serve) as link, trio.open_nursery() as nursery:
+        scope.deadline = trio.current_time() + 0.2
+        nursery.start_soon(move)
+        with trio.fail_after(4.0), scope, pytest.raises(trio.TooSlowError, match="with which it was asked"):
+            await link.ask("anything")
+
+
+async def test_a_small_ask_is_not_behind_large_ones() -> None:
+    done = list[str]()
+
+    async def ask(link: Any, name: str, value: object) -> None:
+        assert len(await link.ask(("echo", value))) == len(value)  # type: ignore[arg-type]
+        done.append(name)
+
+    async with linked(Served()) as link, trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(ask, link, "large", BIG)
+        while not link._streams[1].posted.statistics().current_buffer_used:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(ask, link, "small", b"small")
+    assert done.index("small") < 2
+    assert done.count("large") == 4
+
+
+async def test_arrays_come_as_they_were() -> None:
+    given = {
+        "large": np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024),
+        "turned": np.arange(12.0).reshape(3, 4).T,
+        "none": np.zeros((0, 3)),
+        "text": "x" * 100_000,
+    }
+    async with linked(Served()) as link:
+        for _ in range(2):
+            found = await link.ask(("echo", given))
+            assert found["text"] == given["text"]
+            for name in ("large", "turned", "none"):
+                np.testing.assert_array_equal(found[name], given[name])
+                assert found[name].flags.writeable
+
+
+async def test_cancelled_asks_hold_no_place() -> None:
+    served = Served()
+    async with linked(served, window=50) as link:
+        for _ in range(40):
+            async with trio.open_nursery() as nursery:
+                for _ in range(50):
+                    nursery.start_soon(link.ask, ("sleep", 1000))
+                # Some are cancelled before they were sent, some while they are served.
+                await trio.lowlevel.checkpoint()
+                if served.begun % 2:
+                    await trio.sleep(0.002)
+                nursery.cancel_scope.cancel(reason="nobody waits for these")
+        await ask_after(link)
+        with trio.fail_after(5):
+            await until(lambda: not served.running)
+        assert not link._replies
+        assert not link._outcomes
+        # The window is free again, all of it.
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(link.ask, ("sleep", 0.01))
+
+
+async def test_a_large_ask_that_is_cancelled_is_not_overtaken_by_that() -> None:
+    served = Served()
+    async with linked(served) as link:
+        for _ in range(3):
+            with trio.move_on_after(0.005):
+                await link.ask(("sleep", 1000, BIG))
+        await ask_after(link)
+        with trio.fail_after(10):
+            posted = link._streams[1].posted
+            await until(lambda: not (posted.statistics().current_buffer_used or served.running))
+
+
+async def test_a_deadline_goes_with_the_ask() -> None:
+    served = Served()
+    async with linked(served) as link:
+        start = trio.current_time()
+        with trio.move_on_after(0.3) as scope:
+            await link.ask(("sleep", 30))
+        assert scope.cancelled_caught
+        assert 0.29 < trio.current_time() - start < 5
+        with trio.fail_after(5):
+            await until(lambda: not served.running)
+
+
+async def test_the_window_bounds_what_is_in_flight() -> None:
+    served = Served()
+    async with linked(served, window=3) as link, trio.open_nursery() as nursery:
+        for _ in range(9):
+            nursery.start_soon(link.ask, ("sleep", 0.05))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        # What keeps a cluster together does not wait behind them.
+        assert await link.ask(("echo", "table"), at_once=True) == "table"
+        assert served.running == 3
+    assert served.most == 4
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+async def test_a_lost_link_ends_what_is_in_flight(is_far: bool) -> None:
+    ends = itertools.count()
+    async with trio.open_nursery() as outer:
+        far = await outer.start(_far_end)
+        link = await far[0].connect("far", 2, outer)
+
+        async def ask(wanted: bool) -> None:
+            with pytest.raises(links.LinkLostError) as caught:
+                await link.ask(("sleep", 1000))
+            assert caught.value.is_begun is wanted
+            next(ends)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask, True)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            # These wait for the window, and have not begun.
+            for _ in range(2):
+                nursery.start_soon(ask, False)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            if is_far:
+                far[1].cancel()
+            else:
+                link.close()
+        assert next(ends) == 4
+        await link.lost.wait()
+        await ask_begins_nothing(link)
+        outer.cancel_scope.cancel()
+
+
+async def _far_end(task_status: trio.TaskStatus[tuple[Any, trio.CancelScope]]) -> None:
+    async with listening(Served()) as (address, nursery):
+        task_status.started((address, nursery.cancel_scope))
+        await trio.sleep_forever()
+
+
+async def ask_begins_nothing(link: Any) -> None:
+    with pytest.raises(links.LinkLostError, match="node far is gone") as caught:
+        await link.ask(("echo", 1))
+    assert not caught.value.is_begun

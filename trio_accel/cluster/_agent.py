@@ -1,0 +1,140 @@
+"""The agent of a node: a system with devices and entities, which serves the program and other agents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from ..backends import list_devices
+from ..devices import open_system
+from ._entities import Residents
+from ._errors import NotAtHomeError
+from ._link import Address, Link, listen
+from ._options import ClusterOptions
+from ._store import opened_store
+from ._table import Member, Router
+
+__all__ = ["Agent", "AgentConfig", "Started"]
+
+_logger = logging.getLogger("trio_accel.cluster")
+
+
+@attrs.frozen
+class AgentConfig:
+    """What an agent is told at its start.
+
+    Attributes:
+        node: Name of its node.
+        options: Options of the cluster.
+        store: What keeps durable entities, or None.
+        secret: What all agents and the program prove to have.
+        host: The address to listen at.
+    """
+
+    node: str
+    options: ClusterOptions
+    store: Any
+    secret: bytes = attrs.field(repr=False)
+    host: str = "127.0.0.1"
+
+
+@attrs.frozen
+class Started:
+    """What an agent tells when it has started.
+
+    Attributes:
+        address: Where it is reached.
+        devices: Names of its devices.
+        pid: Its process.
+    """
+
+    address: Any
+    devices: tuple[str, ...]
+    pid: int
+
+
+class _Peers(Router):
+    """The way to other agents, which are connected to when they are first asked."""
+
+    def __init__(self, window: int, nursery: trio.Nursery) -> None:
+        super().__init__()
+        self._window, self._nursery = window, nursery
+
+    async def link(self, member: Member) -> Link:
+        if member not in self._links or self._links[member].lost.is_set():
+            self._links.pop(member, None)
+            made = await member.address.connect(member.name, self._window, self._nursery)
+            if self._links.setdefault(member, made) is not made:
+                made.close()
+        return self._links[member]
+
+
+class Agent:
+    """An agent.
+
+    Args:
+        config: What it is told.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._heard = 0.0
+
+    async def run(self, started: Callable[[Address, tuple[str, ...]], None]) -> None:
+        """Serve until this is cancelled.
+
+        Args:
+            started: Is told where the agent listens, and what devices it has.
+        """
+        config, options = self._config, self._config.options
+        names = options.devices
+        if names is None:
+            names = tuple([one.name for one in list_devices() if one.backend != "cpu"]) or ("cpu",)
+        async with (
+            open_system(config.node) as system,
+            system.open_devices(names, options=options.device) as devices,
+            opened_store(config.store),
+            trio.open_nursery() as nursery,
+        ):
+            self._heard = trio.current_time()
+            self._router = _Peers(options.window, nursery)
+            self._residents = Residents(config.node, system, devices, self._router, config.store)
+            nursery.start_soon(self._listen_for_the_program)
+            if options.idle_after is not None:
+                nursery.start_soon(self._residents.end_idle, options.idle_after)
+            address = await listen(config.host, config.secret, self.serve, nursery)
+            started(address, tuple([device.info.name for device in devices]))
+
+    async def serve(self, request: Any) -> Any:
+        """Serve a request of the program, or of another agent."""
+        what, *given = request
+        if what == "ask":
+            epoch, *asked = given
+            while self._router.epoch < epoch:
+                await self._router.wait_changed()
+            if self._is_alone():
+                raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
+            return await self._residents.ask(*asked)
+        self._heard = trio.current_time()
+        if what == "flush":
+            return bytes(1 << 17)
+        if what == "table":
+            [table] = given
+            if table.epoch > self._router.epoch:
+                await self._residents.take(table)
+        return None
+
+    def _is_alone(self) -> bool:
+        """Tell whether the program is silent: it gives the entities of this node to others then."""
+        return trio.current_time() - self._heard > self._config.options.heartbeat_timeout * 2 / 3
+
+    async def _listen_for_the_program(self) -> None:
+        while True:
+            await trio.sleep(self._config.options.heartbeat_timeout / 6)
+            if self._is_alone():
+                _logger.warning("node %s hears nothing of the program: its entities end", self._config.node)
+                await self._residents.end_all()

@@ -1,0 +1,297 @@
+"""Clusters: agents on nodes, as children of the program, and the table of who is a member."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope
+from ..devices import DeviceGroup, System, run_together
+from ._agent import AgentConfig
+from ._entities import Residents
+from ._errors import FencedError, NodeLostError, StoreError
+from ._link import Link, LinkLostError
+from ._nodes import Nodes
+from ._options import ClusterOptions
+from ._store import Store, opened_store
+from ._table import EntityRef, Member, Router, Table, Target
+
+__all__ = ["Cluster", "open_cluster", "open_entities"]
+
+_logger = logging.getLogger("trio_accel.cluster")
+
+EntityT = TypeVar("EntityT")
+
+# Looks for a heartbeat within the time that an agent may be silent.
+_BEATS = 3
+# Seconds before a store that is away is asked again for the number of a table.
+_PAUSE = 1.0
+
+
+@asynccontextmanager
+async def open_cluster(
+    system: System,
+    nodes: Nodes,
+    *,
+    store: Store | None = None,
+    options: ClusterOptions | None = None,
+) -> AsyncGenerator[Cluster, None]:
+    """Start an agent on each node, for entities that are at home on one of them by their keys.
+
+    Agents come and go with the nodes; all end with the block, or with this program. An agent is a child in
+    the tree of the system: one that fails is started again.
+
+    Args:
+        system: The system of the program.
+        nodes: What knows the nodes: `LocalNodes` or `RayNodes`.
+        store: What keeps the messages of each `DurableEntity`; None where there is none.
+        options: Options.
+
+    Raises:
+        ValueError: A store for one host, and nodes on several.
+        StoreError: The store cannot be opened.
+        ExceptionGroup: The error of the body, and that of agents that have failed too often.
+    """
+    if store is not None and not (store.is_shared or nodes.is_one_host):
+        raise ValueError("open_cluster: this store is for one host, and the nodes are on several")
+    options = options or ClusterOptions()
+    async with (
+        opened_store(store),
+        system.open_supervisor("nodes", intensity=options.intensity) as supervisor,
+        trio.open_nursery() as nursery,
+    ):
+        cluster = Cluster(nodes, store, options)
+        first = trio.Event()
+        nursery.start_soon(cluster.follow, supervisor, first)
+        await first.wait()
+        try:
+            yield cluster
+        finally:
+            cluster.is_closing = True
+            nursery.cancel_scope.cancel(reason="the cluster is closed")
+
+
+class Cluster(Router):
+    """Nodes with agents; made by `open_cluster`.
+
+    Attributes:
+        is_closing: Whether agents end without a hand-off, as all do.
+    """
+
+    def __init__(self, nodes: Nodes, store: Store | None, options: ClusterOptions) -> None:
+        super().__init__()
+        self.is_closing: bool = False
+        self._nodes, self._store, self._options = nodes, store, options
+        self._secret, self._program = secrets.token_bytes(32), secrets.token_hex(16)
+        self._epochs = itertools.count(1)
+        self._change = trio.Lock()
+        self._agents: dict[str, Ref[_NodeAgent]] = {}
+        self._tried: dict[str, trio.Event] = {}
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {', '.join(one.name for one in self.members) or 'no node'}, epoch {self.epoch}>"
+
+    def replicas(self, cls: type[EntityT]) -> Mapping[str, EntityRef[EntityT]]:
+        """Return the address of one entity on each node, by the node's name: for `patterns.ReplicaPool`.
+
+        Raises:
+            TypeError, ValueError: As `entity` does.
+        """
+        return {one.name: self.on_node(cls, one.name) for one in self.members}
+
+    async def drain(self, node: str) -> None:
+        """Give the entities of a node to others, and end its agent; it stays out while the node stays.
+
+        Raises:
+            KeyError: There is no such member.
+        """
+        agent = self._agents.get(node)
+        if agent is None or node not in [one.name for one in self.members]:
+            raise KeyError(node)
+        try:
+            await self._replace(node, None, is_lost=False)
+        finally:
+            with trio.CancelScope(shield=True):
+                await agent.stop()
+
+    async def watch(self) -> AsyncGenerator[Table, None]:
+        """Yield the table, at once and whenever it has changed."""
+        while True:
+            yield self.table
+            await self.wait_changed()
+
+    async def follow(self, supervisor: SupervisorScope, first: trio.Event) -> None:
+        """Have an agent on each node; `first` is set when those that were there at first were tried."""
+        async with aclosing(self._nodes.watch()) as changes:
+            async for names in changes:
+                for name in [one for one in self._agents if one not in names]:
+                    await self._agents.pop(name).stop()
+                for name in names:
+                    if name not in self._agents:
+                        self._tried[name] = trio.Event()
+                        fenced: dict[type[Exception], Directive] = {FencedError: Directive.ESCALATE}
+                        policy = Policy(directives=fenced, backoff=self._options.backoff)
+                        made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
+                        self._agents[name] = made
+                if not first.is_set():
+                    for tried in [*self._tried.values()]:
+                        await tried.wait()
+                    first.set()
+
+    async def live(self, name: str, nursery: trio.Nursery) -> None:
+        """Start an agent, have it as a member, and return when it is gone, or silent for too long.
+
+        Raises:
+            NodeLostError: Always at the end.
+        """
+        try:
+            try:
+                config = AgentConfig(name, self._options, self._store, self._secret)
+                started = await self._nodes.start(config)
+                link = await started.address.connect(name, self._options.window, nursery)
+                await self._replace(name, Member(name, started.devices, 0, started.address), link)
+            finally:
+                self._tried[name].set()
+            why = await self._silence(link)
+            if all(one.name != name for one in self.members):
+                await trio.sleep_forever()  # its entities were handed over, and who did it ends this
+            raise NodeLostError(f"node {name} {why}", node=name, epoch=self.epoch)
+        except LinkLostError as error:
+            raise NodeLostError(str(error), node=name, epoch=self.epoch) from error
+        finally:
+            with trio.CancelScope(shield=True):
+                # The agent first, and then the table: no entity may have two homes.
+                await self._nodes.end(name)
+                if not self.is_closing and any(one.name == name for one in self._links):
+                    await self._replace(name, None, is_lost=True)
+
+    async def _silence(self, link: Link) -> str:
+        """Wait until an agent is gone or silent; returns what has happened."""
+        timeout = self._options.heartbeat_timeout
+        while True:
+            try:
+                with trio.fail_after(timeout):
+                    await link.ask(("beat",), at_once=True)
+            except trio.TooSlowError:
+                return f"gave no sign of life for {timeout:g} s and was ended"
+            except LinkLostError:
+                return "has lost its agent"
+            with trio.move_on_after(timeout / _BEATS):
+                await link.lost.wait()
+
+    async def _replace(
+        self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
+    ) -> None:
+        """Have a member, or no more: those that lose entities are told first, then all others (D198)."""
+        async with self._change:
+            epoch = await self._next_epoch()
+            members = {one.name: one for one in self.members}
+            leaver = members.pop(name, None)
+            losers = list(members.values())
+            if member is not None and link is not None:
+                members[name] = member = attrs.evolve(member, epoch=epoch)
+                self._links[member] = link
+            elif leaver is not None:
+                losers = [] if is_lost else [leaver]
+            table = Table(epoch, tuple([members[one] for one in sorted(members)]))
+            leaving = self._links[leaver] if leaver in losers else None
+            await self._give(table, losers)
+            if leaving is not None:
+                with suppress(LinkLostError), trio.move_on_after(self._options.hand_off):
+                    # Its reply comes behind the large ones that are on their way.
+                    await leaving.ask(("flush",), at_once=True)
+            await self._give(table, [one for one in table.members if one not in losers])
+            self.update(table)
+
+    async def _give(self, table: Table, members: Iterable[Member]) -> None:
+        """Give agents a table; each has ended by then what is at home elsewhere."""
+
+        async def give(member: Member) -> None:
+            link = self._links[member]
+            try:
+                with trio.fail_after(self._options.hand_off):
+                    await link.ask(("table", table), at_once=True)
+                return
+            except trio.TooSlowError:
+                _logger.warning("node %s has not ended its hand-off: its agent is ended", member.name)
+            except LinkLostError:
+                pass  # its own task tells that
+            # Whatever it still serves has another home from here on.
+            await self._nodes.end(member.name)
+            link.close()
+
+        await run_together([partial(give, one) for one in members])
+
+    async def _next_epoch(self) -> int:
+        begun = next(self._epochs)
+        if self._store is None:
+            return begun
+        while True:
+            try:
+                # The newest program has the store: an older one ends with its next change.
+                return await self._store.next_epoch(self._program, takes_over=begun == 1)
+            except StoreError as error:
+                _logger.warning("the table of the cluster waits for the store: %s", error)
+                await trio.sleep(_PAUSE)
+
+
+class _NodeAgent(Actor):
+    """The agent of a node, as a child in the tree of the program."""
+
+    expected_crashes = (NodeLostError,)
+
+    def __init__(self, cluster: Cluster, node: str) -> None:
+        self._cluster, self._name = cluster, node
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cluster.live, self._name, nursery)
+            try:
+                yield
+            finally:
+                nursery.cancel_scope.cancel(reason="the node has gone")
+
+
+class _Here(Router):
+    """The way to entities of this process, without a network."""
+
+    residents: Residents
+
+    async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
+        return await self.residents.ask(target, message, number, is_told)
+
+
+@asynccontextmanager
+async def open_entities(
+    system: System, devices: DeviceGroup, store: Store | None = None
+) -> AsyncGenerator[Router, None]:
+    """Host entities in this program alone; a `DurableEntity` goes on after the end of the program.
+
+    Args:
+        system: The system that they are actors of.
+        devices: Devices for them.
+        store: What keeps the messages of each `DurableEntity`.
+
+    Raises:
+        StoreError: The store cannot be opened.
+    """
+    router = _Here()
+    residents = router.residents = Residents("here", system, devices, router, store)
+    names = tuple([device.info.name for device in devices])
+    async with opened_store(store):
+        epoch = 1 if store is None else await store.next_epoch()
+        router.update(Table(epoch, (Member("here", names, epoch, None),)))
+        try:
+            yield router
+        finally:
+            with trio.CancelScope(shield=True):
+                await residents.end_all()

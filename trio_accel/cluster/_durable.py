@@ -1,0 +1,178 @@
+"""Durable entities: each message is one transaction of a store, before its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import attrs
+
+from ..actors import ActorFailedError, Directive, Policy, Ref, Request, Restart, handles
+from ..backends.base import ContextLostError, InputFailedError, StaleRefError
+from ..devices import AccelRef
+from ._entities import Entity, Home, Resident
+from ._errors import NotRepeatableError
+from ._frames import packed, unpack
+from ._store import Entry, Store
+
+__all__ = ["DurableEntity", "Saved"]
+
+Saved: TypeAlias = "Mapping[str, Any]"
+"""What a durable entity is made of again: plain values and arrays by name."""
+
+# Replies of so many messages are kept in memory, for those that come again.
+_REPLIES = 10_000
+# So often a message runs whose device loses its context.
+_ATTEMPTS = 3
+
+
+@attrs.frozen
+class _Save(Request["DurableEntity", "dict[str, Any]"]):
+    """Ask for what is to be saved."""
+
+
+@attrs.frozen
+class _Load(Request["DurableEntity", None]):
+    """Have it begin with what was saved."""
+
+    saved: Saved | None
+
+
+@attrs.frozen
+class _Idle(Request["DurableEntity", None]):
+    """Wait for the messages before."""
+
+
+class _DurableResident(Resident):
+    """A durable entity that is at home here: one message after the other, each with its transaction."""
+
+    restart: ClassVar[Restart] = Restart.TEMPORARY
+    _home: Home
+    _number: int
+    _replies: dict[str, bytes]
+
+    async def ask(self, message: Any, number: str | None, *, is_told: bool) -> Any:
+        async with self._lock:
+            self._check()
+            assert number is not None  # its reference has made one
+            for attempt in range(_ATTEMPTS):
+                try:
+                    await self._once(message, number, is_told=is_told)
+                    break
+                except (ContextLostError, StaleRefError, InputFailedError):
+                    # A device has lost its context, and nothing of this message is in the store.
+                    if attempt + 1 == _ATTEMPTS:
+                        raise
+            return unpack([self._replies[number]])
+
+    async def _once(self, message: Any, number: str, *, is_told: bool) -> None:
+        is_whole = False
+        try:
+            ref = self._ref or await self._recover()
+            is_whole = number in self._replies
+            if not is_whole:
+                try:
+                    await self._serve(ref, message, number, is_told=is_told)
+                except self._cls.refuses:
+                    is_whole = True
+                    raise
+                is_whole = True
+        finally:
+            if not is_whole and self._ref is not None:
+                # What its arrays hold is not what the store says: the next message begins from that.
+                self._ref.cancel("its state is not that of the store")
+                self._ref = None
+
+    @property
+    def _store(self) -> Store:
+        store: Store | None = self._residents.store
+        if store is None:
+            raise TypeError(f"{self._target.text} is a DurableEntity, and the cluster has no store")
+        return store
+
+    async def _serve(self, ref: Ref[Any], message: Any, number: str, *, is_told: bool) -> None:
+        """Run a message, and write it down."""
+        text, at, saved = packed((message, is_told)), self._number + 1, None
+        reply = packed(await self._run(ref, message, number, is_told=is_told))
+        if at % self._cls.save_every == 0:
+            saved = packed(await self._run(ref, _Save(), number))
+        entry = Entry(at, number, text, reply)
+        await self._store.write(self._target.text, self._home.epoch, entry, saved)
+        self._number, self._replies[number] = at, reply
+        if len(self._replies) > _REPLIES:
+            del self._replies[next(iter(self._replies))]
+
+    async def _run(self, ref: Ref[Any], message: Any, number: str | None, *, is_told: bool = False) -> Any:
+        self._home.message_id = number
+        try:
+            if not is_told:
+                return await ref.ask(message)
+            await ref.tell(message)
+            return await ref.ask(_Idle())
+        except ActorFailedError as error:
+            raise error.__cause__ or error from None
+
+    async def _recover(self) -> Ref[Any]:
+        """Start it, and bring it to where the store says that it was."""
+        found: dict[type[Exception], Directive] = {Exception: Directive.STOP}
+        policy = Policy(directives=found | dict.fromkeys(self._cls.refuses, Directive.RESUME))
+        store, name = self._store, self._target.text
+        self._ref, self._home = await self._spawn(policy)
+        journal = await store.take(name, self._home.epoch)
+        saved = None if journal.saved is None else unpack([journal.saved[1]])
+        await self._run(self._ref, _Load(saved), None)
+        for entry in journal.entries:
+            message, is_told = unpack([entry.message])
+            reply = packed(await self._run(self._ref, message, entry.id, is_told=is_told))
+            # Bytes of equal values differ until they have been read once.
+            if packed(unpack([reply])) != packed(unpack([entry.reply])):
+                raise NotRepeatableError(
+                    f"{name}: message {entry.number}, {type(message).__name__}, has replied "
+                    f"{unpack([reply])!r}, and {unpack([entry.reply])!r} before"
+                )
+        self._number, self._replies = journal.number, dict(journal.replies)
+        return self._ref
+
+
+class DurableEntity(Entity):
+    """An entity whose messages a store keeps: it goes on where it was, on whatever node.
+
+    Each message is one transaction, before its reply. At a new home, `load` gets what was saved last, and the
+    messages since then run again; so handlers have no clock and no randomness of their own. A message that
+    comes again with the id of one before gets the reply of that, and is not executed. An error that `refuses`
+    does not name ends the incarnation, and the next one begins from the store: arrays that were half changed
+    are never seen.
+
+    Attributes:
+        save_every: Messages between two saves; with 1, no message ever runs again.
+        refuses: Errors by which a handler says that it has changed nothing.
+    """
+
+    save_every: ClassVar[int] = 20
+    refuses: ClassVar[tuple[type[Exception], ...]] = ()
+    is_durable: ClassVar[bool] = True
+    resident: ClassVar[type[Resident]] = _DurableResident
+
+    async def save(self) -> Saved:
+        """Return what it is made of again."""
+        raise NotImplementedError(f"{type(self).__name__} must define save()")
+
+    async def load(self, saved: Saved | None) -> None:
+        """Begin with what `save` has returned, arrays as NumPy's; with None at the very beginning."""
+        raise NotImplementedError(f"{type(self).__name__} must define load()")
+
+    @handles(_Save)
+    async def _save(self, message: _Save) -> dict[str, Any]:
+        saved = await self.save()
+        return {
+            name: await value.to_host() if isinstance(value, AccelRef) else value
+            for name, value in saved.items()
+        }
+
+    @handles(_Load)
+    async def _load(self, message: _Load) -> None:
+        await self.load(message.saved)
+
+    @handles(_Idle)
+    async def _idle(self, message: _Idle) -> None:
+        pass

@@ -1,0 +1,196 @@
+"""Entities: actors by key, as their homes host them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import attrs
+import trio
+
+from ..actors import Actor, ActorStoppedError, Directive, Policy, Ref, Restart, System
+from ..devices import Device, DeviceGroup, Key
+from ._errors import NotAtHomeError
+from ._frames import find
+from ._table import Router, Table, Target
+
+__all__ = ["Entity", "Home", "Resident", "Residents"]
+
+
+@attrs.define(eq=False)
+class Home:
+    """Where an entity is at home; its class gets it when it is made.
+
+    Attributes:
+        key: Its key.
+        device: The device of the node that the key belongs to.
+        devices: All devices of the node.
+        system: The system of the node.
+        cluster: The way to other entities: ``home.cluster.entity(cls, key)``.
+        node: Name of the node.
+        epoch: Number of the table by which it is at home here.
+        message_id: The id of the message that is served, for a `DurableEntity`: an effect outside, such as a
+            mail, is told by it when the message runs again.
+    """
+
+    key: Key
+    device: Device
+    devices: DeviceGroup
+    system: System
+    cluster: Router
+    node: str
+    epoch: int
+    message_id: str | None = None
+
+
+class Resident:
+    """An entity that is at home here.
+
+    Args:
+        residents: All that are.
+        target: What the entity is.
+        cls: Its class.
+    """
+
+    restart: ClassVar[Restart] = Restart.PERMANENT
+
+    def __init__(self, residents: Residents, target: Target, cls: Any) -> None:
+        self.used: float = trio.current_time()
+        self.in_use: int = 0
+        self._residents, self._target, self._cls = residents, target, cls
+        self._lock = trio.Lock()
+        self._ref: Ref[Any] | None = None
+        self._has_left = False
+
+    async def ask(self, message: Any, number: str | None, *, is_told: bool) -> Any:
+        """Have it serve a message; it is started for the first one."""
+        async with self._lock:
+            self._check()
+            if self._ref is None or self._ref.is_terminated:
+                self._ref, _ = await self._spawn(self._cls.policy)
+        try:
+            return await (self._ref.tell(message) if is_told else self._ref.ask(message))
+        except ActorStoppedError:
+            self._check()
+            raise
+
+    def _check(self) -> None:
+        if self._has_left:
+            raise NotAtHomeError(f"{self._target.text} has left node {self._residents.node}")
+
+    async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
+        here, target = self._residents, self._target
+        place = here.devices.place(key=f"{target.path}/{target.key!r}")
+        epoch = here.router.table.epoch
+        home = Home(target.key, place, here.devices, here.system, here.router, here.node, epoch)
+        name = f"{self._cls.__name__.lower()}-{next(here.numbers)}"
+        ref = await here.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
+        return ref, home
+
+    async def end(self) -> None:
+        """Let what has begun finish, and end it; what waits is not at home here any more."""
+        self._has_left = True
+        async with self._lock:
+            if self._ref is not None:
+                await self._ref.stop()
+
+
+class Entity(Actor):
+    """Base of actors that are at home on one of several nodes, by a key.
+
+    A node that is lost takes the state of its entities with it. They begin anew on other nodes, with the next
+    message.
+
+    Args:
+        home: Where it is.
+
+    Attributes:
+        home: The argument.
+        policy: How it is supervised on its node. By default, the error of a handler is the reply.
+        is_durable: Whether its messages are kept.
+        resident: What hosts it.
+    """
+
+    policy: ClassVar[Policy] = Policy(directives={Exception: Directive.RESUME})
+    is_durable: ClassVar[bool] = False
+    resident: ClassVar[type[Resident]] = Resident
+
+    def __init__(self, home: Home) -> None:
+        self.home: Home = home
+
+
+class Residents:
+    """The entities that are at home in this process.
+
+    Args:
+        node: Name of the node.
+        system: The system that they are actors of.
+        devices: The devices of the node.
+        router: The way to other entities; its table tells who is at home here.
+        store: What keeps durable entities.
+
+    Attributes:
+        numbers: Tells actors of one class apart.
+    """
+
+    def __init__(
+        self, node: str, system: System, devices: DeviceGroup, router: Router, store: Any = None
+    ) -> None:
+        self.node: str = node
+        self.system: System = system
+        self.devices: DeviceGroup = devices
+        self.router: Router = router
+        self.store: Any = store
+        self.numbers: itertools.count[int] = itertools.count(1)
+        self._all: dict[Target, Resident] = {}
+
+    async def ask(self, target: Target, message: object, number: str | None, is_told: bool) -> Any:
+        """Have an entity serve a message.
+
+        Raises:
+            NotAtHomeError: It is at home elsewhere.
+            ImportError: Its class is not there.
+            Exception: As its handler does.
+        """
+        if not self._is_home(target):
+            raise NotAtHomeError(f"{target.text} is not at home on node {self.node}")
+        resident = self._all.get(target)
+        if resident is None:
+            cls = find(target.path, self.node)
+            resident = self._all[target] = cls.resident(self, target, cls)
+        resident.in_use += 1
+        try:
+            return await resident.ask(message, number, is_told=is_told)
+        finally:
+            resident.in_use -= 1
+            resident.used = trio.current_time()
+
+    def _is_home(self, target: Target) -> bool:
+        member = self.router.table.home(target)
+        return member is not None and member.name == self.node
+
+    async def take(self, table: Table) -> None:
+        """Take a newer table; returns when the entities that are at home elsewhere by it have ended."""
+        self.router.update(table)
+        await self._end([target for target in self._all if not self._is_home(target)])
+
+    async def _end(self, targets: list[Target]) -> None:
+        async def end(target: Target, resident: Resident) -> None:
+            await resident.end()
+            # Not before that: the next one would serve beside it.
+            self._all.pop(target, None)
+
+        async with trio.open_nursery() as nursery:
+            for target in targets:
+                nursery.start_soon(end, target, self._all[target])
+
+    async def end_all(self) -> None:
+        """End all entities; a later message starts one again."""
+        await self._end([*self._all])
+
+    async def end_idle(self, after: float) -> None:
+        """End entities that nobody has asked for so many seconds, again and again."""
+        while True:
+            await trio.sleep(after / 2)
+            since = trio.current_time() - after
+            await self._end([one for one, it in self._all.items() if not it.in_use and it.used < since])

@@ -1,0 +1,42 @@
+"""Errors of a cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..actors import NotExecutedError
+
+__all__ = ["FencedError", "NodeLostError", "NotAtHomeError", "NotRepeatableError", "StoreError"]
+
+
+class NodeLostError(Exception):
+    """A node was lost while a request was on its way there; the request may have been executed.
+
+    Attributes:
+        node: Name of the node.
+        epoch: Number of the table by which the request went there.
+    """
+
+    def __init__(self, message: str, *, node: str, epoch: int) -> None:
+        super().__init__(message)
+        self.node: str = node
+        self.epoch: int = epoch
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), node=self.node, epoch=self.epoch), self.args
+
+
+class NotAtHomeError(NotExecutedError):
+    """The entity has another home by now, and its message was not begun. `EntityRef` asks again by itself."""
+
+
+class FencedError(Exception):
+    """Another home has taken the entity over, so this one may not write any more."""
+
+
+class StoreError(Exception):
+    """The store cannot be reached, or has failed; nothing was acknowledged."""
+
+
+class NotRepeatableError(Exception):
+    """A message that ran again has given another reply than before: the state is another one, too."""

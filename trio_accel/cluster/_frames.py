@@ -1,0 +1,113 @@
+"""What crosses between nodes: pickles with the arrays beside them, and errors with their frames."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import operator
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ..actors._errors import describe
+
+__all__ = ["MOST_BYTES", "Parts", "failure", "find", "pack", "packed", "path_of", "raised", "unpack"]
+
+Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
+"""A pickle, and behind it what arrays hold."""
+
+MOST_BYTES = 1 << 30
+_MOST_CAUSES = 8
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "__module__", None) == "__main__" and isinstance(obj, type):
+            raise TypeError(
+                f"{obj.__qualname__} is a class of the started program (__main__), which other nodes cannot "
+                "import: put it into a module"
+            )
+        return NotImplemented
+
+
+def pack(value: object) -> Parts:
+    """Make bytes of a value; what arrays hold is not copied.
+
+    Raises:
+        TypeError: It cannot be pickled: an array of a device, a class of ``__main__``.
+        ValueError: It is larger than `MOST_BYTES`.
+    """
+    text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    try:
+        _Pickler(text, 5, buffer_callback=buffers.append).dump(value)
+        parts: Parts = [text.getbuffer(), *[buffer.raw() for buffer in buffers]]
+    except (pickle.PicklingError, AttributeError) as error:
+        raise TypeError(f"this cannot go to another node: {error}") from error
+    if (size := sum(map(len, parts))) > MOST_BYTES:
+        raise ValueError(f"a message of {size} bytes is too large: at most {MOST_BYTES} go to another node")
+    return parts
+
+
+def packed(value: object) -> bytes:
+    """Make the bytes of a value that `unpack` takes as its only part; raises as `pack` does."""
+    text = io.BytesIO()
+    _Pickler(text, 5).dump(value)
+    return text.getvalue()
+
+
+def unpack(parts: Sequence[bytes | bytearray | memoryview]) -> Any:
+    """Make a value of what `pack` has made.
+
+    Raises:
+        Exception: As unpickling does, where a module is missing here, or another one.
+    """
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # the other end has proved the secret
+
+
+def path_of(cls: type) -> str:
+    """Return where another node finds a class.
+
+    Raises:
+        ValueError: It would not find it.
+    """
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    if cls.__module__ == "__main__" or "<locals>" in path:
+        raise ValueError(f"entity: another node cannot import {path}: put the class into a module")
+    return path
+
+
+def find(path: str, node: str) -> Any:
+    """Return the class at a path.
+
+    Raises:
+        ImportError: There is none on this node.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"node {node} has no {path}: {error}") from error
+
+
+def failure(error: BaseException, depth: int = _MOST_CAUSES) -> list[tuple[Exception, str]]:
+    """Return an error and its causes, for `raised`: each can be pickled, with where it was raised."""
+    try:
+        made: object = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
+    except Exception:  # noqa: BLE001  # a class may pickle to what nobody can read
+        made = None
+    if not isinstance(made, Exception):
+        made = RuntimeError(describe(error))
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return [(made, frames), *(failure(error.__cause__, depth - 1) if error.__cause__ and depth else ())]
+
+
+def raised(errors: Sequence[tuple[Exception, str]], node: str) -> Exception:
+    """Return the first of some errors, each with the next one as its cause, and with its frames as a note."""
+    cause: Exception | None = None
+    for error, frames in reversed(errors):
+        if frames:
+            error.add_note(f"on node {node}:\n{frames}")
+        error.__cause__, cause = cause, error
+    assert cause is not None  # there is one at least
+    return cause

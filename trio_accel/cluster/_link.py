@@ -1,0 +1,347 @@
+"""Asks over streams: what goes to a node and comes back, with deadlines, cancellation and back-pressure."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import math
+import os
+import platform
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import numpy as np
+import outcome
+import trio
+from trio import socket
+
+from .._version import __version__
+from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
+
+__all__ = ["Address", "Link", "LinkLostError", "Serve", "StreamLink", "listen", "serve_one"]
+
+Serve: TypeAlias = Callable[[Any], Awaitable[object]]
+"""Serves a request of the other end."""
+
+_Frame: TypeAlias = "tuple[int, int, Parts]"
+# Number of the request, kind, number of parts, and then the bytes of each.
+_HEAD = struct.Struct("<QBI")
+_LENGTH = struct.Struct("<Q")
+_ASK, _CANCEL, _VALUE, _ERROR = range(4)
+# Frames of more bytes have a stream of their own: a small one does not wait for a large one.
+_LARGE = 1 << 16
+_MOST_PARTS = 1 << 16
+_NONCE = 32
+# Seconds in which who connects must prove the secret.
+_PROOF = 2.0
+_VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
+
+
+class LinkLostError(ConnectionError):
+    """The other end is gone.
+
+    Attributes:
+        is_begun: Whether the request was on its way, so that it may have been executed.
+    """
+
+    def __init__(self, message: str, *, is_begun: bool) -> None:
+        super().__init__(message)
+        self.is_begun: bool = is_begun
+
+
+class Link(Protocol):
+    """The way to a node.
+
+    Attributes:
+        lost: Set when the other end is gone.
+    """
+
+    lost: trio.Event
+
+    async def ask(self, request: object, *, at_once: bool = False) -> Any:
+        """Have the other end serve a request.
+
+        Args:
+            request: The request.
+            at_once: Whether it goes beside the window: what keeps a cluster together waits behind no asks.
+
+        Raises:
+            LinkLostError: It is gone.
+            Exception: As it says.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it; what waits for a reply hears of that."""
+        ...
+
+
+@attrs.frozen
+class Address:
+    """Where a node listens.
+
+    Attributes:
+        host: Its address.
+        port: Its port.
+        secret: What both ends prove to have.
+    """
+
+    host: str
+    port: int
+    secret: bytes = attrs.field(repr=False)
+
+    async def connect(self, name: str, window: float, nursery: trio.Nursery) -> Link:
+        """Connect to the node that listens there; the link ends with the nursery.
+
+        Raises:
+            LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
+        """
+        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
+        link = StreamLink(streams, name, window=window)
+        try:
+            with trio.fail_after(_PROOF):
+                for _ in range(2):
+                    streams.append(_stream(socket.socket()))
+                    await streams[-1].sock.connect((self.host, self.port))
+                    await _prove(streams[-1], self.secret, is_asked=False, token=token)
+            is_proved = True
+        except (OSError, trio.TooSlowError, trio.EndOfChannel) as error:
+            why = str(error) or type(error).__name__
+            raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
+        finally:
+            if not is_proved:
+                link.close()
+        nursery.start_soon(link.run)
+        return link
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """One connection: frames of a number, a kind and parts."""
+
+    sock: trio.socket.SocketType
+
+    # One task writes, in the order of posting: a request is never behind its own cancellation.
+    posted: trio.MemorySendChannel[_Frame] = attrs.field(init=False)
+    _frames: trio.MemoryReceiveChannel[_Frame] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.posted, self._frames = trio.open_memory_channel[_Frame](math.inf)
+
+    async def write(self, *views: bytes | bytearray | memoryview) -> None:
+        for view in views:
+            left = memoryview(view).cast("B")
+            while left:
+                left = left[await self.sock.send(left[: 1 << 22]) :]
+
+    async def read(self, size: int) -> memoryview:
+        view = memoryview(np.empty(size, np.uint8).data)
+        got = 0
+        while got < size:
+            count = await self.sock.recv_into(view[got:])
+            if not count:
+                raise trio.EndOfChannel
+            got += count
+        return view
+
+    async def write_posted(self) -> None:
+        async for number, kind, parts in self._frames:
+            lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
+            await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
+
+    async def receive(self) -> tuple[int, int, list[memoryview]]:
+        number, kind, count = _HEAD.unpack(await self.read(_HEAD.size))
+        if kind > _ERROR or count > _MOST_PARTS:
+            raise trio.EndOfChannel
+        lengths = [size for (size,) in _LENGTH.iter_unpack(await self.read(_LENGTH.size * count))]
+        if sum(lengths) > MOST_BYTES:
+            raise trio.EndOfChannel
+        return number, kind, [await self.read(size) for size in lengths]
+
+
+class StreamLink:
+    """One end of two connections: one for small frames, one for large ones. See `Link`.
+
+    Args:
+        streams: The connections.
+        name: Name of the other end, for errors.
+        serve: Serves its requests; None where it asks none.
+        window: The most requests that wait for its replies; who asks more waits in their own task.
+    """
+
+    def __init__(
+        self, streams: list[_Stream], name: str, serve: Serve | None = None, window: float = math.inf
+    ) -> None:
+        self._streams, self._name, self._serve = streams, name, serve
+        self._window = trio.CapacityLimiter(window)
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, trio.Event] = {}
+        self._outcomes: dict[int, outcome.Outcome[Any]] = {}
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self.lost: trio.Event = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Read what comes, until a connection ends; raises nothing for that."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                for stream in self._streams:
+                    self._nursery.start_soon(self._read, stream)
+                    self._nursery.start_soon(self._write, stream)
+                await self.lost.wait()
+                self._nursery.cancel_scope.cancel(reason="the other end is gone")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """See `Link`."""
+        self.lost.set()
+        for stream in self._streams:
+            stream.sock.close()
+        for event in self._replies.values():
+            event.set()
+
+    async def ask(self, request: object, *, at_once: bool = False) -> Any:
+        """See `Link`."""
+        parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
+        stream = self._stream(parts)
+        async with nullcontext() if at_once else self._window:
+            if self.lost.is_set():
+                raise LinkLostError(f"node {self._name} is gone", is_begun=False)
+            number = next(self._numbers)
+            replied = self._replies[number] = trio.Event()
+            try:
+                stream.posted.send_nowait((number, _ASK, parts))
+                await replied.wait()
+            except trio.Cancelled:
+                stream.posted.send_nowait((number, _CANCEL, []))
+                raise
+            finally:
+                del self._replies[number]
+                found = self._outcomes.pop(number, None)
+        if found is None:
+            raise LinkLostError(f"node {self._name} was lost with this request in flight", is_begun=True)
+        return found.unwrap()
+
+    def _stream(self, parts: Parts) -> _Stream:
+        return self._streams[sum(map(len, parts)) > _LARGE]
+
+    async def _write(self, stream: _Stream) -> None:
+        try:
+            await stream.write_posted()
+        except (OSError, trio.ClosedResourceError):
+            self.lost.set()
+
+    async def _read(self, stream: _Stream) -> None:
+        try:
+            while True:
+                self._take(*await stream.receive())
+        except (OSError, trio.EndOfChannel, trio.ClosedResourceError, MemoryError):
+            self.lost.set()
+
+    def _take(self, number: int, kind: int, parts: list[memoryview]) -> None:
+        if kind == _ASK:
+            assert self._nursery is not None  # its task reads this
+            scope = self._scopes[number] = trio.CancelScope()
+            self._nursery.start_soon(self._answer, number, parts, scope)
+        elif kind == _CANCEL:
+            if number in self._scopes:
+                self._scopes[number].cancel(reason="the asker was cancelled")
+        elif number in self._replies:
+            self._outcomes[number] = self._outcome(kind, parts)
+            self._replies[number].set()
+
+    def _outcome(self, kind: int, parts: list[memoryview]) -> outcome.Outcome[Any]:
+        try:
+            value = unpack(parts)
+            return outcome.Value(value) if kind == _VALUE else outcome.Error(raised(value, self._name))
+        except Exception as error:  # noqa: BLE001  # it ends that request alone
+            return outcome.Error(error)
+
+    async def _answer(self, number: int, parts: list[memoryview], scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                kind, reply = _VALUE, await serve_one(self._serve, parts, scope)
+            except Exception as error:  # noqa: BLE001  # the asker gets it
+                kind, reply = _ERROR, pack(failure(error))
+            finally:
+                self._scopes.pop(number, None)
+            self._stream(reply).posted.send_nowait((number, kind, reply))
+        if scope.cancelled_caught:
+            # The asker may have moved its deadline meanwhile.
+            late = pack(failure(trio.TooSlowError("the deadline with which it was asked has passed")))
+            self._stream(late).posted.send_nowait((number, _ERROR, late))
+
+
+async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) -> Parts:
+    """Serve a request within its deadline; returns the reply as bytes."""
+    request, left = unpack(parts)
+    # Seconds and no time: clocks of two hosts have nothing to do with each other.
+    scope.deadline = trio.current_time() + left
+    if serve is None:
+        raise RuntimeError("this end serves no requests")
+    return pack(await serve(request))
+
+
+async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) -> Address:
+    """Serve whoever connects and proves the secret, until the nursery ends; returns where."""
+    sock = socket.socket()
+    await sock.bind((host, 0))
+    sock.listen(128)
+    halves: dict[bytes, _Stream] = {}
+
+    async def accept() -> None:
+        with sock:
+            while True:
+                connection, _ = await sock.accept()
+                nursery.start_soon(greet, connection)
+
+    async def greet(connection: trio.socket.SocketType) -> None:
+        stream, token = _stream(connection), b""
+        try:
+            with suppress(OSError, trio.TooSlowError, trio.EndOfChannel), trio.fail_after(_PROOF):
+                token = await _prove(stream, secret, is_asked=True)
+        finally:
+            if not token:
+                connection.close()
+        if not token:
+            return
+        other = halves.pop(token, None)
+        if other is None:
+            halves[token] = stream
+        else:
+            await StreamLink([other, stream], "the program", serve).run()
+
+    nursery.start_soon(accept)
+    return Address(host, sock.getsockname()[1], secret)
+
+
+def _stream(sock: trio.socket.SocketType) -> _Stream:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _Stream(sock)
+
+
+async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
+    """Prove the secret to the other end, and have it do so; returns the token of who has connected.
+
+    Each end has a number of its own in what the other one signs, so no proof serves twice.
+    """
+    version = _VERSION.encode().ljust(64)
+    own = os.urandom(_NONCE)
+    await stream.write(version, own, token)
+    theirs = bytes(await stream.read(64))
+    if theirs != version:
+        raise OSError(f"it has {theirs.decode(errors='replace').strip()}, and this is {_VERSION}")
+    other = bytes(await stream.read(_NONCE))
+    if is_asked:
+        token = bytes(await stream.read(_NONCE))
+    signed = [own + other, other + own]
+    await stream.write(hmac.digest(secret, signed[is_asked] + b"ca"[is_asked : is_asked + 1], "sha256"))
+    proof = bytes(await stream.read(_NONCE))
+    wanted = hmac.digest(secret, signed[is_asked] + b"ac"[is_asked : is_asked + 1], "sha256")
+    if not hmac.compare_digest(proof, wanted):
+        raise OSError("it does not know the secret")
+    return token

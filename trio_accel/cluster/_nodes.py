@@ -1,0 +1,132 @@
+"""Nodes: where agents run, as whoever starts and ends them sees it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Collection, Iterable
+from typing import Protocol
+
+import trio
+
+from ._agent import AgentConfig, Started
+from ._errors import NodeLostError
+from ._process import LENGTH
+
+__all__ = ["LocalNodes", "Nodes"]
+
+# More processes than these are a mistake.
+_MOST = 256
+
+
+class Nodes(Protocol):
+    """What knows nodes, and starts and ends an agent on each.
+
+    Attributes:
+        is_one_host: Whether all nodes are of one host, so that a `SqliteStore` will do.
+    """
+
+    is_one_host: bool
+
+    def watch(self) -> AsyncGenerator[Collection[str], None]:
+        """Yield the names of the nodes, at once and whenever they have changed."""
+        ...
+
+    async def start(self, config: AgentConfig) -> Started:
+        """Start the agent of a node; returns when it listens.
+
+        Raises:
+            NodeLostError: It does not start.
+        """
+        ...
+
+    async def end(self, node: str) -> None:
+        """End the agent of a node, if there is one; returns when it is gone, with all that it has started."""
+        ...
+
+
+class LocalNodes:
+    """Nodes that are processes of this host: for tests, and for several agents on a large machine.
+
+    Args:
+        names: Their names, or how many.
+
+    Raises:
+        ValueError: A name is there twice, or no node at all.
+    """
+
+    is_one_host: bool = True
+
+    def __init__(self, names: int | Iterable[str]) -> None:
+        count = min(names, _MOST + 1) if isinstance(names, int) else 0
+        given = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
+        if not given or len({*given}) < len(given) or len(given) > _MOST:
+            raise ValueError(f"LocalNodes: names must be 1 to {_MOST}, each once, got {names!r}")
+        self._names: dict[str, None] = dict.fromkeys(given)
+        self._changed = trio.Event()
+        self._processes: dict[str, trio.Process] = {}
+
+    def add(self, name: str) -> None:
+        """Have one node more."""
+        self._names[name] = None
+        self._tell()
+
+    def remove(self, name: str) -> None:
+        """Have one node less: its agent ends without a hand-off, as if its host was lost."""
+        del self._names[name]
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def watch(self) -> AsyncGenerator[Collection[str], None]:
+        """See `Nodes`."""
+        while True:
+            changed = self._changed
+            yield [*self._names]
+            await changed.wait()
+
+    async def start(self, config: AgentConfig) -> Started:
+        """See `Nodes`."""
+        command = [sys.executable, "-c", "from trio_accel.cluster._process import main; main()"]
+        process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._processes[config.node] = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            for value in (sys.path, config):
+                data = pickle.dumps(value)
+                await process.stdin.send_all(LENGTH.pack(len(data)) + data)
+            [size] = LENGTH.unpack(await _read(process.stdout, LENGTH.size))
+            made: Started = pickle.loads(await _read(process.stdout, size))  # noqa: S301  # our own process
+        except (trio.BrokenResourceError, trio.EndOfChannel) as error:
+            text = f"the agent of node {config.node} has ended before it listened; its errors are above"
+            raise NodeLostError(text, node=config.node, epoch=0) from error
+        return made
+
+    async def end(self, node: str) -> None:
+        """See `Nodes`."""
+        process = self._processes.pop(node, None)
+        if process is not None:
+            with trio.CancelScope(shield=True):
+                process.kill()
+                await process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    assert pipe is not None
+                    await pipe.aclose()
+
+    def pid(self, node: str) -> int:
+        """Return the process of a node's agent."""
+        return self._processes[node].pid
+
+
+async def _read(pipe: trio.abc.ReceiveStream, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        data = await pipe.receive_some(size - len(got))
+        if not data:
+            raise trio.EndOfChannel
+        got += data
+    return bytes(got)

@@ -1,0 +1,41 @@
+"""Options of a cluster."""
+
+from __future__ import annotations
+
+import attrs
+
+from ..actors import Backoff, Intensity, is_number, must, must_be_whole, named_options
+from ..devices import DeviceOptions
+
+__all__ = ["ClusterOptions"]
+
+
+_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+
+
+@named_options
+@attrs.frozen(kw_only=True)
+class ClusterOptions:
+    """Options of a cluster.
+
+    Attributes:
+        devices: Names of the devices that each agent opens; by default all GPUs of its node, or ``"cpu"``.
+        device: Options of these devices.
+        window: The most asks of one process that wait for replies of one node; further askers wait in their
+            own tasks.
+        heartbeat_timeout: Seconds without a sign of life after which an agent is ended, and its entities have
+            other homes. An agent that hears nothing for two thirds of that ends its entities by itself.
+        hand_off: Seconds that a node may take to end the entities that leave it; then its agent is ended.
+        idle_after: Seconds without a message after which an entity ends; None for never.
+        intensity: How many agents may fail within its time, before the cluster fails.
+        backoff: Waiting before an agent is started again.
+    """
+
+    devices: tuple[str, ...] | None = None
+    device: DeviceOptions = attrs.field(factory=lambda: DeviceOptions(isolation="process"))
+    window: int = attrs.field(default=64, validator=must_be_whole(1))
+    heartbeat_timeout: float = attrs.field(default=15.0, validator=_seconds)
+    hand_off: float = attrs.field(default=30.0, validator=_seconds)
+    idle_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_seconds))
+    intensity: Intensity = attrs.field(factory=lambda: Intensity(100, 60.0))
+    backoff: Backoff = attrs.field(factory=lambda: Backoff(base=0.2))

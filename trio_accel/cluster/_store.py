@@ -1,0 +1,283 @@
+"""Stores of durable entities: their protocol, and what all databases have in common."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import attrs
+import trio
+
+from ..actors import is_number, must, must_be_whole
+from ._errors import FencedError, StoreError
+
+__all__ = ["Entry", "Journal", "Store"]
+
+T = TypeVar("T")
+
+# Columns of fixed size stand first: what is behind long bytes takes long to find.
+_TABLES = """
+    accel_epoch (id integer primary key, epoch bigint not null, program text not null);
+    accel_owners (entity text primary key, epoch bigint not null);
+    accel_saves (entity text primary key, number bigint not null, saved BYTES not null);
+    accel_messages (entity text, number bigint, at double precision not null, id text not null,
+        message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
+_COUNT = """insert into accel_epoch values (1, 1, ?)
+    on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
+_OWN = """insert into accel_owners values (?, ?)
+    on conflict (entity) do update set epoch = excluded.epoch where accel_owners.epoch <= excluded.epoch"""
+_READ = """select number, id, message, reply from accel_messages
+    where entity = ? and (number > ? or at >= NOW - ?) order by number"""
+_KEEP = "insert into accel_messages values (?, ?, NOW, ?, ?, ?)"
+_SAVE = """insert into accel_saves values (?, ?, ?)
+    on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
+_EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
+_FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
+_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+
+
+@attrs.frozen
+class Entry:
+    """One message of a journal.
+
+    Attributes:
+        number: Its number, from 1 on for each entity.
+        id: What it is known by when it comes again; unique for an entity.
+        message: The message.
+        reply: What it was answered with.
+    """
+
+    number: int
+    id: str
+    message: bytes
+    reply: bytes
+
+
+@attrs.frozen
+class Journal:
+    """What an entity is recovered from.
+
+    Attributes:
+        number: Number of the last message; 0 without any.
+        saved: Number of the message before the last save, and what was saved; None without any.
+        entries: Messages after the save, in order.
+        replies: Replies by the ids of messages, those before the save included.
+    """
+
+    number: int
+    saved: tuple[int, bytes] | None
+    entries: tuple[Entry, ...]
+    replies: Mapping[str, bytes]
+
+
+class Store(Protocol):
+    """Keeps the messages of durable entities, and who owns them.
+
+    A store is handed to other processes before it is opened, and each of them opens its own.
+
+    Attributes:
+        is_shared: Whether nodes on several hosts may use it.
+    """
+
+    is_shared: ClassVar[bool]
+
+    async def open(self) -> None:
+        """Connect, and make what is not there yet.
+
+        Raises:
+            StoreError: The store cannot be reached.
+        """
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+
+    async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
+        """Return a number above all that were returned before, in any process.
+
+        Args:
+            program: Who asks.
+            takes_over: Whether it has the store from now on; else it must be who has taken it last.
+
+        Raises:
+            FencedError: Another program has taken the store since.
+            StoreError: The store cannot be reached, or has failed.
+        """
+        ...
+
+    async def take(self, entity: str, epoch: int) -> Journal:
+        """Own an entity from now on: an owner of an earlier epoch writes no more.
+
+        Raises:
+            FencedError: An owner of a later epoch has it.
+            StoreError: The store cannot be reached, or has failed.
+        """
+        ...
+
+    async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
+        """Keep a message, and what was saved behind it: both or none.
+
+        Raises:
+            FencedError: The entity has an owner of another epoch.
+            StoreError: The store cannot be reached, has failed, or has the number or the id already. The
+                message may have been kept, and `take` tells.
+        """
+
+
+@asynccontextmanager
+async def opened_store(store: Store | None) -> AsyncGenerator[None, None]:
+    """Have a store open for the block, if there is one."""
+    if store is not None:
+        await store.open()
+    try:
+        yield
+    finally:
+        if store is not None:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+
+
+@attrs.define(kw_only=True, eq=False)
+class SqlStore:
+    """A store in a database: its calls run one at a time, in a thread, by one connection.
+
+    A call that has begun is waited for, cancelled or not, so that nobody wonders whether it has written. With
+    any error the connection is closed, which takes back what was begun; the next call makes another one.
+
+    Attributes:
+        ids: Replies of so many messages before the last save are kept.
+        keep: Seconds for which these replies are kept, by the clock of the database.
+        timeout: Seconds that a call may take.
+    """
+
+    # What the database says for words in capitals, and for the place of a value.
+    words: ClassVar[Mapping[str, str]]
+
+    ids: int = attrs.field(default=10_000, validator=must_be_whole(1))
+    keep: float = attrs.field(default=86_400.0, validator=_seconds)
+    timeout: float = attrs.field(default=5.0, validator=_seconds)
+    _is_open: bool = attrs.field(default=False, init=False, repr=False)
+    _database: Any = attrs.field(default=None, init=False, repr=False)
+    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)
+    # A call that was given up still has its thread for a while, and the next one waits for that.
+    _one: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = {field.name: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}
+        return partial(type(self), **given), ()
+
+    async def open(self) -> None:
+        """Connect, and make the tables that are not there yet."""
+        self._is_open = True
+        await self._run(self._make_tables)
+
+    async def aclose(self) -> None:
+        """Disconnect; calls after that are refused."""
+        self._is_open = False
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
+            async with self._lock:
+                await trio.to_thread.run_sync(self._disconnect, limiter=self._one)
+
+    async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
+        """Return a number above all that were returned before, in any process."""
+        return await self._run(self._next_epoch, program, takes_over)
+
+    async def take(self, entity: str, epoch: int) -> Journal:
+        """Own an entity from now on, as `Store.take`."""
+        return await self._run(self._take, entity, epoch)
+
+    async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
+        """Keep a message and a save, as `Store.write`."""
+        await self._run(self._write, entity, epoch, entry, saved)
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        async with self._lock:
+            if not self._is_open:
+                raise StoreError(f"{type(self).__name__} is not open")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
+                call = partial(self._transact, work, *arguments)
+                return await trio.to_thread.run_sync(call, limiter=self._one, abandon_on_cancel=True)
+            # A thread that waits for the database cannot be cancelled.
+            self._give_up()
+            raise StoreError(f"{type(self).__name__} has not answered within {self.timeout:g} s")
+
+    def _transact(self, work: Callable[..., T], *arguments: Any) -> T:
+        try:
+            if self._database is None:
+                self._connect()
+            self._sql("BEGIN")
+            found = work(*arguments)
+            self._sql("commit")
+            return found
+        except Exception as error:
+            self._disconnect()
+            if isinstance(error, FencedError):
+                raise
+            raise StoreError(f"{type(self).__name__}: {type(error).__name__}: {error}") from error
+
+    def _connect(self) -> None:
+        """Connect. A wait for a lock ends before `timeout`: then the database says what it has waited for."""
+        raise NotImplementedError
+
+    def _disconnect(self) -> None:
+        database, self._database = self._database, None
+        # A connection that was lost cannot say good-bye.
+        with suppress(Exception):
+            if database is not None:
+                database.close()
+
+    def _give_up(self) -> None:
+        """Have a call fail that has taken too long; on Trio's thread."""
+
+    def _sql(self, statement: str, *values: object) -> Sequence[Any]:
+        for word, said in self.words.items():
+            statement = statement.replace(word, said)
+        cursor = self._database.execute(statement, values)
+        return cursor.fetchall() if cursor.description else ()
+
+    def _number(self, statement: str, *values: object) -> int:
+        rows = self._sql(statement, *values)
+        return int(rows[0][0]) if rows else 0
+
+    def _make_tables(self) -> None:
+        for table in _TABLES.split(";"):
+            self._sql(f"create table if not exists {table}")
+
+    def _next_epoch(self, program: str, takes_over: bool) -> int:
+        found = self._sql("select program from accel_epoch FOR UPDATE")
+        if found and not takes_over and found[0][0] != program:
+            raise FencedError("another program has opened the store since")
+        self._sql(_COUNT, program)
+        return self._number("select epoch from accel_epoch")
+
+    def _take(self, entity: str, epoch: int) -> Journal:
+        # From here on the owner's row is locked: messages of other owners are there by now, or never will be.
+        self._sql(_OWN, entity, epoch)
+        self._check_owner(entity, epoch)
+        saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
+        last = saves[0][0] if saves else 0
+        found = tuple(Entry(*row) for row in self._sql(_READ, entity, last, self.keep))
+        entries = tuple(entry for entry in found if entry.number > last)
+        number = entries[-1].number if entries else last
+        replies = {entry.id: entry.reply for entry in found if entry.number > min(last, number - self.ids)}
+        return Journal(number, tuple(saves[0]) if saves else None, entries, replies)
+
+    def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
+        self._check_owner(entity, epoch)
+        self._sql(_KEEP, entity, entry.number, entry.id, entry.message, entry.reply)
+        if saved is None:
+            return
+        last = self._number("select number from accel_saves where entity = ?", entity)
+        self._sql(_SAVE, entity, entry.number, saved)
+        # Of messages that never run again, only the replies are of use.
+        self._sql(_EMPTY, b"", entity, last, entry.number)
+        # To look for old ones takes milliseconds, so not every save does.
+        every = max(1, self.ids // 10)
+        if entry.number // every > last // every:
+            self._sql(_FORGET, entity, entry.number - self.ids, self.keep)
+
+    def _check_owner(self, entity: str, epoch: int) -> None:
+        owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
+        if owner != epoch:
+            raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")

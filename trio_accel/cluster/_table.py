@@ -1,0 +1,249 @@
+"""Who is a member, which entity is at home where, and the way of a request to it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+import trio
+
+from ..actors import Message, Request
+from ..devices import Key, by_key
+from ._errors import NodeLostError, NotAtHomeError
+from ._frames import path_of
+from ._link import Link, LinkLostError
+
+__all__ = ["EntityRef", "Member", "Router", "Table", "Target"]
+
+_logger = logging.getLogger("trio_accel.cluster")
+
+EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
+EntityT = TypeVar("EntityT")
+ReplyT = TypeVar("ReplyT")
+
+# Seconds until who waits for a node is told of in the log.
+_PATIENCE = 5.0
+# Seconds until a request is asked again that was not at home, if no new table comes meanwhile.
+_AGAIN = 0.1
+
+
+@attrs.frozen
+class Member:
+    """A node that has an agent.
+
+    Attributes:
+        name: Name of the node, which outlives its agents.
+        devices: Names of the devices that the agent has opened.
+        epoch: Number of the table with which this agent came.
+        address: Where its agent listens.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    epoch: int
+    address: Any = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Target:
+    """An entity, as all nodes name it.
+
+    Attributes:
+        path: Where its class is found.
+        key: Its key.
+        is_durable: Whether the store has its messages.
+        node: The only node that it may be at home on; None for any.
+    """
+
+    path: str
+    key: Key
+    is_durable: bool = False
+    node: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Its name in a store: keys of two types differ."""
+        return f"{self.path}/{type(self.key).__name__}/{self.key!r}"
+
+
+@attrs.frozen
+class Table:
+    """The members at a time.
+
+    Attributes:
+        epoch: Its number; a later table has a higher one.
+        members: The members, in the order of their names.
+    """
+
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+    _homes: dict[Target, Member | None] = attrs.field(
+        factory=dict[Target, "Member | None"], init=False, eq=False, repr=False
+    )
+
+    def home(self, target: Target) -> Member | None:
+        """Return the member where an entity is at home, by rendezvous hashing; None without one."""
+        if target not in self._homes:
+            fit = [one for one in self.members if target.node in (None, one.name)]
+            # The hash takes 2 µs for each member.
+            self._homes[target] = by_key(f"{target.path}/{target.key!r}", fit) if fit else None
+        return self._homes[target]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Table, (self.epoch, self.members)
+
+
+class Router:
+    """Sends requests to the homes of entities, by the newest table.
+
+    Attributes:
+        table: The newest table.
+    """
+
+    def __init__(self) -> None:
+        self.table: Table = Table()
+        self._links: dict[Member, Link] = {}
+        self._changed = trio.Event()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the newest table."""
+        return self.table.epoch
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The nodes that have an agent."""
+        return self.table.members
+
+    def update(self, table: Table) -> None:
+        """Take a newer table; links to those that are no members any more end."""
+        self.table = table
+        for member in [one for one in self._links if one not in table.members]:
+            self._links.pop(member).close()
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_changed(self) -> None:
+        """Wait for the next table."""
+        await self._changed.wait()
+
+    async def link(self, member: Member) -> Link:
+        """Return the way to a member.
+
+        Raises:
+            LinkLostError: It is gone, and the next table is about to say so.
+        """
+        if member not in self._links:
+            raise LinkLostError(f"node {member.name} is gone", is_begun=False)
+        return self._links[member]
+
+    async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
+        """Have an entity serve a message, wherever it is at home.
+
+        Raises:
+            NodeLostError: The node was lost meanwhile, and it may have been executed. One with a number is
+                asked again.
+            Exception: As the entity's handler does.
+        """
+        while True:
+            table = self.table
+            member = table.home(target)
+            if member is None:
+                await self._wait_for_home(target)
+                continue
+            try:
+                link = await self.link(member)
+                return await link.ask(("ask", table.epoch, target, message, number, is_told))
+            except NotAtHomeError:
+                pass
+            except LinkLostError as error:
+                if error.is_begun and number is None:
+                    text = f"{error}; it may have been executed"
+                    raise NodeLostError(text, node=member.name, epoch=table.epoch) from error
+            if self.table is table:
+                with trio.move_on_after(_AGAIN):
+                    await self.wait_changed()
+
+    async def _wait_for_home(self, target: Target) -> None:
+        with trio.move_on_after(_PATIENCE) as scope:
+            await self.wait_changed()
+        if scope.cancelled_caught:
+            where = "no node" if target.node is None else f"not node {target.node}"
+            _logger.warning("%s waits for a home: the cluster has %s", target.text, where)
+
+    def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
+        """Return the address of an entity; it asks nothing.
+
+        Raises:
+            TypeError: The key is no str, bytes or int; the class is no `Entity`.
+            ValueError: Another node cannot import the class.
+        """
+        if not isinstance(cast("object", key), (str, bytes, int)) or isinstance(key, bool):
+            raise TypeError(f"entity: key must be a str, bytes or an int, got {key!r}")
+        return EntityRef(self, Target(path_of(cls), key, _is_durable(cls)))
+
+    def on_node(self, cls: type[EntityT], node: str) -> EntityRef[EntityT]:
+        """Return the address of the entity that is at home on a node alone."""
+        return EntityRef(self, Target(path_of(cls), node, _is_durable(cls), node))
+
+
+def _is_durable(cls: Any) -> bool:
+    is_durable = getattr(cls, "is_durable", None)
+    if not isinstance(is_durable, bool):
+        raise TypeError(f"entity: cls must be a subclass of Entity, got {cls!r}")
+    return is_durable
+
+
+@attrs.frozen(eq=False, repr=False)
+class EntityRef(Generic[EntityT_contra]):
+    """The address of an entity. It stays the same wherever the entity is at home.
+
+    It is a model for all patterns: ``await ref(request)`` asks, too.
+    """
+
+    _router: Router
+    _target: Target
+
+    def __repr__(self) -> str:
+        home = self._router.table.home(self._target)
+        return f"<EntityRef {self._target.text}, {'nowhere' if home is None else f'on {home.name}'}>"
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it is at home somewhere."""
+        return self._router.table.home(self._target) is not None
+
+    async def ask(self, request: Request[EntityT_contra, ReplyT], *, id: str | None = None) -> ReplyT:  # noqa: A002
+        """Ask the entity, and wait for its reply. It is started for its first message.
+
+        Deadline and cancellation go with the request, as for an actor.
+
+        Args:
+            request: The request; it goes to the node by pickle, and arrays of the host with it.
+            id: What tells a request of a `DurableEntity` from others: asked twice, it is executed once. By
+                default a new one.
+
+        Raises:
+            NodeLostError: The node was lost, and the request may have been executed. Not for a
+                `DurableEntity`, which is asked again.
+            ImportError: The node does not have the class.
+            TypeError, ValueError: The request cannot go to a node, or is too large.
+            Exception: The error of the handler, with its frames on the node as a note.
+        """
+        number = id if id is not None or not self._target.is_durable else uuid.uuid4().hex
+        return cast("ReplyT", await self._router.ask(self._target, request, number))
+
+    async def __call__(self, request: Request[EntityT_contra, ReplyT]) -> ReplyT:
+        """Ask, as a model does."""
+        return await self.ask(request)
+
+    async def tell(self, message: Message[EntityT_contra]) -> None:
+        """Tell the entity something; returns when its mailbox has it, or the store for a `DurableEntity`.
+
+        Raises:
+            Exception: As `ask` does.
+        """
+        number = uuid.uuid4().hex if self._target.is_durable else None
+        await self._router.ask(self._target, message, number, is_told=True)
