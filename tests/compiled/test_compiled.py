@@ -283,7 +283,7 @@ async def test_reductions_of_conditions(executors: Executors, name: str) -> None
 
 async def test_two_threads_make_the_same_bits(executors: Executors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plans, "usable_cores", lambda: 3)
-    monkeypatch.setattr(type(_plans.NUMPY), "started", 3)
+    monkeypatch.setattr(_plans.NUMPY, "started", 3)
     monkeypatch.setattr(_plans, "_SHARE", 1)
     x, parts = np.random.default_rng(4).normal(size=(101, 37)), list[int]()
     run = _plans.run_split

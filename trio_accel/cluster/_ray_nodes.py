@@ -24,12 +24,9 @@ __all__ = ["RayNodes"]
 
 _logger = logging.getLogger("trio_accel.cluster")
 
-# Seconds between two looks at Ray's nodes.
-_LOOK = 1.0
-# Seconds that a killed process may take to be gone: Ray kills a stopped one after five.
-_GONE = 20.0
-# Seconds between two looks for a process that is to go.
-_AGAIN = 0.02
+# Seconds between two looks at Ray's nodes, and for a process that is to go; and the most that this may take:
+# Ray kills a stopped one after five.
+_LOOK, _AGAIN, _GONE = 1.0, 0.02, 20.0
 
 
 class RayAgent:

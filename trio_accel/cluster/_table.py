@@ -23,10 +23,9 @@ EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
 ReplyT = TypeVar("ReplyT")
 
-# Seconds until who waits for a node is told of in the log.
-_PATIENCE = 5.0
-# Seconds until a request is asked again that was not at home, if no new table comes meanwhile.
-_AGAIN = 0.1
+# Seconds until who waits for a node is told of in the log; and until a request that was not at home is asked
+# again, if no new table comes meanwhile.
+_PATIENCE, _AGAIN = 5.0, 0.1
 
 
 @attrs.frozen
