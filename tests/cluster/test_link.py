@@ -287,7 +287,7 @@ async def test_a_small_ask_is_not_behind_large_ones() -> None:
     async with linked(Served()) as link, trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(ask, link, "large", BIG)
-        while not link._streams[1].posted.statistics().current_buffer_used:
+        while not link._streams[1].posted.statistics().current_buffer_used:  # noqa: ASYNC110  # of the link
             await trio.lowlevel.checkpoint()
         nursery.start_soon(ask, link, "small", b"small")
     assert done.index("small") < 2

@@ -79,7 +79,7 @@ class _DurableResident(Resident):
                 is_whole = True
         finally:
             if not is_whole and self._ref is not None:
-                # What its arrays hold is not what the store says: the next message begins from that.
+                # Its arrays differ from what the store says: the next message begins from the store.
                 self._ref.cancel("its state is not that of the store")
                 self._ref = None
 

@@ -177,7 +177,7 @@ class Residents:
     async def _end(self, targets: list[Target]) -> None:
         async def end(target: Target, resident: Resident) -> None:
             await resident.end()
-            # Not before that: the next one would serve beside it.
+            # Before its end, the next one would serve beside it.
             self._all.pop(target, None)
 
         async with trio.open_nursery() as nursery:

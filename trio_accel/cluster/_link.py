@@ -16,7 +16,6 @@ import attrs
 import numpy as np
 import outcome
 import trio
-from trio import socket
 
 from .._version import __version__
 from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
@@ -104,7 +103,7 @@ class Address:
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_stream(socket.socket()))
+                    streams.append(_stream(trio.socket.socket()))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -288,7 +287,7 @@ async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) ->
 
 async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) -> Address:
     """Serve whoever connects and proves the secret, until the nursery ends; returns where."""
-    sock = socket.socket()
+    sock = trio.socket.socket()
     await sock.bind((host, 0))
     sock.listen(128)
     halves: dict[bytes, _Stream] = {}
@@ -320,7 +319,7 @@ async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) 
 
 
 def _stream(sock: trio.socket.SocketType) -> _Stream:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
     return _Stream(sock)
 
 

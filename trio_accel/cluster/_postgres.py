@@ -15,7 +15,7 @@ from ._store import SqlStore
 
 __all__ = ["PostgresStore"]
 
-# Of two that make a table at the same time, one fails, even with `if not exists`; so one waits for this lock.
+# Two processes cannot make a table at the same time, even with `if not exists`; so one waits for this lock.
 _TABLES_LOCK = 0x74_72_69_6F
 
 
@@ -33,7 +33,7 @@ class PostgresStore(SqlStore):
     is_shared: ClassVar[bool] = True
     words: ClassVar[Mapping[str, str]] = {
         "?": "%s",
-        # Who has waited for a lock must see what was written meanwhile, whatever the server's default is.
+        # A call that has waited for a lock must see what was written meanwhile, whatever the default is.
         "BEGIN": "begin isolation level read committed",
         "NOW": "extract(epoch from clock_timestamp())::float8",
         "BYTES": "bytea",

@@ -23,7 +23,7 @@ _GRACE = 10.0
 def main() -> None:
     """Serve until the standard input ends."""
     told = os.fdopen(os.dup(1), "wb")
-    # What the user's code prints is no message.
+    # Prints of the user's code are no messages.
     os.dup2(2, 1)
     given = sys.stdin.buffer
 

@@ -48,7 +48,7 @@ class RayAgent:
     def _run(self) -> None:
         try:
             trio.run(self._main)
-        except BaseException as error:
+        except Exception as error:
             if self._started.done():
                 _logger.exception("this agent has failed")
                 os._exit(1)
@@ -98,7 +98,7 @@ class RayNodes:
         """See `Nodes`."""
         while True:
             before = self._nodes
-            # Without its head, Ray answers late or never.
+            # Ray answers late or never without its head.
             self._nodes = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)
             if not before or [*self._nodes] != [*before]:
                 yield [*self._nodes]

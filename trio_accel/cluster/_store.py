@@ -151,7 +151,7 @@ class SqlStore:
         timeout: Seconds that a call may take.
     """
 
-    # What the database says for words in capitals, and for the place of a value.
+    # The database's words for those in capitals, and for the place of a value.
     words: ClassVar[Mapping[str, str]]
 
     ids: int = attrs.field(default=10_000, validator=must_be_whole(1))
@@ -270,7 +270,7 @@ class SqlStore:
             return
         last = self._number("select number from accel_saves where entity = ?", entity)
         self._sql(_SAVE, entity, entry.number, saved)
-        # Of messages that never run again, only the replies are of use.
+        # Messages that never run again are of use by their replies alone.
         self._sql(_EMPTY, b"", entity, last, entry.number)
         # To look for old ones takes milliseconds, so not every save does.
         every = max(1, self.ids // 10)
