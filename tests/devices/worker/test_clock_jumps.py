@@ -51,7 +51,7 @@ class Link:
         process = SimpleNamespace(
             pid=1, kill=self._kill, processor_time=lambda: 0.0, is_in_disk_wait=lambda: False
         )
-        channel = SimpleNamespace(send=None, post=None)
+        channel = SimpleNamespace(send=lambda _: None)
         where = {"device": "cpu:0", "path": "s/cpu:0"}
         self.link = kind(process, channel, self.page, heartbeat_timeout=15.0, stuck_after=None, **where)
 
