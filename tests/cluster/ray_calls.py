@@ -103,7 +103,7 @@ class RayLink:
             return value
         # The agent tells that the deadline has passed, too: the asker's own scope is to do that.
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise FRAMES.raised(value)
+        raise FRAMES.raised(value, self._name)
 
 
 def _arrays(parts: Any) -> list[Any]:

@@ -233,9 +233,11 @@ def test_without_its_head_a_program_ends(transport: str) -> None:
 
 
 async def test_a_store_for_one_host_is_refused(host: RayHost, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="for one host"):
-        async with opened(host, "stream", cluster.SqliteStore(tmp_path / "store.db")):
-            pass
+    nodes, store = cluster.RayNodes(host.address), cluster.SqliteStore(tmp_path / "store.db")
+    async with ta.open_system("program") as system:
+        with pytest.raises(ValueError, match="for one host"):
+            async with cluster.open_cluster(system, nodes, store=store):
+                pass
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
