@@ -260,7 +260,8 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
         await nn.sgd(p, g, lr=0.05)
 
     state = await ParameterState.put(home, {"w": np.zeros(4)})
-    server = await system.spawn(ParameterServer, state, step, max_staleness=8)
+    # A worker that waits for its device may be all of the other one's pushes behind.
+    server = await system.spawn(ParameterServer, state, step, max_staleness=40)
 
     async def work(who: int) -> None:
         device, share = places[who], slice(32 * who, 32 * who + 32)
