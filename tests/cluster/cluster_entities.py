@@ -178,3 +178,34 @@ class FailingStore(cluster.SqliteStore):
     async def take(self, *arguments: Any) -> Any:
         self._check_way()
         return await super().take(*arguments)
+
+
+class Picky(cluster.DurableEntity):
+    """A total that refuses by TypeError, which other code raises, too."""
+
+    save_every = 50
+    refuses = (TypeError,)
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        self.total = 0.0 if saved is None else saved["total"]
+
+    async def save(self) -> cluster.Saved:
+        return {"total": self.total}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> float:
+        if message.x < 0:
+            raise TypeError("an amount must be positive")
+        self.total += message.x
+        return self.total
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        self.total += message.x
+        if not message.x:
+            raise ValueError("a note of nothing")
+
+    @ta.handles(Echo)
+    async def echo(self, message: Echo) -> Any:
+        self.total += 1000.0
+        return lambda: message.value

@@ -14,7 +14,19 @@ from typing import Any
 
 import pytest
 import trio
-from cluster_entities import Account, Add, Counter, Dice, Echo, Fail, FailingStore, Ledger, Note, until
+from cluster_entities import (
+    Account,
+    Add,
+    Counter,
+    Dice,
+    Echo,
+    Fail,
+    FailingStore,
+    Ledger,
+    Note,
+    Picky,
+    until,
+)
 
 import trio_accel as ta
 from trio_accel import cluster
@@ -244,6 +256,33 @@ async def test_the_older_of_two_clusters_ends_with_its_next_change(path: str) ->
     failed = pytest.RaisesExc(ta.ActorFailedError, match="another program has opened the store")
     with pytest.RaisesGroup(failed, flatten_subgroups=True):
         await change()
+
+
+async def test_what_fails_behind_the_handler_is_no_refusal(path: str) -> None:
+    """The handler has changed its state, and the store has nothing of that."""
+    async with alone(cluster.SqliteStore(path)) as entities:
+        ref = entities.entity(Picky, "a")
+        assert await ref.ask(Add(1.0)) == 1.0
+        with pytest.raises(TypeError, match="must be positive"):
+            await ref.ask(Add(-1.0))
+        with pytest.raises(TypeError, match="another node"):
+            await ref.ask(Echo("a reply that cannot be pickled"))
+        assert await ref.ask(Add(1.0)) == 2.0
+
+
+async def test_the_error_of_a_told_message_is_its_own(path: str) -> None:
+    async with alone(cluster.SqliteStore(path)) as entities:
+        ref = entities.entity(Picky, "a")
+        await ref.tell(Note(1.0))
+        with pytest.raises(ValueError, match="a note of nothing"):
+            await ref.tell(Note(0.0))
+        assert await ref.ask(Add(1.0)) == 2.0
+
+
+async def test_an_id_is_for_what_is_kept(path: str) -> None:
+    async with alone(cluster.SqliteStore(path)) as entities:
+        with pytest.raises(TypeError, match="id is for a DurableEntity"):
+            await entities.entity(Counter, "a").ask(Add(1.0), id="order-1")
 
 
 class UnreachableNodes(cluster.LocalNodes):

@@ -25,7 +25,7 @@ _logger = logging.getLogger("trio_accel.cluster")
 
 @attrs.frozen
 class AgentConfig:
-    """What an agent is told at its start.
+    """The configuration of an agent.
 
     Attributes:
         node: Name of its node.
@@ -44,7 +44,7 @@ class AgentConfig:
 
 @attrs.frozen
 class Started:
-    """What an agent tells when it has started.
+    """The place of an agent that has started.
 
     Attributes:
         address: Where it is reached.

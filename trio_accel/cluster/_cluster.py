@@ -30,10 +30,9 @@ _logger = logging.getLogger("trio_accel.cluster")
 
 EntityT = TypeVar("EntityT")
 
-# Looks for a heartbeat within the time that an agent may be silent.
-_BEATS = 3
-# Seconds before a store that is away is asked again for the number of a table.
-_PAUSE = 1.0
+# Looks for a heartbeat within the time that an agent may be silent; seconds before a store that is away is
+# asked again for the number of a table.
+_BEATS, _PAUSE = 3, 1.0
 
 
 @asynccontextmanager

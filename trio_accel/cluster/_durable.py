@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
-from ..actors import ActorFailedError, Directive, Policy, Ref, Request, Restart, handles
+from ..actors import ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Request, Restart, handles
 from ..backends.base import ContextLostError, InputFailedError, StaleRefError
 from ..devices import AccelRef
 from ._entities import Entity, Home, Resident
@@ -18,12 +18,11 @@ from ._store import Entry, Store
 __all__ = ["DurableEntity", "Saved"]
 
 Saved: TypeAlias = "Mapping[str, Any]"
-"""What a durable entity is made of again: plain values and arrays by name."""
+"""The state of a durable entity: plain values and arrays by name."""
 
-# Replies of so many messages are kept in memory, for those that come again.
-_REPLIES = 10_000
-# So often a message runs whose device loses its context.
-_ATTEMPTS = 3
+# Replies of so many messages are kept in memory, for those that come again; and so often a message runs whose
+# device loses its context.
+_REPLIES, _ATTEMPTS = 10_000, 3
 
 
 @attrs.frozen
@@ -69,14 +68,16 @@ class _DurableResident(Resident):
         is_whole = False
         try:
             ref = self._ref or await self._recover()
-            is_whole = number in self._replies
-            if not is_whole:
+            if number not in self._replies:
+                # A handler may change its message.
+                text = packed((message, is_told))
                 try:
-                    await self._serve(ref, message, number, is_told=is_told)
+                    made = await self._run(ref, message, number, is_told=is_told)
                 except self._cls.refuses:
                     is_whole = True
                     raise
-                is_whole = True
+                await self._write(ref, number, text, packed(made))
+            is_whole = True
         finally:
             if not is_whole and self._ref is not None:
                 # Its arrays differ from what the store says: the next message begins from the store.
@@ -90,10 +91,9 @@ class _DurableResident(Resident):
             raise TypeError(f"{self._target.text} is a DurableEntity, and the cluster has no store")
         return store
 
-    async def _serve(self, ref: Ref[Any], message: Any, number: str, *, is_told: bool) -> None:
-        """Run a message, and write it down."""
-        text, at, saved = packed((message, is_told)), self._number + 1, None
-        reply = packed(await self._run(ref, message, number, is_told=is_told))
+    async def _write(self, ref: Ref[Any], number: str, text: bytes, reply: bytes) -> None:
+        """Write a message down, and with each so many what the entity saves."""
+        at, saved = self._number + 1, None
         if at % self._cls.save_every == 0:
             saved = packed(await self._run(ref, _Save(), number))
         entry = Entry(at, number, text, reply)
@@ -111,6 +111,9 @@ class _DurableResident(Resident):
             return await ref.ask(_Idle())
         except ActorFailedError as error:
             raise error.__cause__ or error from None
+        except ActorStoppedError as error:
+            # A told message has no asker: its error is that of the actor's end.
+            raise (await ref.wait_terminated()).error or error from None
 
     async def _recover(self) -> Ref[Any]:
         """Start it, and bring it to where the store says that it was."""

@@ -1,4 +1,4 @@
-"""What crosses between nodes: pickles with the arrays beside them, and errors with their frames."""
+"""Pickles with the arrays beside them, and errors with their frames: both cross between nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
 """A pickle, and behind it what arrays hold."""
 
 MOST_BYTES = 1 << 30
-_MOST_CAUSES = 8
 
 
 class _Pickler(pickle.Pickler):
@@ -31,8 +30,8 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def pack(value: object) -> Parts:
-    """Make bytes of a value; what arrays hold is not copied.
+def pack(value: object, *, is_whole: bool = False) -> Parts:
+    """Make bytes of a value; what arrays hold is not copied, unless it is to be in the pickle.
 
     Raises:
         TypeError: It cannot be pickled: an array of a device, a class of ``__main__``.
@@ -40,7 +39,7 @@ def pack(value: object) -> Parts:
     """
     text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
-        _Pickler(text, 5, buffer_callback=buffers.append).dump(value)
+        _Pickler(text, 5, buffer_callback=None if is_whole else buffers.append).dump(value)
         parts: Parts = [text.getbuffer(), *[buffer.raw() for buffer in buffers]]
     except (pickle.PicklingError, AttributeError) as error:
         raise TypeError(f"this cannot go to another node: {error}") from error
@@ -51,9 +50,7 @@ def pack(value: object) -> Parts:
 
 def packed(value: object) -> bytes:
     """Make the bytes of a value that `unpack` takes as its only part; raises as `pack` does."""
-    text = io.BytesIO()
-    _Pickler(text, 5).dump(value)
-    return text.getvalue()
+    return bytes(pack(value, is_whole=True)[0])
 
 
 def unpack(parts: Sequence[bytes | bytearray | memoryview]) -> Any:
@@ -90,7 +87,7 @@ def find(path: str, node: str) -> Any:
         raise ImportError(f"node {node} has no {path}: {error}") from error
 
 
-def failure(error: BaseException, depth: int = _MOST_CAUSES) -> list[tuple[Exception, str]]:
+def failure(error: BaseException, depth: int = 8) -> list[tuple[Exception, str]]:
     """Return an error and its causes, for `raised`: each can be pickled, with where it was raised."""
     try:
         made: object = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes

@@ -286,7 +286,7 @@ async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) ->
 
 
 async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) -> Address:
-    """Serve whoever connects and proves the secret, until the nursery ends; returns where."""
+    """Serve each end that connects and proves the secret, until the nursery ends; returns where."""
     sock = trio.socket.socket()
     await sock.bind((host, 0))
     sock.listen(128)

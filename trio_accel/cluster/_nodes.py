@@ -1,4 +1,4 @@
-"""Nodes: where agents run, as whoever starts and ends them sees it."""
+"""Nodes, on which a cluster starts and ends agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 256
 
 
 class Nodes(Protocol):
-    """What knows nodes, and starts and ends an agent on each.
+    """Knows nodes, and starts and ends an agent on each.
 
     Attributes:
         is_one_host: Whether all nodes are of one host, so that a `SqliteStore` will do.
@@ -96,9 +96,7 @@ class LocalNodes:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            for value in (sys.path, config):
-                data = pickle.dumps(value)
-                await process.stdin.send_all(LENGTH.pack(len(data)) + data)
+            await process.stdin.send_all(pickle.dumps(sys.path) + pickle.dumps(config))
             [size] = LENGTH.unpack(await _read(process.stdout, LENGTH.size))
             made: Started = pickle.loads(await _read(process.stdout, size))  # noqa: S301  # our own process
         except (trio.BrokenResourceError, trio.EndOfChannel) as error:

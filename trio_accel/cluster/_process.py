@@ -8,7 +8,6 @@ import struct
 import sys
 import threading
 import time
-from typing import Any
 
 import trio
 
@@ -26,13 +25,8 @@ def main() -> None:
     # Prints of the user's code are no messages.
     os.dup2(2, 1)
     given = sys.stdin.buffer
-
-    def read() -> Any:
-        [size] = LENGTH.unpack(given.read(LENGTH.size))
-        return pickle.loads(given.read(size))  # noqa: S301  # the program has started this process
-
-    sys.path[:] = read()
-    config: AgentConfig = read()
+    sys.path[:] = pickle.load(given)  # noqa: S301  # the program has started this process
+    config: AgentConfig = pickle.load(given)  # noqa: S301
 
     def started(address: Address, devices: tuple[str, ...]) -> None:
         data = pickle.dumps(Started(address, devices, os.getpid()))

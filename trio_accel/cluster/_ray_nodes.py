@@ -74,6 +74,10 @@ class RayNodes:
         num_gpus: GPUs of each agent; by default all that its node has.
         runtime_env: Environment of the agents, as for any actor of Ray.
 
+    Attributes:
+        is_one_host: See `Nodes`.
+        agent: The class of the actors.
+
     Raises:
         NotSupportedError: Ray is not installed.
     """
@@ -140,10 +144,12 @@ class RayNodes:
     async def end(self, node: str) -> None:
         """See `Nodes`."""
         actor, address = self._actors.pop(node, None), self._listening.pop(node, None)
-        with trio.move_on_after(_GONE, shield=True), suppress(OSError):
+        with trio.move_on_after(_GONE, shield=True) as scope, suppress(OSError):
             if actor is not None:
                 await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
             # Ray calls it dead at once. Its host refuses connections when the process is gone.
             while address is not None:
                 await (await trio.open_tcp_stream(address.host, address.port)).aclose()
                 await trio.sleep(_AGAIN)
+        if scope.cancelled_caught:
+            _logger.warning("node %s: Ray has not ended its agent within %g s", node, _GONE)

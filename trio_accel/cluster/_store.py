@@ -57,7 +57,7 @@ class Entry:
 
 @attrs.frozen
 class Journal:
-    """What an entity is recovered from.
+    """The contents of a store from which an entity recovers.
 
     Attributes:
         number: Number of the last message; 0 without any.

@@ -231,7 +231,9 @@ class EntityRef(Generic[EntityT_contra]):
             TypeError, ValueError: The request cannot go to a node, or is too large.
             Exception: The error of the handler, with its frames on the node as a note.
         """
-        number = id if id is not None or not self._target.is_durable else uuid.uuid4().hex
+        if id is not None and not self._target.is_durable:
+            raise TypeError(f"ask: id is for a DurableEntity: nothing keeps it for {self._target.text}")
+        number = (id or uuid.uuid4().hex) if self._target.is_durable else None
         return cast("ReplyT", await self._router.ask(self._target, request, number))
 
     async def __call__(self, request: Request[EntityT_contra, ReplyT]) -> ReplyT:

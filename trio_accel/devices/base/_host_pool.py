@@ -133,7 +133,7 @@ class HostPool:
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
-        # By address.
+        # Slabs are sorted by their addresses.
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
         # The copy of each array of the program, by its id; it lives as long as the array. The reference

@@ -222,7 +222,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         capture = None
         if key in chain.due and self._cache.has_room():
             capture = partial(self._in_context, self._capture, key, chain, spec)
-        # What is launched as a graph does not block.
+        # A launched graph does not block.
         is_cached = entry is not None and self._is_in_place(entry.value)
         return InThread(capture) if chain.is_blocking and (capture or not is_cached) else capture
 

@@ -77,7 +77,7 @@ class Blas:
 
     def __init__(self, dtype: DType, plan: Plan) -> None:
         self._dtype, self._plan = dtype, plan
-        # Of each routine the sizes, which its arguments point to.
+        # The sizes of each routine, which its arguments point to.
         self._sizes: dict[str, HostArray] = {}
         self._arguments: dict[str, list[int | bytes | Factor | Matrix]] = {}
         for routine in (plan.routine, plan.plain):
