@@ -59,7 +59,7 @@ class _Strided:
         self._inner = (slice(None), slice(None), *inner)
         each = zip(self._counts, spec.stride, self.window, spec.dilation, strict=True)
         ends = [(count - 1) * stride + (width - 1) * dilation + 1 for count, stride, width, dilation in each]
-        # The images have the zeros of their windows.
+        # The extents of the images, with the zeros of their windows.
         self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
         # Elements of the columns of windows that differ along the first axis alone.
