@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,11 @@ class Echo(ta.Request[Any, Any]):
 
 
 @attrs.frozen
+class FailThere(ta.Request[Any, None]):
+    """Fail with an error whose class only the process of the entity has."""
+
+
+@attrs.frozen
 class Note(ta.Message[Any]):
     """Add to the total without a reply."""
 
@@ -73,6 +80,13 @@ class Counter(cluster.Entity):
     @ta.handles(Fail)
     async def fail(self, message: Fail) -> None:
         raise message.error
+
+    @ta.handles(FailThere)
+    async def fail_there(self, message: FailThere) -> None:
+        module = types.ModuleType("only_there")
+        module.__dict__["Odd"] = type("Odd", (Exception,), {"__module__": "only_there"})
+        sys.modules["only_there"] = module
+        raise module.Odd("an odd thing")
 
     @ta.handles(Where)
     async def where(self, message: Where) -> tuple[str, int, int]:

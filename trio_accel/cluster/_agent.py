@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,12 +14,15 @@ from ..backends import list_devices
 from ..devices import open_system
 from ._entities import Residents
 from ._errors import NotAtHomeError
-from ._link import Address, Link, listen
+from ._link import Address, Allocate, Link, listen
 from ._options import ClusterOptions
 from ._store import opened_store
 from ._table import Member, Router
 
-__all__ = ["Agent", "AgentConfig", "Started"]
+__all__ = ["LOG_FORMAT", "Agent", "AgentConfig", "Started"]
+
+# The process of an agent is a program: nobody else has its warnings written.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _logger = logging.getLogger("trio_accel.cluster")
 
@@ -60,14 +64,14 @@ class Started:
 class _Peers(Router):
     """The way to other agents, which are connected to when they are first asked."""
 
-    def __init__(self, window: int, nursery: trio.Nursery) -> None:
+    def __init__(self, window: int, nursery: trio.Nursery, allocate: Allocate) -> None:
         super().__init__()
-        self._window, self._nursery = window, nursery
+        self._given = window, nursery, allocate
 
     async def link(self, member: Member) -> Link:
         if member not in self._links or self._links[member].lost.is_set():
             self._links.pop(member, None)
-            made = await member.address.connect(member.name, self._window, self._nursery)
+            made = await member.address.connect(member.name, *self._given)
             if self._links.setdefault(member, made) is not made:
                 made.close()
         return self._links[member]
@@ -101,12 +105,14 @@ class Agent:
             trio.open_nursery() as nursery,
         ):
             self._heard = trio.current_time()
-            self._router = _Peers(options.window, nursery)
+            # Arrays come to where a device can fetch them by itself.
+            allocate = partial(next(iter(devices)).host_empty, dtype="uint8")
+            self._router = _Peers(options.window, nursery, allocate)
             self._residents = Residents(config.node, system, devices, self._router, config.store)
             nursery.start_soon(self._listen_for_the_program)
             if options.idle_after is not None:
                 nursery.start_soon(self._residents.end_idle, options.idle_after)
-            address = await listen(config.host, config.secret, self.serve, nursery)
+            address = await listen(config.host, config.secret, self.serve, nursery, allocate)
             started(address, tuple([device.info.name for device in devices]))
 
     async def serve(self, request: Any) -> Any:
@@ -130,7 +136,7 @@ class Agent:
 
     def _is_alone(self) -> bool:
         """Tell whether the program is silent: it gives the entities of this node to others then."""
-        return trio.current_time() - self._heard > self._config.options.heartbeat_timeout * 2 / 3
+        return trio.current_time() - self._heard > self._config.options.alone_after
 
     async def _listen_for_the_program(self) -> None:
         while True:

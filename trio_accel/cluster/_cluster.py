@@ -14,11 +14,12 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope
+from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
 from ._entities import Residents
 from ._errors import FencedError, NodeLostError, StoreError
-from ._link import Link, LinkLostError
+from ._link import Link, LinkLostError, allocate_any
 from ._nodes import Nodes
 from ._options import ClusterOptions
 from ._store import Store, opened_store
@@ -33,6 +34,10 @@ EntityT = TypeVar("EntityT")
 # Looks for a heartbeat within the time that an agent may be silent; seconds before a store that is away is
 # asked again for the number of a table.
 _BEATS, _PAUSE = 3, 1.0
+# Errors of an agent that the next one would have, too.
+_FATAL: dict[type[Exception], Directive] = dict.fromkeys(
+    [FencedError, NotSupportedError, ValueError], Directive.ESCALATE
+)
 
 
 @asynccontextmanager
@@ -57,7 +62,9 @@ async def open_cluster(
     Raises:
         ValueError: A store for one host, and nodes on several.
         StoreError: The store cannot be opened.
-        ExceptionGroup: The error of the body, and that of agents that have failed too often.
+        ExceptionGroup: The error of the body, and that of agents that have failed too often; or an
+            `ActorFailedError` by a `NotSupportedError` or `ValueError`, where a node lacks a device of the
+            options, or nobody knows such a one.
     """
     if store is not None and not (store.is_shared or nodes.is_one_host):
         raise ValueError("open_cluster: this store is for one host, and the nodes are on several")
@@ -74,20 +81,15 @@ async def open_cluster(
         try:
             yield cluster
         finally:
-            cluster.is_closing = True
+            cluster.close()
             nursery.cancel_scope.cancel(reason="the cluster is closed")
 
 
 class Cluster(Router):
-    """Nodes with agents; made by `open_cluster`.
-
-    Attributes:
-        is_closing: Whether agents end without a hand-off, as all do.
-    """
+    """Nodes with agents; made by `open_cluster`."""
 
     def __init__(self, nodes: Nodes, store: Store | None, options: ClusterOptions) -> None:
         super().__init__()
-        self.is_closing: bool = False
         self._nodes, self._store, self._options = nodes, store, options
         self._secret, self._program = secrets.token_bytes(32), secrets.token_hex(16)
         self._epochs = itertools.count(1)
@@ -136,8 +138,7 @@ class Cluster(Router):
                 for name in names:
                     if name not in self._agents:
                         self._tried[name] = trio.Event()
-                        fenced: dict[type[Exception], Directive] = {FencedError: Directive.ESCALATE}
-                        policy = Policy(directives=fenced, backoff=self._options.backoff)
+                        policy = Policy(directives=_FATAL, backoff=self._options.backoff)
                         made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
                         self._agents[name] = made
                 if not first.is_set():
@@ -155,7 +156,7 @@ class Cluster(Router):
             try:
                 config = AgentConfig(name, self._options, self._store, self._secret)
                 started = await self._nodes.start(config)
-                link = await started.address.connect(name, self._options.window, nursery)
+                link = await started.address.connect(name, self._options.window, nursery, allocate_any)
                 await self._replace(name, Member(name, started.devices, 0, started.address), link)
             finally:
                 self._tried[name].set()
@@ -169,7 +170,7 @@ class Cluster(Router):
             with trio.CancelScope(shield=True):
                 # The agent first, and then the table: no entity may have two homes.
                 await self._nodes.end(name)
-                if not self.is_closing and any(one.name == name for one in self._links):
+                if not self.is_closed and any(one.name == name for one in self._links):
                     await self._replace(name, None, is_lost=True)
 
     async def _silence(self, link: Link) -> str:
@@ -266,6 +267,7 @@ class _Here(Router):
     residents: Residents
 
     async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
+        self._check_open(target)
         return await self.residents.ask(target, message, number, is_told)
 
 
@@ -292,5 +294,6 @@ async def open_entities(
         try:
             yield router
         finally:
+            router.close()
             with trio.CancelScope(shield=True):
                 await residents.end_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any, ClassVar
 
 import attrs
@@ -11,10 +12,12 @@ import trio
 from ..actors import Actor, ActorStoppedError, Directive, Policy, Ref, Restart, System
 from ..devices import Device, DeviceGroup, Key
 from ._errors import NotAtHomeError
-from ._frames import find
+from ._frames import digest_of, find
 from ._table import Router, Table, Target
 
 __all__ = ["Entity", "Home", "Resident", "Residents"]
+
+_logger = logging.getLogger("trio_accel.cluster")
 
 
 @attrs.define(eq=False)
@@ -157,6 +160,8 @@ class Residents:
         resident = self._all.get(target)
         if resident is None:
             cls = find(target.path, self.node)
+            if target.digest not in {"", digest_of(cls.__module__)}:
+                _logger.warning("node %s has another file of %s than the asker", self.node, target.path)
             resident = self._all[target] = cls.resident(self, target, cls)
         resident.in_use += 1
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..actors import NotExecutedError
+from ..backends.base import NotSupportedError
 
 __all__ = ["FencedError", "NodeLostError", "NotAtHomeError", "NotRepeatableError", "StoreError"]
 
@@ -24,6 +25,15 @@ class NodeLostError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), node=self.node, epoch=self.epoch), self.args
+
+
+def not_started(node: str, error: BaseException) -> Exception:
+    """Return what to raise for an agent that an error has kept from its start."""
+    if isinstance(error, NotSupportedError):
+        return NotSupportedError(f"node {node}: {error}", backend=error.backend)
+    if isinstance(error, (ValueError, TypeError)):
+        return ValueError(f"node {node}: {error}")
+    return NodeLostError(f"the agent of node {node} does not start: {error}", node=node, epoch=0)
 
 
 class NotAtHomeError(NotExecutedError):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import io
 import operator
 import pickle
+import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..actors._errors import describe
 
-__all__ = ["MOST_BYTES", "Parts", "failure", "find", "pack", "packed", "path_of", "raised", "unpack"]
+__all__ = ["MOST_BYTES", "Parts", "digest_of", "failure", "find", "pack", "packed", "path_of", "raised"]
+__all__ += ["unpack"]
 
 Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
 """A pickle, and behind it what arrays hold."""
@@ -74,6 +79,16 @@ def path_of(cls: type) -> str:
     return path
 
 
+@functools.cache
+def digest_of(module: str) -> str:
+    """Return the digest of a module's file as it was first seen; an empty text for a module without one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest() if file else ""
+    except OSError:
+        return ""
+
+
 def find(path: str, node: str) -> Any:
     """Return the class at a path.
 
@@ -87,22 +102,27 @@ def find(path: str, node: str) -> Any:
         raise ImportError(f"node {node} has no {path}: {error}") from error
 
 
-def failure(error: BaseException, depth: int = 8) -> list[tuple[Exception, str]]:
-    """Return an error and its causes, for `raised`: each can be pickled, with where it was raised."""
+def failure(error: BaseException, depth: int = 8) -> list[tuple[bytes, str, str]]:
+    """Return an error and its causes, for `raised`: each as a pickle and a text, with where it was raised."""
+    text = describe(error)
     try:
-        made: object = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
+        data = pickle.dumps(error)
+        is_error = isinstance(pickle.loads(data), Exception)  # noqa: S301  # our own bytes
     except Exception:  # noqa: BLE001  # a class may pickle to what nobody can read
-        made = None
-    if not isinstance(made, Exception):
-        made = RuntimeError(describe(error))
+        data, is_error = b"", False
     frames = "".join(traceback.format_tb(error.__traceback__))
-    return [(made, frames), *(failure(error.__cause__, depth - 1) if error.__cause__ and depth else ())]
+    causes = failure(error.__cause__, depth - 1) if error.__cause__ and depth else []
+    return [(data if is_error else b"", text, frames), *causes]
 
 
-def raised(errors: Sequence[tuple[Exception, str]], node: str) -> Exception:
+def raised(errors: Sequence[tuple[bytes, str, str]], node: str) -> Exception:
     """Return the first of some errors, each with the next one as its cause, and with its frames as a note."""
     cause: Exception | None = None
-    for error, frames in reversed(errors):
+    for data, text, frames in reversed(errors):
+        try:
+            error: Exception = pickle.loads(data)  # noqa: S301  # the other end has proved the secret
+        except Exception:  # noqa: BLE001  # this process lacks the class, or has another one
+            error = RuntimeError(text)
         if frames:
             error.add_note(f"on node {node}:\n{frames}")
         error.__cause__, cause = cause, error

@@ -14,16 +14,20 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import outcome
 import trio
 
 from .._version import __version__
 from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
 
-__all__ = ["Address", "Link", "LinkLostError", "Serve", "StreamLink", "listen", "serve_one"]
+__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "RefusedError", "Serve", "StreamLink"]
+__all__ += ["allocate_any", "listen", "serve_one"]
 
 Serve: TypeAlias = Callable[[Any], Awaitable[object]]
 """Serves a request of the other end."""
+Allocate: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"
+"""Makes memory of so many bytes for what comes."""
 
 _Frame: TypeAlias = "tuple[int, int, Parts]"
 # Number of the request, kind, number of parts, and then the bytes of each.
@@ -36,7 +40,7 @@ _MOST_PARTS = 1 << 16
 _NONCE = 32
 # Seconds in which who connects must prove the secret.
 _PROOF = 2.0
-_VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
+VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
 class LinkLostError(ConnectionError):
@@ -49,6 +53,15 @@ class LinkLostError(ConnectionError):
     def __init__(self, message: str, *, is_begun: bool) -> None:
         super().__init__(message)
         self.is_begun: bool = is_begun
+
+
+class RefusedError(OSError):
+    """Who is there is of another version, or does not know the secret."""
+
+
+def allocate_any(size: int) -> npt.NDArray[np.uint8]:
+    """Make memory that no device knows of."""
+    return np.empty(size, np.uint8)
 
 
 class Link(Protocol):
@@ -92,7 +105,9 @@ class Address:
     port: int
     secret: bytes = attrs.field(repr=False)
 
-    async def connect(self, name: str, window: float, nursery: trio.Nursery) -> Link:
+    async def connect(
+        self, name: str, window: float, nursery: trio.Nursery, allocate: Allocate = allocate_any
+    ) -> Link:
         """Connect to the node that listens there; the link ends with the nursery.
 
         Raises:
@@ -103,7 +118,7 @@ class Address:
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_stream(trio.socket.socket()))
+                    streams.append(_stream(trio.socket.socket(), allocate))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -122,6 +137,7 @@ class _Stream:
     """One connection: frames of a number, a kind and parts."""
 
     sock: trio.socket.SocketType
+    allocate: Allocate
 
     # One task writes, in the order of posting: a request is never behind its own cancellation.
     posted: trio.MemorySendChannel[_Frame] = attrs.field(init=False)
@@ -137,7 +153,7 @@ class _Stream:
                 left = left[await self.sock.send(left[: 1 << 22]) :]
 
     async def read(self, size: int) -> memoryview:
-        view = memoryview(np.empty(size, np.uint8).data)
+        view = memoryview((self.allocate if size > _LARGE else allocate_any)(size).data)
         got = 0
         while got < size:
             count = await self.sock.recv_into(view[got:])
@@ -285,7 +301,9 @@ async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) ->
     return pack(await serve(request))
 
 
-async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) -> Address:
+async def listen(
+    host: str, secret: bytes, serve: Serve, nursery: trio.Nursery, allocate: Allocate = allocate_any
+) -> Address:
     """Serve each end that connects and proves the secret, until the nursery ends; returns where."""
     sock = trio.socket.socket()
     await sock.bind((host, 0))
@@ -299,7 +317,7 @@ async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) 
                 nursery.start_soon(greet, connection)
 
     async def greet(connection: trio.socket.SocketType) -> None:
-        stream, token = _stream(connection), b""
+        stream, token = _stream(connection, allocate), b""
         try:
             with suppress(OSError, trio.TooSlowError, trio.EndOfChannel), trio.fail_after(_PROOF):
                 token = await _prove(stream, secret, is_asked=True)
@@ -318,9 +336,9 @@ async def listen(host: str, secret: bytes, serve: Serve, nursery: trio.Nursery) 
     return Address(host, sock.getsockname()[1], secret)
 
 
-def _stream(sock: trio.socket.SocketType) -> _Stream:
+def _stream(sock: trio.socket.SocketType, allocate: Allocate) -> _Stream:
     sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
-    return _Stream(sock)
+    return _Stream(sock, allocate)
 
 
 async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
@@ -328,12 +346,12 @@ async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes
 
     Each end has a number of its own in what the other one signs, so no proof serves twice.
     """
-    version = _VERSION.encode().ljust(64)
+    version = VERSION.encode().ljust(64)
     own = os.urandom(_NONCE)
     await stream.write(version, own, token)
     theirs = bytes(await stream.read(64))
     if theirs != version:
-        raise OSError(f"it has {theirs.decode(errors='replace').strip()}, and this is {_VERSION}")
+        raise RefusedError(f"it has {theirs.decode(errors='replace').strip()}, and this is {VERSION}")
     other = bytes(await stream.read(_NONCE))
     if is_asked:
         token = bytes(await stream.read(_NONCE))
@@ -342,5 +360,5 @@ async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes
     proof = bytes(await stream.read(_NONCE))
     wanted = hmac.digest(secret, signed[is_asked] + b"ac"[is_asked : is_asked + 1], "sha256")
     if not hmac.compare_digest(proof, wanted):
-        raise OSError("it does not know the secret")
+        raise RefusedError("it does not know the secret")
     return token

@@ -11,7 +11,8 @@ from typing import Protocol
 import trio
 
 from ._agent import AgentConfig, Started
-from ._errors import NodeLostError
+from ._errors import not_started
+from ._frames import raised
 from ._process import LENGTH
 
 __all__ = ["LocalNodes", "Nodes"]
@@ -38,6 +39,7 @@ class Nodes(Protocol):
 
         Raises:
             NodeLostError: It does not start.
+            NotSupportedError, ValueError: The node lacks a device, or nobody knows such a one.
         """
         ...
 
@@ -98,10 +100,12 @@ class LocalNodes:
         try:
             await process.stdin.send_all(pickle.dumps(sys.path) + pickle.dumps(config))
             [size] = LENGTH.unpack(await _read(process.stdout, LENGTH.size))
-            made: Started = pickle.loads(await _read(process.stdout, size))  # noqa: S301  # our own process
+            made = pickle.loads(await _read(process.stdout, size))  # noqa: S301  # our own process
         except (trio.BrokenResourceError, trio.EndOfChannel) as error:
-            text = f"the agent of node {config.node} has ended before it listened; its errors are above"
-            raise NodeLostError(text, node=config.node, epoch=0) from error
+            raise not_started(config.node, RuntimeError("its process has ended")) from error
+        if not isinstance(made, Started):
+            cause = raised(made, config.node)
+            raise not_started(config.node, cause) from cause
         return made
 
     async def end(self, node: str) -> None:

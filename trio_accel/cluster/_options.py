@@ -39,3 +39,8 @@ class ClusterOptions:
     idle_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_seconds))
     intensity: Intensity = attrs.field(factory=lambda: Intensity(100, 60.0))
     backoff: Backoff = attrs.field(factory=lambda: Backoff(base=0.2))
+
+    @property
+    def alone_after(self) -> float:
+        """Seconds without a word of the program after which an agent ends its entities by itself."""
+        return self.heartbeat_timeout * 2 / 3

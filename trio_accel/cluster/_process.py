@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import struct
@@ -11,7 +12,9 @@ import time
 
 import trio
 
-from ._agent import Agent, AgentConfig, Started
+from ..actors._errors import single
+from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
+from ._frames import failure
 from ._link import Address
 
 LENGTH = struct.Struct("<Q")
@@ -25,13 +28,21 @@ def main() -> None:
     # Prints of the user's code are no messages.
     os.dup2(2, 1)
     given = sys.stdin.buffer
+    logging.basicConfig(format=LOG_FORMAT)
     sys.path[:] = pickle.load(given)  # noqa: S301  # the program has started this process
     config: AgentConfig = pickle.load(given)  # noqa: S301
 
-    def started(address: Address, devices: tuple[str, ...]) -> None:
-        data = pickle.dumps(Started(address, devices, os.getpid()))
+    has_started = False
+
+    def tell(what: object) -> None:
+        data = pickle.dumps(what)
         told.write(LENGTH.pack(len(data)) + data)
         told.flush()
+
+    def started(address: Address, devices: tuple[str, ...]) -> None:
+        nonlocal has_started
+        has_started = True
+        tell(Started(address, devices, os.getpid()))
 
     async def serve() -> None:
         token = trio.lowlevel.current_trio_token()
@@ -46,5 +57,10 @@ def main() -> None:
             threading.Thread(target=watch, daemon=True).start()
             await Agent(config).run(started)
 
-    trio.run(serve)
+    try:
+        trio.run(serve)
+    except Exception as error:
+        if has_started:
+            raise
+        tell(failure(single(error)))
     os._exit(0)

@@ -1,13 +1,11 @@
-"""Nodes of Ray: it knows them, and starts, pins and ends agents. Messages go beside it."""
+"""Nodes of Ray: it knows them, and starts, pins and ends agents. Messages go beside it where they can."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -16,57 +14,28 @@ import attrs
 import trio
 
 from ..backends.base.kit.modules import import_extra
-from ._agent import Agent, AgentConfig, Started
-from ._errors import NodeLostError
-from ._link import Address
+from ._agent import AgentConfig, Started
+from ._errors import not_started
+from ._ray_calls import RayAddress, RayAgent
 
 __all__ = ["RayNodes"]
 
 _logger = logging.getLogger("trio_accel.cluster")
 
-# Seconds between two looks at Ray's nodes, and for a process that is to go; and the most that this may take:
-# Ray kills a stopped one after five.
-_LOOK, _AGAIN, _GONE = 1.0, 0.02, 20.0
-
-
-class RayAgent:
-    """An agent in an actor of Ray's: Trio in a thread, beside the event loop in which Ray calls this.
-
-    Args:
-        config: What the agent is told.
-    """
-
-    def __init__(self, config: AgentConfig) -> None:
-        self._agent = Agent(config)
-        self._started: Future[Started] = Future()
-
-    async def start(self) -> Started:
-        """Start the agent; returns when it listens."""
-        threading.Thread(target=self._run, daemon=True).start()
-        return await asyncio.wrap_future(self._started)
-
-    def _run(self) -> None:
-        try:
-            trio.run(self._main)
-        except Exception as error:
-            if self._started.done():
-                _logger.exception("this agent has failed")
-                os._exit(1)
-            self._started.set_exception(error)
-
-    async def _main(self) -> None:
-        def tell(address: Address, devices: tuple[str, ...]) -> None:
-            self._started.set_result(Started(address, devices, os.getpid()))
-
-        await self._agent.run(tell)
+# Seconds between two looks at Ray's nodes, and at a process that is to go; for a connection; and the most
+# that the end of an agent may take: Ray kills a stopped one after five.
+_LOOK, _AGAIN, _REACH, _GONE = 1.0, 0.02, 1.0, 20.0
 
 
 class RayNodes:
     """The nodes of a Ray cluster, with an agent in an actor of Ray's on each. Needs the extra ``ray``.
 
     A node is named as in Ray: by ``ray start --node-name``, or else by its address. Of nodes that share a
-    name, one has an agent. A node without a CPU for Ray is left out, as a head with ``--num-cpus=0``. An
-    agent takes no CPU of Ray's, and ends with this program.
+    name, one has an agent, and a warning says so. A node without a CPU for Ray is left out, as a head with
+    ``--num-cpus=0``. An agent takes no CPU of Ray's, and ends with this program.
+
+    Asks go by streams from process to process. Where a network lets none through, they go by calls of Ray's,
+    with a warning: an ask takes about five times as long.
 
     Args:
         address: Where the cluster is, as for ``ray.init``. The connection stays until the program ends; a
@@ -95,8 +64,9 @@ class RayNodes:
         self._ray: Any = import_extra("ray", "ray")
         self._address, self._num_gpus, self._runtime_env = address, num_gpus, runtime_env
         self._nodes: dict[str, Any] = {}
+        self._shared: set[str] = set()
         self._actors: dict[str, Any] = {}
-        self._listening: dict[str, Address] = {}
+        self._started: dict[str, tuple[Started, AgentConfig]] = {}
 
     async def watch(self) -> AsyncGenerator[Collection[str], None]:
         """See `Nodes`."""
@@ -112,6 +82,11 @@ class RayNodes:
         if not self._ray.is_initialized():
             self._ray.init(self._address)
         nodes = [one for one in self._ray.nodes() if one["Alive"] and one["Resources"].get("CPU")]
+        shared = {name for name, count in Counter(one["NodeName"] for one in nodes).items() if count > 1}
+        for name in shared - self._shared:
+            text = "several nodes are named %s, and one of them has an agent: use `ray start --node-name`"
+            _logger.warning(text, name)
+        self._shared = shared
         living = {one["NodeID"] for one in nodes}
         # A node that is back may be there ahead of the news that it was lost: it waits for its name.
         before = {name: one for name, one in self._nodes.items() if one["NodeID"] in living}
@@ -123,33 +98,69 @@ class RayNodes:
         name = config.node
         try:
             node = self._nodes[name]
-            pin: Any = import_extra("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
+            gpus = node["Resources"].get("GPU", 0) if self._num_gpus is None else self._num_gpus
             remote = self._ray.remote(self.agent).options(
-                num_cpus=0,
-                num_gpus=node["Resources"].get("GPU", 0) if self._num_gpus is None else self._num_gpus,
-                max_restarts=0,
-                runtime_env=self._runtime_env,
-                scheduling_strategy=pin(node["NodeID"], soft=False),
+                num_gpus=gpus, max_restarts=0, runtime_env=self._runtime_env, **self._pin(node)
             )
             told = attrs.evolve(config, host=node["NodeManagerAddress"])
             actor = self._actors[name] = await trio.to_thread.run_sync(remote.remote, told)
             get = partial(self._ray.get, actor.start.remote())
             started: Started = await trio.to_thread.run_sync(get, abandon_on_cancel=True)
         except Exception as error:
-            text = f"the agent of node {name} does not start: {error}"
-            raise NodeLostError(text, node=name, epoch=0) from error
-        self._listening[name] = started.address
+            # Ray wraps the error of a call.
+            raise not_started(name, getattr(error, "cause", error)) from error
+        started = attrs.evolve(started, address=RayAddress(started.address, actor))
+        self._started[name] = started, config
         return started
 
+    def _pin(self, node: Any) -> dict[str, Any]:
+        pin: Any = import_extra("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
+        return {"num_cpus": 0, "scheduling_strategy": pin(node["NodeID"], soft=False)}
+
     async def end(self, node: str) -> None:
-        """See `Nodes`."""
-        actor, address = self._actors.pop(node, None), self._listening.pop(node, None)
-        with trio.move_on_after(_GONE, shield=True) as scope, suppress(OSError):
-            if actor is not None:
-                await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
-            # Ray calls it dead at once. Its host refuses connections when the process is gone.
-            while address is not None:
-                await (await trio.open_tcp_stream(address.host, address.port)).aclose()
+        """End the agent of a node, as `Nodes.end`.
+
+        An agent that cannot be reached is waited for as long as it serves without a word of the program.
+        """
+        actor, (started, config) = self._actors.pop(node, None), self._started.pop(node, (None, None))
+        if actor is None:
+            return
+        alone = 0.0 if config is None else config.options.alone_after
+        with trio.move_on_after(max(_GONE, alone), shield=True) as scope:
+            await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
+            began = trio.current_time()
+            # Ray calls it dead at once.
+            while started is not None:
+                is_there = await self._is_there(node, started)
+                if is_there is False or (is_there is None and trio.current_time() - began > alone):
+                    break
                 await trio.sleep(_AGAIN)
         if scope.cancelled_caught:
-            _logger.warning("node %s: Ray has not ended its agent within %g s", node, _GONE)
+            _logger.warning("node %s: Ray has not ended its agent within %g s", node, max(_GONE, alone))
+
+    async def _is_there(self, node: str, started: Started) -> bool | None:
+        """Tell whether an agent's process is there; None for a host that does not answer."""
+        address: RayAddress = started.address
+        with trio.move_on_after(_GONE if address.is_called else _REACH), trio.socket.socket() as sock:
+            try:
+                if address.is_called:
+                    # Who refuses a connection may be a wall between.
+                    look = self._ray.remote(_is_process).options(
+                        max_retries=0, **self._pin(self._nodes[node])
+                    )
+                    get = partial(self._ray.get, look.remote(started.pid))
+                    return await trio.to_thread.run_sync(get, abandon_on_cancel=True)
+                await sock.connect((address.stream.host, address.stream.port))
+                return True
+            except ConnectionRefusedError:
+                return False
+            except (OSError, KeyError, self._ray.exceptions.RayError):
+                return None
+        return None
+
+
+def _is_process(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import Message, Request
+from ..actors import ActorStoppedError, Message, Request
 from ..devices import Key, by_key
 from ._errors import NodeLostError, NotAtHomeError
-from ._frames import path_of
+from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 
 __all__ = ["EntityRef", "Member", "Router", "Table", "Target"]
@@ -54,12 +54,14 @@ class Target:
         key: Its key.
         is_durable: Whether the store has its messages.
         node: The only node that it may be at home on; None for any.
+        digest: Digest of the file of its class, as the asker has it.
     """
 
     path: str
     key: Key
     is_durable: bool = False
     node: str | None = None
+    digest: str = attrs.field(default="", eq=False)
 
     @property
     def text(self) -> str:
@@ -99,10 +101,12 @@ class Router:
 
     Attributes:
         table: The newest table.
+        is_closed: Whether its cluster has ended, and nobody answers any more.
     """
 
     def __init__(self) -> None:
         self.table: Table = Table()
+        self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
         self._changed = trio.Event()
 
@@ -124,6 +128,11 @@ class Router:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
+    def close(self) -> None:
+        """End it: asks that wait have their errors, and later ones too."""
+        self.is_closed = True
+        self.update(self.table)
+
     async def wait_changed(self) -> None:
         """Wait for the next table."""
         await self._changed.wait()
@@ -144,9 +153,11 @@ class Router:
         Raises:
             NodeLostError: The node was lost meanwhile, and it may have been executed. One with a number is
                 asked again.
+            ActorStoppedError: The cluster is closed.
             Exception: As the entity's handler does.
         """
         while True:
+            self._check_open(target)
             table = self.table
             member = table.home(target)
             if member is None:
@@ -158,12 +169,16 @@ class Router:
             except NotAtHomeError:
                 pass
             except LinkLostError as error:
-                if error.is_begun and number is None:
+                if error.is_begun and (number is None or self.is_closed):
                     text = f"{error}; it may have been executed"
                     raise NodeLostError(text, node=member.name, epoch=table.epoch) from error
             if self.table is table:
                 with trio.move_on_after(_AGAIN):
                     await self.wait_changed()
+
+    def _check_open(self, target: Target) -> None:
+        if self.is_closed:
+            raise ActorStoppedError(f"{target.text}: its cluster is closed", path=target.text)
 
     async def _wait_for_home(self, target: Target) -> None:
         with trio.move_on_after(_PATIENCE) as scope:
@@ -181,18 +196,17 @@ class Router:
         """
         if not isinstance(cast("object", key), (str, bytes, int)) or isinstance(key, bool):
             raise TypeError(f"entity: key must be a str, bytes or an int, got {key!r}")
-        return EntityRef(self, Target(path_of(cls), key, _is_durable(cls)))
+        return self._entity(cls, key, None)
 
     def on_node(self, cls: type[EntityT], node: str) -> EntityRef[EntityT]:
         """Return the address of the entity that is at home on a node alone."""
-        return EntityRef(self, Target(path_of(cls), node, _is_durable(cls), node))
+        return self._entity(cls, node, node)
 
-
-def _is_durable(cls: Any) -> bool:
-    is_durable = getattr(cls, "is_durable", None)
-    if not isinstance(is_durable, bool):
-        raise TypeError(f"entity: cls must be a subclass of Entity, got {cls!r}")
-    return is_durable
+    def _entity(self, cls: Any, key: Key, node: str | None) -> EntityRef[Any]:
+        path, is_durable = path_of(cls), getattr(cls, "is_durable", None)
+        if not isinstance(is_durable, bool):
+            raise TypeError(f"entity: cls must be a subclass of Entity, got {cls!r}")
+        return EntityRef(self, Target(path, key, is_durable, node, digest_of(cls.__module__)))
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -212,7 +226,12 @@ class EntityRef(Generic[EntityT_contra]):
     @property
     def is_available(self) -> bool:
         """Whether it is at home somewhere."""
-        return self._router.table.home(self._target) is not None
+        return not self.is_dead and self._router.table.home(self._target) is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its cluster is closed, so that it never answers again."""
+        return self._router.is_closed
 
     async def ask(self, request: Request[EntityT_contra, ReplyT], *, id: str | None = None) -> ReplyT:  # noqa: A002
         """Ask the entity, and wait for its reply. It is started for its first message.
@@ -227,6 +246,7 @@ class EntityRef(Generic[EntityT_contra]):
         Raises:
             NodeLostError: The node was lost, and the request may have been executed. Not for a
                 `DurableEntity`, which is asked again.
+            ActorStoppedError: The cluster is closed.
             ImportError: The node does not have the class.
             TypeError, ValueError: The request cannot go to a node, or is too large.
             Exception: The error of the handler, with its frames on the node as a note.
