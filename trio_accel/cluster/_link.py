@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import hmac
 import itertools
 import math
 import os
 import platform
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -21,15 +22,16 @@ import trio
 from .._version import __version__
 from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
 
-__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "RefusedError", "Serve", "StreamLink"]
-__all__ += ["allocate_any", "listen", "serve_one"]
+__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "RefusedError", "Serve", "Stream"]
+__all__ += ["allocate_any", "listen"]
 
 Serve: TypeAlias = Callable[[Any], Awaitable[object]]
 """Serves a request of the other end."""
 Allocate: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"
 """Makes memory of so many bytes for what comes."""
 
-_Frame: TypeAlias = "tuple[int, int, Parts]"
+Frame: TypeAlias = "tuple[int, int, Parts]"
+"""Number of a request, kind, and what it holds."""
 # Number of the request, kind, number of parts, and then the bytes of each.
 _HEAD = struct.Struct("<QBI")
 _LENGTH = struct.Struct("<Q")
@@ -64,33 +66,6 @@ def allocate_any(size: int) -> npt.NDArray[np.uint8]:
     return np.empty(size, np.uint8)
 
 
-class Link(Protocol):
-    """The way to a node.
-
-    Attributes:
-        lost: Set when the other end is gone.
-    """
-
-    lost: trio.Event
-
-    async def ask(self, request: object, *, at_once: bool = False) -> Any:
-        """Have the other end serve a request.
-
-        Args:
-            request: The request.
-            at_once: Whether it goes beside the window: what keeps a cluster together waits behind no asks.
-
-        Raises:
-            LinkLostError: It is gone.
-            Exception: As it says.
-        """
-        ...
-
-    def close(self) -> None:
-        """End it; what waits for a reply hears of that."""
-        ...
-
-
 @attrs.frozen
 class Address:
     """Where a node listens.
@@ -113,12 +88,12 @@ class Address:
         Raises:
             LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
         """
-        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
-        link = StreamLink(streams, name, window=window)
+        token, streams, is_proved = os.urandom(_NONCE), list[_SocketStream](), False
+        link = Link(streams, name, window=window)
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_stream(trio.socket.socket(), allocate))
+                    streams.append(_SocketStream(trio.socket.socket(), allocate))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -132,19 +107,45 @@ class Address:
         return link
 
 
-@attrs.define(eq=False)
-class _Stream:
-    """One connection: frames of a number, a kind and parts."""
+class Stream(abc.ABC):
+    """Carries frames to the other end, and from there."""
 
-    sock: trio.socket.SocketType
-    allocate: Allocate
+    def __init__(self) -> None:
+        # One task writes, in the order of posting: a request is never behind its own cancellation.
+        self.posted, self._frames = trio.open_memory_channel[Frame](math.inf)
 
-    # One task writes, in the order of posting: a request is never behind its own cancellation.
-    posted: trio.MemorySendChannel[_Frame] = attrs.field(init=False)
-    _frames: trio.MemoryReceiveChannel[_Frame] = attrs.field(init=False)
+    async def write_posted(self) -> None:
+        """Send what is posted, until there is an error."""
+        async for number, kind, parts in self._frames:
+            await self.send(number, kind, parts)
 
-    def __attrs_post_init__(self) -> None:
-        self.posted, self._frames = trio.open_memory_channel[_Frame](math.inf)
+    @abc.abstractmethod
+    async def send(self, number: int, kind: int, parts: Parts) -> None:
+        """Send a frame."""
+
+    @abc.abstractmethod
+    async def receive(self) -> tuple[int, int, list[memoryview]]:
+        """Return the next frame.
+
+        Raises:
+            OSError, EndOfChannel, ClosedResourceError: There is none any more.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+
+class _SocketStream(Stream):
+    """A connection: number, kind and parts of each frame, one after the other."""
+
+    def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
+        super().__init__()
+        sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+        self.sock, self._allocate = sock, allocate
+
+    def close(self) -> None:
+        self.sock.close()
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
         for view in views:
@@ -153,7 +154,7 @@ class _Stream:
                 left = left[await self.sock.send(left[: 1 << 22]) :]
 
     async def read(self, size: int) -> memoryview:
-        view = memoryview((self.allocate if size > _LARGE else allocate_any)(size).data)
+        view = memoryview((self._allocate if size > _LARGE else allocate_any)(size).data)
         got = 0
         while got < size:
             count = await self.sock.recv_into(view[got:])
@@ -162,10 +163,9 @@ class _Stream:
             got += count
         return view
 
-    async def write_posted(self) -> None:
-        async for number, kind, parts in self._frames:
-            lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
-            await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
+    async def send(self, number: int, kind: int, parts: Parts) -> None:
+        lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
+        await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
 
     async def receive(self) -> tuple[int, int, list[memoryview]]:
         number, kind, count = _HEAD.unpack(await self.read(_HEAD.size))
@@ -177,8 +177,11 @@ class _Stream:
         return number, kind, [await self.read(size) for size in lengths]
 
 
-class StreamLink:
-    """One end of two connections: one for small frames, one for large ones. See `Link`.
+class Link:
+    """One end of two connections, or of one: for small frames, and for large ones.
+
+    Attributes:
+        lost: Set when the other end is gone.
 
     Args:
         streams: The connections.
@@ -188,7 +191,7 @@ class StreamLink:
     """
 
     def __init__(
-        self, streams: list[_Stream], name: str, serve: Serve | None = None, window: float = math.inf
+        self, streams: Sequence[Stream], name: str, serve: Serve | None = None, window: float = math.inf
     ) -> None:
         self._streams, self._name, self._serve = streams, name, serve
         self._window = trio.CapacityLimiter(window)
@@ -212,15 +215,24 @@ class StreamLink:
             self.close()
 
     def close(self) -> None:
-        """See `Link`."""
+        """End it; what waits for a reply hears of that."""
         self.lost.set()
         for stream in self._streams:
-            stream.sock.close()
+            stream.close()
         for event in self._replies.values():
             event.set()
 
     async def ask(self, request: object, *, at_once: bool = False) -> Any:
-        """See `Link`."""
+        """Have the other end serve a request.
+
+        Args:
+            request: The request.
+            at_once: Whether it goes beside the window: what keeps a cluster together waits behind no asks.
+
+        Raises:
+            LinkLostError: It is gone.
+            Exception: As it says.
+        """
         parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
         stream = self._stream(parts)
         async with nullcontext() if at_once else self._window:
@@ -241,16 +253,16 @@ class StreamLink:
             raise LinkLostError(f"node {self._name} was lost with this request in flight", is_begun=True)
         return found.unwrap()
 
-    def _stream(self, parts: Parts) -> _Stream:
-        return self._streams[sum(map(len, parts)) > _LARGE]
+    def _stream(self, parts: Parts) -> Stream:
+        return self._streams[-1 if sum(map(len, parts)) > _LARGE else 0]
 
-    async def _write(self, stream: _Stream) -> None:
+    async def _write(self, stream: Stream) -> None:
         try:
             await stream.write_posted()
         except (OSError, trio.ClosedResourceError):
             self.lost.set()
 
-    async def _read(self, stream: _Stream) -> None:
+    async def _read(self, stream: Stream) -> None:
         try:
             while True:
                 self._take(*await stream.receive())
@@ -279,7 +291,12 @@ class StreamLink:
     async def _answer(self, number: int, parts: list[memoryview], scope: trio.CancelScope) -> None:
         with scope:
             try:
-                kind, reply = _VALUE, await serve_one(self._serve, parts, scope)
+                request, left = unpack(parts)
+                # Seconds and no time: clocks of two hosts have nothing to do with each other.
+                scope.deadline = trio.current_time() + left
+                if self._serve is None:
+                    raise RuntimeError("this end serves no requests")  # noqa: TRY301  # as any error of a request
+                kind, reply = _VALUE, pack(await self._serve(request))
             except Exception as error:  # noqa: BLE001  # the asker gets it
                 kind, reply = _ERROR, pack(failure(error))
             finally:
@@ -291,16 +308,6 @@ class StreamLink:
             self._stream(late).posted.send_nowait((number, _ERROR, late))
 
 
-async def serve_one(serve: Serve | None, parts: Any, scope: trio.CancelScope) -> Parts:
-    """Serve a request within its deadline; returns the reply as bytes."""
-    request, left = unpack(parts)
-    # Seconds and no time: clocks of two hosts have nothing to do with each other.
-    scope.deadline = trio.current_time() + left
-    if serve is None:
-        raise RuntimeError("this end serves no requests")
-    return pack(await serve(request))
-
-
 async def listen(
     host: str, secret: bytes, serve: Serve, nursery: trio.Nursery, allocate: Allocate = allocate_any
 ) -> Address:
@@ -308,7 +315,7 @@ async def listen(
     sock = trio.socket.socket()
     await sock.bind((host, 0))
     sock.listen(128)
-    halves: dict[bytes, _Stream] = {}
+    halves: dict[bytes, _SocketStream] = {}
 
     async def accept() -> None:
         with sock:
@@ -317,7 +324,7 @@ async def listen(
                 nursery.start_soon(greet, connection)
 
     async def greet(connection: trio.socket.SocketType) -> None:
-        stream, token = _stream(connection, allocate), b""
+        stream, token = _SocketStream(connection, allocate), b""
         try:
             with suppress(OSError, trio.TooSlowError, trio.EndOfChannel), trio.fail_after(_PROOF):
                 token = await _prove(stream, secret, is_asked=True)
@@ -330,18 +337,13 @@ async def listen(
         if other is None:
             halves[token] = stream
         else:
-            await StreamLink([other, stream], "the program", serve).run()
+            await Link([other, stream], "the program", serve).run()
 
     nursery.start_soon(accept)
     return Address(host, sock.getsockname()[1], secret)
 
 
-def _stream(sock: trio.socket.SocketType, allocate: Allocate) -> _Stream:
-    sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
-    return _Stream(sock, allocate)
-
-
-async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
+async def _prove(stream: _SocketStream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
     """Prove the secret to the other end, and have it do so; returns the token of who has connected.
 
     Each end has a number of its own in what the other one signs, so no proof serves twice.

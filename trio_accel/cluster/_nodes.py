@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import suppress
 from typing import Protocol
 
 import trio
@@ -13,7 +14,6 @@ import trio
 from ._agent import AgentConfig, Started
 from ._errors import not_started
 from ._frames import raised
-from ._process import LENGTH
 
 __all__ = ["LocalNodes", "Nodes"]
 
@@ -97,12 +97,13 @@ class LocalNodes:
         self._processes[config.node] = process
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
-            await process.stdin.send_all(pickle.dumps(sys.path) + pickle.dumps(config))
-            [size] = LENGTH.unpack(await _read(process.stdout, LENGTH.size))
-            made = pickle.loads(await _read(process.stdout, size))  # noqa: S301  # our own process
-        except (trio.BrokenResourceError, trio.EndOfChannel) as error:
-            raise not_started(config.node, RuntimeError("its process has ended")) from error
+        async with process.stdout:
+            with suppress(trio.BrokenResourceError):
+                await process.stdin.send_all(pickle.dumps(sys.path) + pickle.dumps(config))
+            told = b"".join([part async for part in process.stdout])
+        if not told:
+            raise not_started(config.node, RuntimeError("its process has ended"))
+        made = pickle.loads(told)  # noqa: S301  # our own process
         if not isinstance(made, Started):
             cause = raised(made, config.node)
             raise not_started(config.node, cause) from cause
@@ -115,20 +116,9 @@ class LocalNodes:
             with trio.CancelScope(shield=True):
                 process.kill()
                 await process.wait()
-                for pipe in (process.stdin, process.stdout):
-                    assert pipe is not None
-                    await pipe.aclose()
+                assert process.stdin is not None
+                await process.stdin.aclose()
 
     def pid(self, node: str) -> int:
         """Return the process of a node's agent."""
         return self._processes[node].pid
-
-
-async def _read(pipe: trio.abc.ReceiveStream, size: int) -> bytes:
-    got = bytearray()
-    while len(got) < size:
-        data = await pipe.receive_some(size - len(got))
-        if not data:
-            raise trio.EndOfChannel
-        got += data
-    return bytes(got)

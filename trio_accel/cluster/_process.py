@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import struct
 import sys
 import threading
 import time
@@ -17,7 +16,6 @@ from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
 from ._frames import failure
 from ._link import Address
 
-LENGTH = struct.Struct("<Q")
 # Seconds to end in order, when the program is gone.
 _GRACE = 10.0
 
@@ -32,16 +30,11 @@ def main() -> None:
     sys.path[:] = pickle.load(given)  # noqa: S301  # the program has started this process
     config: AgentConfig = pickle.load(given)  # noqa: S301
 
-    has_started = False
-
     def tell(what: object) -> None:
-        data = pickle.dumps(what)
-        told.write(LENGTH.pack(len(data)) + data)
-        told.flush()
+        with told:
+            pickle.dump(what, told)
 
     def started(address: Address, devices: tuple[str, ...]) -> None:
-        nonlocal has_started
-        has_started = True
         tell(Started(address, devices, os.getpid()))
 
     async def serve() -> None:
@@ -60,7 +53,7 @@ def main() -> None:
     try:
         trio.run(serve)
     except Exception as error:
-        if has_started:
+        if told.closed:
             raise
         tell(failure(single(error)))
     os._exit(0)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 import trio
 
 from ..actors._errors import single
-from ..backends.base.kit.modules import import_extra
 from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
-from ._frames import Parts, failure, pack, raised, unpack
-from ._link import VERSION, Address, Allocate, Link, LinkLostError, RefusedError, serve_one
+from ._frames import Parts
+from ._link import VERSION, Address, Allocate, Link, LinkLostError, RefusedError, Stream
 
 __all__ = ["RayAddress", "RayAgent"]
 
@@ -27,7 +29,7 @@ _logger = logging.getLogger("trio_accel.cluster")
 
 # Seconds in which an agent must say by a call that it is there.
 _PROOF = 2.0
-_Answer = tuple[bool, Sequence[Any]]
+_Frame: TypeAlias = "tuple[int, int, list[Any]]"
 
 
 class RayAgent:
@@ -43,6 +45,7 @@ class RayAgent:
         self._started: Future[Started] = Future()
         self._nursery: trio.Nursery
         self._token: trio.lowlevel.TrioToken
+        self._links: dict[bytes, tuple[asyncio.Queue[_Frame], trio.MemorySendChannel[_Frame]]] = {}
         threading.Thread(target=self._run, daemon=True).start()
 
     async def start(self) -> Started:
@@ -66,41 +69,63 @@ class RayAgent:
     def _tell(self, address: Address, devices: tuple[str, ...]) -> None:
         self._started.set_result(Started(address, devices, os.getpid()))
 
-    async def version(self) -> str:
-        """Return the version of the package and of Python."""
+    async def open(self, link: bytes) -> str:
+        """Have an end of a link here, and return the version of the package and of Python."""
+        replies, loop = asyncio.Queue[_Frame](), asyncio.get_running_loop()
+        send, receive = trio.open_memory_channel[_Frame](math.inf)
+        self._links[link] = replies, send
+
+        def put(frame: _Frame) -> None:
+            loop.call_soon_threadsafe(replies.put_nowait, frame)
+
+        stream = _CallStream(put, partial(_only, receive))
+        served = Link([stream], "the program", self._agent.serve)
+        self._token.run_sync_soon(self._nursery.start_soon, served.run)
         return VERSION
 
-    async def wait(self) -> None:
-        """Never return: the call fails when the actor is gone."""
-        await asyncio.Event().wait()
+    async def put(self, link: bytes, frame: _Frame) -> None:
+        """Take a frame."""
+        self._token.run_sync_soon(self._links[link][1].send_nowait, frame)
 
-    async def ask(self, parts: Sequence[Any]) -> _Answer:
-        """Serve a request; returns whether it is a value and no error, and its parts."""
-        answered, scope = Future[_Answer](), trio.CancelScope()
-        # A call that Ray has cancelled is done without an answer.
-        answered.add_done_callback(lambda _: self._token.run_sync_soon(scope.cancel))
-        self._token.run_sync_soon(self._nursery.start_soon, self._serve, parts, scope, answered)
-        return await asyncio.wrap_future(answered)
-
-    async def _serve(self, parts: Sequence[Any], scope: trio.CancelScope, answered: Future[_Answer]) -> None:
-        is_value, reply = False, pack(failure(trio.TooSlowError("the deadline has passed")))
-        with scope:
-            try:
-                is_value, reply = True, await serve_one(self._agent.serve, _copies(parts), scope)
-            except Exception as error:  # noqa: BLE001  # the asker gets it
-                reply = pack(failure(error))
-        if answered.set_running_or_notify_cancel():
-            answered.set_result((is_value, _arrays(reply)))
+    async def get(self, link: bytes) -> list[_Frame]:
+        """Return frames as soon as there is one."""
+        replies = self._links[link][0]
+        frames = [await replies.get()]
+        while not replies.empty():
+            frames.append(replies.get_nowait())
+        return frames
 
 
-def _arrays(parts: Parts) -> list[Any]:
-    """Make arrays of parts without a copy: Ray has these beside its pickles."""
-    return [np.asarray(memoryview(one)) for one in parts]
+async def _only(frames: trio.MemoryReceiveChannel[_Frame]) -> list[_Frame]:
+    return [await frames.receive()]
 
 
-def _copies(parts: Sequence[Any]) -> list[Any]:
-    """Copy what is in Ray's store: it is read-only, and would stay there."""
-    return [one.copy() for one in parts]
+class _CallStream(Stream):
+    """Frames by calls.
+
+    Args:
+        put: Sends a frame.
+        get: Waits for frames.
+    """
+
+    def __init__(self, put: Callable[[_Frame], object], get: Callable[[], Awaitable[list[_Frame]]]) -> None:
+        super().__init__()
+        self._put, self._get = put, get
+        self._got = deque[_Frame]()
+
+    async def send(self, number: int, kind: int, parts: Parts) -> None:
+        # Ray has arrays beside its pickles, without a copy.
+        self._put((number, kind, [np.asarray(memoryview(one)) for one in parts]))
+
+    async def receive(self) -> tuple[int, int, list[memoryview]]:
+        if not self._got:
+            self._got.extend(await self._get())
+        number, kind, parts = self._got.popleft()
+        # What is in Ray's store is read-only, and would stay there.
+        return number, kind, [memoryview(one.copy()) for one in parts]
+
+    def close(self) -> None:
+        pass  # a link ends with the agent at its other end
 
 
 @attrs.define(unsafe_hash=True)
@@ -125,93 +150,41 @@ class RayAddress:
         except LinkLostError as error:
             if isinstance(error.__cause__, RefusedError):
                 raise
-            link = _CallLink(self.actor, name, window)
-            nursery.start_soon(link.run)
-            await link.prove(error)
-            text = "%s; asks go by Ray's calls, which take five times as long"
-            _logger.warning(text, error)
+            link = await self._connect_by_calls(name, window, error)
+            _logger.warning("%s; asks go by Ray's calls, which take five times as long", error)
             self.is_called = True
+            nursery.start_soon(link.run)
             return link
 
-
-class _CallLink:
-    """The way to an agent by calls of its actor. See `Link`."""
-
-    def __init__(self, actor: Any, name: str, window: float) -> None:
-        self._actor, self._name, self._window = actor, name, trio.CapacityLimiter(window)
-        self._ray: Any = import_extra("ray", "ray")
-        self._waiting: set[trio.Event] = set()
-        self.lost: trio.Event = trio.Event()
-
-    async def run(self) -> None:
-        """Wait until the actor is gone, or the link is closed; raises nothing for that."""
-        with suppress(LinkLostError):
-            await self._call("wait")
-        self.close()
-
-    async def prove(self, error: LinkLostError) -> None:
-        """Have the agent say that it is there, and of this version.
-
-        Args:
-            error: What to raise where it is not there.
-        """
-        refusal: LinkLostError | None = error
-        try:
-            with trio.move_on_after(_PROOF), suppress(LinkLostError):
-                theirs = await self._call("version")
-                text = f"node {self._name} cannot be reached: it has {theirs}, and this is {VERSION}"
-                refusal = None if theirs == VERSION else LinkLostError(text, is_begun=False)
-        finally:
-            if refusal is not None:
-                self.close()
-        if refusal is not None:
-            raise refusal
-
-    async def ask(self, request: object, *, at_once: bool = False) -> Any:
-        """See `Link`."""
-        parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
-        async with nullcontext() if at_once else self._window:
-            if self.lost.is_set():
-                raise LinkLostError(f"node {self._name} is gone", is_begun=False)
-            is_value, answer = await self._call("ask", _arrays(parts))
-        value = unpack(_copies(answer))
-        if is_value:
-            return value
-        # The agent tells that the deadline has passed, too: the asker's own scope is to do that.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        raise raised(value, self._name)
-
-    def close(self) -> None:
-        """See `Link`."""
-        self.lost.set()
-        for done in self._waiting:
-            done.set()
-
-    async def _call(self, method: str, *arguments: object) -> Any:
-        try:
-            return await self._result(getattr(self._actor, method).remote(*arguments))
-        except (self._ray.exceptions.RayError, TimeoutError) as error:
-            text = f"node {self._name} was lost with this request in flight"
-            raise LinkLostError(text, is_begun=True) from error
-
-    async def _result(self, ref: Any) -> Any:
-        """Wait for what a call replies, or until the link is closed."""
-        done, soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
-        future: Future[Any] = ref.future()
-        future.add_done_callback(_teller(soon, done))
-        self._waiting.add(done)
-        try:
-            await done.wait()
-        finally:
-            self._waiting.remove(done)
-            if not future.done():
-                self._ray.cancel(ref)
-        return future.result(timeout=0)
+    async def _connect_by_calls(self, name: str, window: float, error: LinkLostError) -> Link:
+        token, theirs, actor = os.urandom(16), None, self.actor
+        with trio.move_on_after(_PROOF), suppress(trio.EndOfChannel):
+            theirs = await _result(actor.open.remote(token))
+        if theirs is None:
+            raise error
+        if theirs != VERSION:
+            text = f"node {name} cannot be reached: it has {theirs}, and this is {VERSION}"
+            raise LinkLostError(text, is_begun=False)
+        stream = _CallStream(partial(actor.put.remote, token), lambda: _result(actor.get.remote(token)))
+        return Link([stream], name, window=window)
 
 
-def _teller(soon: Callable[[Callable[[], None]], None], done: trio.Event) -> Callable[[object], None]:
+async def _result(ref: Any) -> Any:
+    """Wait for what a call of Ray's replies.
+
+    Raises:
+        EndOfChannel: The actor is gone.
+    """
+    done, soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
+
     def tell(_: object) -> None:
         with suppress(trio.RunFinishedError):
             soon(done.set)
 
-    return tell
+    future: Future[Any] = ref.future()
+    future.add_done_callback(tell)
+    await done.wait()
+    try:
+        return future.result(timeout=0)
+    except Exception as error:
+        raise trio.EndOfChannel(str(error)) from error
