@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from cluster_entities import (
     Ledger,
     Note,
     Picky,
-    until,
 )
 
 import trio_accel as ta
@@ -64,91 +62,6 @@ async def alone(store: Any) -> AsyncGenerator[Any, None]:
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "entities")
-
-
-async def until_gone(made: cluster.Cluster, name: str) -> None:
-    await until(lambda: name not in [one.name for one in made.members])
-
-
-def workers_of(agent: int) -> list[int]:
-    """Return the processes that an agent, or one of these, has started."""
-    found = list[int]()
-    for task in Path(f"/proc/{agent}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *workers_of(child)]
-    return found
-
-
-async def totals_under(made: cluster.Cluster, harm: Any, seconds: float) -> None:
-    """Have 8 clients add while harm is done; all totals are those that were acknowledged."""
-    added = dict.fromkeys(KEYS, 0.0)
-    is_over = False
-
-    async def client(number: int) -> None:
-        chosen = random.Random(number)
-        while not is_over:
-            key, x = chosen.choice(KEYS), float(chosen.randrange(1, 9))
-            await made.entity(Account, key).ask(Add(x))
-            added[key] += x
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(client, number)
-        with trio.move_on_after(seconds):
-            await harm()
-        is_over = True
-    assert sum(added.values()) > 100
-    assert {key: await made.entity(Account, key).ask(Add(0.0)) for key in KEYS} == added
-
-
-async def test_totals_under_kills_leaves_and_joins(path: str) -> None:
-    async with opened(3, cluster.SqliteStore(path)) as (made, nodes):
-        rounds = 0
-
-        async def harm() -> None:
-            nonlocal rounds
-            chosen = random.Random(7)
-            while True:
-                await trio.sleep(0.3)
-                await until(lambda: len(made.members) == 3)
-                name = chosen.choice(made.members).name
-                what = rounds % 3
-                if what == 0:
-                    os.kill(nodes.pid(name), signal.SIGKILL)
-                    await until_gone(made, name)
-                elif what == 1:
-                    await made.drain(name)
-                    nodes.remove(name)
-                    await trio.sleep(0.1)
-                    nodes.add(name)
-                else:
-                    nodes.remove(name)
-                    await until_gone(made, name)
-                    nodes.add(name)
-                rounds += 1
-
-        await totals_under(made, harm, 11.0)
-        assert rounds >= 3
-
-
-async def test_totals_under_kills_of_workers(path: str) -> None:
-    process = ta.DeviceOptions(isolation="process")
-    async with opened(1, cluster.SqliteStore(path), process) as (made, nodes):
-        kills = 0
-
-        async def harm() -> None:
-            nonlocal kills
-            while True:
-                await trio.sleep(0.7)
-                # The launcher is the first, and its workers come behind it.
-                workers = workers_of(nodes.pid("node-0"))[1:]
-                if workers:
-                    os.kill(workers[-1], signal.SIGKILL)
-                    kills += 1
-
-        await totals_under(made, harm, 5.0)
-        assert kills >= 2
-        assert made.members[0].epoch == made.epoch
 
 
 async def test_messages_ids_and_errors(path: str) -> None:
