@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import io
-import operator
 import pickle
+import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -95,9 +94,8 @@ def find(path: str, node: str) -> Any:
     Raises:
         ImportError: There is none on this node.
     """
-    module, _, name = path.partition(":")
     try:
-        return operator.attrgetter(name)(importlib.import_module(module))
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise ImportError(f"node {node} has no {path}: {error}") from error
 

@@ -42,6 +42,7 @@ _MOST_PARTS = 1 << 16
 _NONCE = 32
 # Seconds in which who connects must prove the secret.
 _PROOF = 2.0
+_GONE = (trio.TooSlowError, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
 VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
@@ -97,7 +98,7 @@ class Address:
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
-        except (OSError, trio.TooSlowError, trio.EndOfChannel) as error:
+        except (OSError, *_GONE) as error:
             why = str(error) or type(error).__name__
             raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
         finally:
@@ -141,17 +142,15 @@ class _SocketStream(Stream):
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
         super().__init__()
-        sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         self.sock, self._allocate = sock, allocate
+        self._written = trio.SocketStream(sock)
 
     def close(self) -> None:
         self.sock.close()
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
         for view in views:
-            left = memoryview(view).cast("B")
-            while left:
-                left = left[await self.sock.send(left[: 1 << 22]) :]
+            await self._written.send_all(view)
 
     async def read(self, size: int) -> memoryview:
         view = memoryview((self._allocate if size > _LARGE else allocate_any)(size).data)
@@ -259,7 +258,7 @@ class Link:
     async def _write(self, stream: Stream) -> None:
         try:
             await stream.write_posted()
-        except (OSError, trio.ClosedResourceError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.lost.set()
 
     async def _read(self, stream: Stream) -> None:
@@ -326,7 +325,7 @@ async def listen(
     async def greet(connection: trio.socket.SocketType) -> None:
         stream, token = _SocketStream(connection, allocate), b""
         try:
-            with suppress(OSError, trio.TooSlowError, trio.EndOfChannel), trio.fail_after(_PROOF):
+            with suppress(OSError, *_GONE), trio.fail_after(_PROOF):
                 token = await _prove(stream, secret, is_asked=True)
         finally:
             if not token:
