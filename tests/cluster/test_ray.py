@@ -9,16 +9,19 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from cluster_entities import Account, Add, Counter, Echo, Fail, Where
 from ray_host import NAMES, RayHost, left, ray_host
 
 import trio_accel as ta
 from trio_accel import cluster
+from trio_accel.cluster import _link as links
+from trio_accel.cluster import _ray_calls as calls
 
 pytest.importorskip("ray", reason="Ray is not installed: the extra `ray`")
 
@@ -246,7 +249,9 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         cluster.RayNodes()
 
 
-def test_a_node_that_is_back_waits_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_back_waits_for_its_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     nodes = cluster.RayNodes()
 
     def node(name: str, number: str, **given: Any) -> dict[str, Any]:
@@ -260,5 +265,55 @@ def test_a_node_that_is_back_waits_for_its_name(monkeypatch: pytest.MonkeyPatch)
     found.append(node("a", "5"))
     nodes._nodes = nodes._look()
     assert nodes._nodes["a"]["NodeID"] == "2"
+    assert caplog.text.count("several nodes are named a, and one of them has an agent") == 1
     found[1]["Alive"] = False
     assert nodes._look()["a"]["NodeID"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(ConnectionRefusedError(), 0.0), (OSError(113, "no route"), 10.0)]
+)
+def test_a_host_that_does_not_answer_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, seconds: float
+) -> None:
+    class Socket:
+        async def connect(self, address: object) -> None:
+            await trio.sleep(0.0)
+            raise error
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    nodes = cluster.RayNodes()
+    monkeypatch.setattr(nodes._ray, "kill", lambda actor: None)
+    monkeypatch.setattr(trio.socket, "socket", Socket)
+    address = calls.RayAddress(links.Address("nowhere", 1, b""), "an actor")
+    config = cluster.AgentConfig("a", cluster.ClusterOptions(heartbeat_timeout=15.0), None, b"")
+    nodes._actors["a"] = "an actor"
+    nodes._started["a"] = cluster.Started(address, (), 0), config
+
+    async def end() -> float:
+        began = trio.current_time()
+        await nodes.end("a")
+        return trio.current_time() - began
+
+    took = trio.run(end, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert seconds <= took < seconds + 1.0
+
+
+async def test_agents_that_no_stream_reaches_are_told_of(
+    host: RayHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(host, "ray") as made:
+        assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
+        address = made.members[0].address
+        assert caplog.text.count("asks go by Ray's calls") == len(NAMES)
+        monkeypatch.setattr(calls, "VERSION", "trio_accel 0.0.1, Python 3.11")
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(
+                links.LinkLostError, match=r"it has trio_accel .*, and this is trio_accel 0\.0\.1"
+            ):
+                await address.connect("a", 1, nursery, links.allocate_any)
