@@ -21,7 +21,7 @@ from ray_host import NAMES, RayHost, left, ray_host
 import trio_accel as ta
 from trio_accel import cluster
 from trio_accel.cluster import _link as links
-from trio_accel.cluster import _ray_calls as calls
+from trio_accel.cluster import _ray_nodes as calls
 
 pytest.importorskip("ray", reason="Ray is not installed: the extra `ray`")
 

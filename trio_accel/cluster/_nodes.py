@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import suppress
 from typing import Protocol
 
 import trio
 
-from ._agent import AgentConfig, Started
+from ..actors._errors import single
+from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
 from ._errors import not_started
-from ._frames import raised
+from ._frames import failure, raised
+from ._link import Address
 
 __all__ = ["LocalNodes", "Nodes"]
 
-# More processes than these are a mistake.
-_MOST = 256
+# More processes than these are a mistake; seconds to end in order, when the program is gone.
+_MOST, _GRACE = 256, 10.0
 
 
 class Nodes(Protocol):
@@ -92,7 +98,7 @@ class LocalNodes:
 
     async def start(self, config: AgentConfig) -> Started:
         """See `Nodes`."""
-        command = [sys.executable, "-c", "from trio_accel.cluster._process import main; main()"]
+        command = [sys.executable, "-c", "from trio_accel.cluster._nodes import run_agent; run_agent()"]
         process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._processes[config.node] = process
         assert process.stdin is not None
@@ -122,3 +128,42 @@ class LocalNodes:
     def pid(self, node: str) -> int:
         """Return the process of a node's agent."""
         return self._processes[node].pid
+
+
+def run_agent() -> None:
+    """Be the agent of a local node: a process of its own, until its standard input ends."""
+    told = os.fdopen(os.dup(1), "wb")
+    # Prints of the user's code are no messages.
+    os.dup2(2, 1)
+    given = sys.stdin.buffer
+    logging.basicConfig(format=LOG_FORMAT)
+    sys.path[:] = pickle.load(given)  # noqa: S301  # the program has started this process
+    config: AgentConfig = pickle.load(given)  # noqa: S301
+
+    def tell(what: object) -> None:
+        with told:
+            pickle.dump(what, told)
+
+    def started(address: Address, devices: tuple[str, ...]) -> None:
+        tell(Started(address, devices, os.getpid()))
+
+    async def serve() -> None:
+        token = trio.lowlevel.current_trio_token()
+        with trio.CancelScope() as scope:
+
+            def watch() -> None:
+                given.read()
+                token.run_sync_soon(scope.cancel)
+                time.sleep(_GRACE)
+                os._exit(1)
+
+            threading.Thread(target=watch, daemon=True).start()
+            await Agent(config).run(started)
+
+    try:
+        trio.run(serve)
+    except Exception as error:
+        if told.closed:
+            raise
+        tell(failure(single(error)))
+    os._exit(0)
