@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
+import trio
 
 from ..actors import ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Request, Restart, handles
 from ..backends.base import ContextLostError, InputFailedError, StaleRefError
 from ..devices import AccelRef
 from ._entities import Entity, Home, Resident
-from ._errors import NotRepeatableError
+from ._errors import FencedError, NotRepeatableError
 from ._frames import packed, unpack
+from ._saves import ArrayFiles
 from ._store import Entry, Store
 
 __all__ = ["DurableEntity", "Saved"]
@@ -47,6 +49,7 @@ class _DurableResident(Resident):
 
     restart: ClassVar[Restart] = Restart.TEMPORARY
     _home: Home
+    _files: ArrayFiles
     _number: int
     _replies: dict[str, bytes]
 
@@ -95,12 +98,24 @@ class _DurableResident(Resident):
         """Write a message down, and with each so many what the entity saves."""
         at, saved = self._number + 1, None
         if at % self._cls.save_every == 0:
-            saved = packed(await self._run(ref, _Save(), number))
+            made = await self._run(ref, _Save(), number)
+            # What the save names is on the disk before the transaction begins.
+            saved = packed(await trio.to_thread.run_sync(self._files.put, made))
         entry = Entry(at, number, text, reply)
-        await self._store.write(self._target.text, self._home.epoch, entry, saved)
+        try:
+            await self._store.write(self._target.text, self._home.epoch, entry, saved)
+        except FencedError:
+            await self._settle(False)
+            raise
         self._number, self._replies[number] = at, reply
         if len(self._replies) > _REPLIES:
             del self._replies[next(iter(self._replies))]
+        if saved is not None:
+            await self._settle(True)
+
+    async def _settle(self, is_kept: bool) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._files.settle, is_kept)
 
     async def _run(self, ref: Ref[Any], message: Any, number: str | None, *, is_told: bool = False) -> Any:
         self._home.message_id = number
@@ -123,6 +138,8 @@ class _DurableResident(Resident):
         self._ref, self._home = await self._spawn(policy)
         journal = await store.take(name, self._home.epoch)
         saved = None if journal.saved is None else unpack([journal.saved[1]])
+        self._files = ArrayFiles(store.folder, name, self._home.epoch)
+        saved = await trio.to_thread.run_sync(self._files.load, saved)
         await self._run(self._ref, _Load(saved), None)
         for entry in journal.entries:
             message, is_told = unpack([entry.message])
@@ -157,7 +174,7 @@ class DurableEntity(Entity):
     resident: ClassVar[type[Resident]] = _DurableResident
 
     async def save(self) -> Saved:
-        """Return what it is made of again."""
+        """Return what it is made of again; nothing may change its arrays before the message is answered."""
         raise NotImplementedError(f"{type(self).__name__} must define save()")
 
     async def load(self, saved: Saved | None) -> None:

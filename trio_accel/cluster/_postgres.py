@@ -28,6 +28,7 @@ class PostgresStore(SqlStore):
 
     Attributes:
         dsn: Where the database is: a URL, or ``"host=... dbname=..."``.
+        folder: See `SqlStore.folder`; by default None, as nobody knows which folders all hosts see.
     """
 
     is_shared: ClassVar[bool] = True

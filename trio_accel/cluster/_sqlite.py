@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
+from attrs.converters import optional
 
-from ._store import SqlStore
+from ._store import SqlStore, absolute
 
 __all__ = ["SqliteStore"]
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(path)
 
 
 @attrs.define(eq=False)
@@ -26,6 +22,7 @@ class SqliteStore(SqlStore):
 
     Attributes:
         path: The file; beside it are SQLite's log and its index.
+        folder: See `SqlStore.folder`; by default a folder beside the file, whose name ends with ``.arrays``.
     """
 
     is_shared: ClassVar[bool] = False
@@ -37,8 +34,12 @@ class SqliteStore(SqlStore):
         "BYTES": "blob",
     }
 
-    # Other processes that open it may be at work in other folders.
-    path: str = attrs.field(converter=_absolute)
+    path: str = attrs.field(converter=absolute)
+    folder: str | None = attrs.field(kw_only=True, converter=optional(absolute))
+
+    @folder.default
+    def _folder(self) -> str:
+        return f"{self.path}.arrays"
 
     def _connect(self) -> None:
         wait = 0.9 * self.timeout

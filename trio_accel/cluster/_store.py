@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
 import trio
+from attrs.converters import optional
 
 from ..actors import is_number, must, must_be_whole
 from ._errors import FencedError, StoreError
@@ -36,6 +38,11 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
 _seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return a path that processes in other folders understand."""
+    return os.path.abspath(path)
 
 
 @attrs.frozen
@@ -79,9 +86,12 @@ class Store(Protocol):
 
     Attributes:
         is_shared: Whether nodes on several hosts may use it.
+        folder: Where arrays of saves are files, from 1 MiB on; all nodes must see it. With None they are in
+            the saves.
     """
 
     is_shared: ClassVar[bool]
+    folder: str | None
 
     async def open(self) -> None:
         """Connect, and make what is not there yet.
@@ -149,6 +159,9 @@ class SqlStore:
         ids: Replies of so many messages before the last save are kept.
         keep: Seconds for which these replies are kept, by the clock of the database.
         timeout: Seconds that a call may take.
+        folder: Absolute path of a folder that all nodes see, and no other database has. Arrays of saves from
+            1 MiB on are safetensors files there, which are written when their content is new. It is made when
+            it is first needed, in a folder that must be there. With None, arrays stay in the database.
     """
 
     # The database's words for those in capitals, and for the place of a value.
@@ -157,6 +170,7 @@ class SqlStore:
     ids: int = attrs.field(default=10_000, validator=must_be_whole(1))
     keep: float = attrs.field(default=86_400.0, validator=_seconds)
     timeout: float = attrs.field(default=5.0, validator=_seconds)
+    folder: str | None = attrs.field(default=None, converter=optional(absolute))
     _is_open: bool = attrs.field(default=False, init=False, repr=False)
     _database: Any = attrs.field(default=None, init=False, repr=False)
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)

@@ -1,0 +1,160 @@
+"""Large arrays of saves: files by content in a folder of the store, with a save that names them (D199)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import closing, suppress
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, NotSupportedError
+from ..weights._files import OpenFile, encode_header
+from ._errors import StoreError
+
+__all__ = ["ArrayFiles", "SavedArray"]
+
+_LEAST_BYTES = 1 << 20
+# Digest of what is in it, and epoch of its writer; until it is complete, its end says that it is a part.
+_NAME = re.compile(r"[0-9a-f]{64}-(\d+)(\.part)?")
+
+
+# Saves in databases have its module and name: neither may change.
+@attrs.frozen
+class SavedArray:
+    """Stands in a save for an array that is in a file.
+
+    Attributes:
+        file: The file's name, in the folder of the entity.
+    """
+
+    file: str
+
+
+class ArrayFiles:
+    """Files of an entity, as one owner sees them.
+
+    An owner may be stopped at any place, and go on when there is a later one. These rules keep the later
+    one's files whole, whatever the earlier one does then:
+
+    * The later one's first save is what it has found by `Store.take`. From then on the earlier one cannot
+      commit, so that save is also the last one that it knows of. The earlier one removes nothing of it.
+    * New files have the epoch of their owner in their names, and none removes a file of a later epoch. So all
+      files of the later one's own are safe from the earlier one's writes, sweeps and removals.
+    * A file that the earlier one has written too late is named by no save, as the commit behind it is fenced.
+
+    Every method blocks. When a commit has failed by another error than that of the fence, the save may have
+    been kept. Then its files stay until the next owner's `load`, which knows.
+
+    Args:
+        root: The folder of the store; None for none.
+        entity: What the entity is.
+        epoch: Number of its owner.
+    """
+
+    def __init__(self, root: str | None, entity: str, epoch: int) -> None:
+        self._root, self._entity, self._epoch = root, entity, epoch
+        digest = hashlib.blake2b(entity.encode(), digest_size=16).hexdigest()
+        self._folder = os.path.join(root or "<a store without a folder>", digest)
+        # Files of the save that was committed last, and of the one that is being made.
+        self._named, self._next = set[str](), set[str]()
+
+    def load(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Put arrays into the save that this owner has found, and remove files that it does not name.
+
+        Raises:
+            StoreError: A file is missing or damaged; nothing is removed.
+        """
+        files = {name: value.file for name, value in (saved or {}).items() if isinstance(value, SavedArray)}
+        arrays = {name: self._read(file) for name, file in files.items()}
+        self._named = self._next = set(files.values())
+        # A crash leaves files: of a save before its commit, and of the one before after it.
+        with suppress(OSError):
+            found = filter(None, map(_NAME.fullmatch, os.listdir(self._folder)))
+            self._remove({name[0] for name in found if int(name[1]) <= self._epoch} - self._named)
+        return saved and {**saved, **arrays}
+
+    def put(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Have large arrays on the disk; the save that is returned names their files in their place.
+
+        Raises:
+            StoreError: A file cannot be written; no new one stays.
+        """
+        known, made = {name.partition("-")[0]: name for name in self._named}, dict(saved)
+        try:
+            for name, value in saved.items():
+                if self._root is not None and (header := _header(value)):
+                    array = np.ascontiguousarray(value)
+                    digest = _digest(array)
+                    if digest not in known:
+                        known[digest] = f"{digest}-{self._epoch}"
+                        self._write(os.path.join(self._folder, known[digest]), header, array)
+                    made[name] = SavedArray(known[digest])
+        except OSError as error:
+            self._remove({*known.values(), *(f"{name}.part" for name in known.values())} - self._named)
+            raise StoreError(f"{self._entity}: cannot write an array to {self._folder}: {error}") from error
+        self._next = {value.file for value in made.values() if isinstance(value, SavedArray)}
+        return made
+
+    def settle(self, is_kept: bool) -> None:
+        """Remove what no save names, when the save of `put` was committed (`is_kept`) or fenced."""
+        before, self._named = self._named, self._next if is_kept else self._named
+        self._remove((before | self._next) - self._named)
+        self._next = self._named
+
+    def _remove(self, names: set[str]) -> None:
+        for name in names:
+            # What stays is removed by the next owner.
+            with suppress(OSError):
+                os.unlink(os.path.join(self._folder, name))
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        path = os.path.join(self._folder, name)
+        try:
+            with closing(OpenFile(path)) as file:
+                [info] = file.header.tensors.values()
+                array = np.empty(info.shape, info.dtype.dtype)
+                file.read(array.reshape(-1).view(np.uint8), info.offset)
+        except (OSError, ValueError, NotSupportedError) as error:
+            raise StoreError(f"{self._entity}: its array in {path} cannot be read: {error}") from error
+        if _digest(array) != name.partition("-")[0]:
+            raise StoreError(f"{self._entity}: its array in {path} is damaged: it is not what was written")
+        return array
+
+    def _write(self, path: str, header: bytes, array: npt.NDArray[Any]) -> None:
+        # None above: where a file system is not mounted, its place must not be filled.
+        root = os.path.dirname(self._folder)
+        for folder in (root, self._folder):
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+        with open(path + ".part", "wb") as file:
+            file.writelines([header, array.view(np.uint8).data])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".part", path)
+        # The name of each of them is in the one above.
+        for folder in (self._folder, root, os.path.dirname(root)):
+            number = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+
+def _header(value: object) -> bytes:
+    """Return how the file of an array begins; nothing for all that stays in the save."""
+    # The format has neither objects and texts nor the other order of bytes, and not all numbers.
+    with suppress(TypeError, NotSupportedError):
+        if type(value) is np.ndarray and value.nbytes >= _LEAST_BYTES:
+            return encode_header([("array", DType.of(value.dtype), value.shape, value.nbytes)], {})
+    return b""
+
+
+def _digest(array: npt.NDArray[Any]) -> str:
+    digest = hashlib.blake2b(array.view(np.uint8).data, digest_size=32)
+    digest.update(f"{array.dtype} {array.shape}".encode())
+    return digest.hexdigest()
