@@ -10,9 +10,7 @@ from ._entities import Home as Home
 from ._errors import *
 from ._nodes import *
 from ._options import *
-from ._postgres import *
 from ._ray_nodes import *
-from ._sqlite import *
 from ._store import *
 from ._table import EntityRef as EntityRef
 from ._table import Member as Member

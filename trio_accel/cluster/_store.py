@@ -1,23 +1,29 @@
-"""Stores of durable entities: their protocol, and what all databases have in common."""
+"""Stores of durable entities: what all databases have in common, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 import os
+import socket
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 import trio
 from attrs.converters import optional
 
 from ..actors import is_number, must, must_be_whole
+from ..backends.base.kit.modules import import_extra
 from ._errors import FencedError, StoreError
 
-__all__ = ["Entry", "Journal", "Store"]
+__all__ = ["Entry", "Journal", "PostgresStore", "SqliteStore", "Store"]
 
 T = TypeVar("T")
+
+# Two processes cannot make a table at the same time, even with `if not exists`; so one waits for this lock.
+_TABLES_LOCK = 0x74_72_69_6F
 
 # Columns of fixed size stand first: what is behind long bytes takes long to find.
 _TABLES = """
@@ -79,83 +85,18 @@ class Journal:
     replies: Mapping[str, bytes]
 
 
-class Store(Protocol):
-    """Keeps the messages of durable entities, and who owns them.
+@attrs.define(kw_only=True, eq=False)
+class Store:
+    """Keeps the messages of durable entities, and who owns them, in a database.
 
     A store is handed to other processes before it is opened, and each of them opens its own.
 
+    Calls run one at a time, in a thread, by one connection. A call that has begun is waited for, cancelled or
+    not, so that nobody wonders whether it has written. With any error the connection is closed, which takes
+    back what was begun; the next call makes another one.
+
     Attributes:
         is_shared: Whether nodes on several hosts may use it.
-        folder: Where arrays of saves are files, from 1 MiB on; all nodes must see it. With None they are in
-            the saves.
-    """
-
-    is_shared: ClassVar[bool]
-    folder: str | None
-
-    async def open(self) -> None:
-        """Connect, and make what is not there yet.
-
-        Raises:
-            StoreError: The store cannot be reached.
-        """
-
-    async def aclose(self) -> None:
-        """Disconnect."""
-
-    async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
-        """Return a number above all that were returned before, in any process.
-
-        Args:
-            program: Who asks.
-            takes_over: Whether it has the store from now on; else it must be who has taken it last.
-
-        Raises:
-            FencedError: Another program has taken the store since.
-            StoreError: The store cannot be reached, or has failed.
-        """
-        ...
-
-    async def take(self, entity: str, epoch: int) -> Journal:
-        """Own an entity from now on: an owner of an earlier epoch writes no more.
-
-        Raises:
-            FencedError: An owner of a later epoch has it.
-            StoreError: The store cannot be reached, or has failed.
-        """
-        ...
-
-    async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
-        """Keep a message, and what was saved behind it: both or none.
-
-        Raises:
-            FencedError: The entity has an owner of another epoch.
-            StoreError: The store cannot be reached, has failed, or has the number or the id already. The
-                message may have been kept, and `take` tells.
-        """
-
-
-@asynccontextmanager
-async def opened_store(store: Store | None) -> AsyncGenerator[None, None]:
-    """Have a store open for the block, if there is one."""
-    if store is not None:
-        await store.open()
-    try:
-        yield
-    finally:
-        if store is not None:
-            with trio.CancelScope(shield=True):
-                await store.aclose()
-
-
-@attrs.define(kw_only=True, eq=False)
-class SqlStore:
-    """A store in a database: its calls run one at a time, in a thread, by one connection.
-
-    A call that has begun is waited for, cancelled or not, so that nobody wonders whether it has written. With
-    any error the connection is closed, which takes back what was begun; the next call makes another one.
-
-    Attributes:
         ids: Replies of so many messages before the last save are kept.
         keep: Seconds for which these replies are kept, by the clock of the database.
         timeout: Seconds that a call may take.
@@ -166,6 +107,7 @@ class SqlStore:
 
     # The database's words for those in capitals, and for the place of a value.
     words: ClassVar[Mapping[str, str]]
+    is_shared: ClassVar[bool]
 
     ids: int = attrs.field(default=10_000, validator=must_be_whole(1))
     keep: float = attrs.field(default=86_400.0, validator=_seconds)
@@ -182,7 +124,11 @@ class SqlStore:
         return partial(type(self), **given), ()
 
     async def open(self) -> None:
-        """Connect, and make the tables that are not there yet."""
+        """Connect, and make the tables that are not there yet.
+
+        Raises:
+            StoreError: The store cannot be reached.
+        """
         self._is_open = True
         await self._run(self._make_tables)
 
@@ -194,15 +140,35 @@ class SqlStore:
                 await trio.to_thread.run_sync(self._disconnect, limiter=self._one)
 
     async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
-        """Return a number above all that were returned before, in any process."""
+        """Return a number above all that were returned before, in any process.
+
+        Args:
+            program: Who asks.
+            takes_over: Whether it has the store from now on; else it must be who has taken it last.
+
+        Raises:
+            FencedError: Another program has taken the store since.
+            StoreError: The store cannot be reached, or has failed.
+        """
         return await self._run(self._next_epoch, program, takes_over)
 
     async def take(self, entity: str, epoch: int) -> Journal:
-        """Own an entity from now on, as `Store.take`."""
+        """Own an entity from now on: an owner of an earlier epoch writes no more.
+
+        Raises:
+            FencedError: An owner of a later epoch has it.
+            StoreError: The store cannot be reached, or has failed.
+        """
         return await self._run(self._take, entity, epoch)
 
     async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
-        """Keep a message and a save, as `Store.write`."""
+        """Keep a message, and what was saved behind it: both or none.
+
+        Raises:
+            FencedError: The entity has an owner of another epoch.
+            StoreError: The store cannot be reached, has failed, or has the number or the id already. The
+                message may have been kept, and `take` tells.
+        """
         await self._run(self._write, entity, epoch, entry, saved)
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -295,3 +261,94 @@ class SqlStore:
         owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
         if owner != epoch:
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
+
+
+@attrs.define(eq=False)
+class SqliteStore(Store):
+    """A store in a file that all processes of one host may use, and no other host.
+
+    SQLite's log needs memory that processes share, which file systems of networks do not have.
+
+    Attributes:
+        path: The file; beside it are SQLite's log and its index.
+        folder: See `Store.folder`; by default a folder beside the file, whose name ends with ``.arrays``.
+    """
+
+    is_shared: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, str]] = {
+        # The file is locked before anything is read: who has read may not wait for a lock.
+        "BEGIN": "begin immediate",
+        "FOR UPDATE": "",
+        "NOW": "(julianday('now') - 2440587.5) * 86400.0",
+        "BYTES": "blob",
+    }
+
+    path: str = attrs.field(converter=absolute)
+    folder: str | None = attrs.field(kw_only=True, converter=optional(absolute))
+
+    @folder.default
+    def _folder(self) -> str:
+        return f"{self.path}.arrays"
+
+    def _connect(self) -> None:
+        wait = 0.9 * self.timeout
+        self._database = sqlite3.connect(self.path, wait, isolation_level=None, check_same_thread=False)
+        self._database.execute("pragma journal_mode = wal")
+        # With less, the last messages of before a power cut are lost, and they were acknowledged.
+        self._database.execute("pragma synchronous = full")
+
+
+@attrs.define(eq=False)
+class PostgresStore(Store):
+    """A store in a database of PostgreSQL, which nodes of all hosts may use. Needs the extra ``postgres``.
+
+    The tables, whose names begin with ``accel_``, are made in the first schema of the search path. What was
+    acknowledged is as safe as the server's ``synchronous_commit`` says.
+
+    Attributes:
+        dsn: Where the database is: a URL, or ``"host=... dbname=..."``.
+        folder: See `Store.folder`; by default None, as nobody knows which folders all hosts see.
+    """
+
+    is_shared: ClassVar[bool] = True
+    words: ClassVar[Mapping[str, str]] = {
+        "?": "%s",
+        # A call that has waited for a lock must see what was written meanwhile, whatever the default is.
+        "BEGIN": "begin isolation level read committed",
+        "NOW": "extract(epoch from clock_timestamp())::float8",
+        "BYTES": "bytea",
+    }
+
+    dsn: str = attrs.field(repr=False)  # it may have a password
+    _psycopg: Any = attrs.field(factory=lambda: import_extra("psycopg", "postgres"), init=False, repr=False)
+
+    def _connect(self) -> None:
+        # libpq takes whole seconds, and no fewer than two.
+        seconds = max(2, round(self.timeout))
+        self._database = self._psycopg.connect(self.dsn, autocommit=True, connect_timeout=seconds)
+        milliseconds = round(900 * self.timeout)
+        self._database.execute(f"set statement_timeout = {milliseconds}")
+        # An owner that was stopped in the middle must not have the next one wait for its lock.
+        self._database.execute(f"set idle_in_transaction_session_timeout = {milliseconds // 2 + 1}")
+
+    def _give_up(self) -> None:
+        # Only the socket can be closed from another thread: the one that waits for it wakes up and fails.
+        with suppress(Exception), socket.socket(fileno=os.dup(self._database.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def _make_tables(self) -> None:
+        self._sql("select pg_advisory_xact_lock(?)", _TABLES_LOCK)
+        super()._make_tables()
+
+
+@asynccontextmanager
+async def opened_store(store: Store | None) -> AsyncGenerator[None, None]:
+    """Have a store open for the block, if there is one."""
+    if store is not None:
+        await store.open()
+    try:
+        yield
+    finally:
+        if store is not None:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
