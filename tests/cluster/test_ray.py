@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -21,7 +22,6 @@ from ray_host import NAMES, RayHost, left, ray_host
 import trio_accel as ta
 from trio_accel import cluster
 from trio_accel.cluster import _link as links
-from trio_accel.cluster import _ray_nodes as calls
 
 pytest.importorskip("ray", reason="Ray is not installed: the extra `ray`")
 
@@ -37,6 +37,7 @@ pytestmark = [
 
 TRANSPORTS = ("stream", "ray")
 KEYS = range(24)
+INLINE = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"))
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +54,9 @@ def host() -> Generator[RayHost, None, None]:
 @asynccontextmanager
 async def opened(host: RayHost, transport: Any, store: Any = None) -> AsyncGenerator[cluster.Cluster, None]:
     nodes = (RayCalls if transport == "ray" else cluster.RayNodes)(host.address)
-    options = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"))
     async with (
         ta.open_system("program") as system,
-        cluster.open_cluster(system, nodes, store=store, options=options) as made,
+        cluster.open_cluster(system, nodes, store=store, options=INLINE) as made,
     ):
         assert names(made) == NAMES
         yield made
@@ -290,7 +290,7 @@ def test_a_host_that_does_not_answer_is_waited_for(
     nodes = cluster.RayNodes()
     monkeypatch.setattr(nodes._ray, "kill", lambda actor: None)
     monkeypatch.setattr(trio.socket, "socket", Socket)
-    address = calls.RayAddress(links.Address("nowhere", 1, b""), "an actor")
+    address = links.Address("nowhere", 1, b"")
     config = cluster.AgentConfig("a", cluster.ClusterOptions(heartbeat_timeout=15.0), None, b"")
     nodes._actors["a"] = "an actor"
     nodes._started["a"] = cluster.Started(address, (), 0), config
@@ -304,16 +304,15 @@ def test_a_host_that_does_not_answer_is_waited_for(
     assert seconds <= took < seconds + 1.0
 
 
-async def test_agents_that_no_stream_reaches_are_told_of(
-    host: RayHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(host, "ray") as made:
-        assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
-        address = made.members[0].address
-        assert caplog.text.count("asks go by Ray's calls") == len(NAMES)
-        monkeypatch.setattr(calls, "VERSION", "trio_accel 0.0.1, Python 3.11")
-        async with trio.open_nursery() as nursery:
-            with pytest.raises(
-                links.LinkLostError, match=r"it has trio_accel .*, and this is trio_accel 0\.0\.1"
-            ):
-                await address.connect("a", 1, nursery, links.allocate_any)
+async def test_agents_take_one_of_the_ports_that_they_may(host: RayHost) -> None:
+    with socket.create_server(("", 0)) as taken:
+        first = taken.getsockname()[1]
+        nodes = cluster.RayNodes(host.address, ports=range(first, first + 20))
+        async with (
+            ta.open_system("program") as system,
+            cluster.open_cluster(system, nodes, options=INLINE) as made,
+        ):
+            assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
+            ports = [member.address.port for member in made.members]
+            assert len({*ports}) == len(NAMES)
+            assert {*ports} <= {*range(first + 1, first + 20)}

@@ -37,6 +37,7 @@ class AgentConfig:
         store: What keeps durable entities, or None.
         secret: What all agents and the program prove to have.
         host: The address to listen at.
+        ports: Ports to listen at, of which it takes the first that is free; 0 for any.
     """
 
     node: str
@@ -44,6 +45,7 @@ class AgentConfig:
     store: Any
     secret: bytes = attrs.field(repr=False)
     host: str = "127.0.0.1"
+    ports: tuple[int, ...] = (0,)
 
 
 @attrs.frozen
@@ -112,7 +114,7 @@ class Agent:
             nursery.start_soon(self._listen_for_the_program)
             if options.idle_after is not None:
                 nursery.start_soon(self._residents.end_idle, options.idle_after)
-            address = await listen(config.host, config.secret, self.serve, nursery, allocate)
+            address = await listen(config.host, config.secret, self.serve, nursery, allocate, config.ports)
             started(address, tuple([device.info.name for device in devices]))
 
     async def serve(self, request: Any) -> Any:

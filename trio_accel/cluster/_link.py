@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import hmac
 import itertools
 import math
 import os
 import platform
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
 
@@ -22,8 +21,7 @@ import trio
 from .._version import __version__
 from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
 
-__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "RefusedError", "Serve", "Stream"]
-__all__ += ["allocate_any", "listen"]
+__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "Serve", "allocate_any", "listen"]
 
 Serve: TypeAlias = Callable[[Any], Awaitable[object]]
 """Serves a request of the other end."""
@@ -58,10 +56,6 @@ class LinkLostError(ConnectionError):
         self.is_begun: bool = is_begun
 
 
-class RefusedError(OSError):
-    """Who is there is of another version, or does not know the secret."""
-
-
 def allocate_any(size: int) -> npt.NDArray[np.uint8]:
     """Make memory that no device knows of."""
     return np.empty(size, np.uint8)
@@ -89,12 +83,12 @@ class Address:
         Raises:
             LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
         """
-        token, streams, is_proved = os.urandom(_NONCE), list[_SocketStream](), False
+        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
         link = Link(streams, name, window=window)
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_SocketStream(trio.socket.socket(), allocate))
+                    streams.append(_Stream(trio.socket.socket(), allocate))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -108,45 +102,14 @@ class Address:
         return link
 
 
-class Stream(abc.ABC):
-    """Carries frames to the other end, and from there."""
-
-    def __init__(self) -> None:
-        # One task writes, in the order of posting: a request is never behind its own cancellation.
-        self.posted, self._frames = trio.open_memory_channel[Frame](math.inf)
-
-    async def write_posted(self) -> None:
-        """Send what is posted, until there is an error."""
-        async for number, kind, parts in self._frames:
-            await self.send(number, kind, parts)
-
-    @abc.abstractmethod
-    async def send(self, number: int, kind: int, parts: Parts) -> None:
-        """Send a frame."""
-
-    @abc.abstractmethod
-    async def receive(self) -> tuple[int, int, list[memoryview]]:
-        """Return the next frame.
-
-        Raises:
-            OSError, EndOfChannel, ClosedResourceError: There is none any more.
-        """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End it."""
-
-
-class _SocketStream(Stream):
+class _Stream:
     """A connection: number, kind and parts of each frame, one after the other."""
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
-        super().__init__()
         self.sock, self._allocate = sock, allocate
         self._written = trio.SocketStream(sock)
-
-    def close(self) -> None:
-        self.sock.close()
+        # One task writes, in the order of posting: a request is never behind its own cancellation.
+        self.posted, self._frames = trio.open_memory_channel[Frame](math.inf)
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
         for view in views:
@@ -162,9 +125,10 @@ class _SocketStream(Stream):
             got += count
         return view
 
-    async def send(self, number: int, kind: int, parts: Parts) -> None:
-        lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
-        await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
+    async def write_posted(self) -> None:
+        async for number, kind, parts in self._frames:
+            lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
+            await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
 
     async def receive(self) -> tuple[int, int, list[memoryview]]:
         number, kind, count = _HEAD.unpack(await self.read(_HEAD.size))
@@ -177,7 +141,7 @@ class _SocketStream(Stream):
 
 
 class Link:
-    """One end of two connections, or of one: for small frames, and for large ones.
+    """One end of two connections: one for small frames, one for large ones.
 
     Attributes:
         lost: Set when the other end is gone.
@@ -190,7 +154,7 @@ class Link:
     """
 
     def __init__(
-        self, streams: Sequence[Stream], name: str, serve: Serve | None = None, window: float = math.inf
+        self, streams: list[_Stream], name: str, serve: Serve | None = None, window: float = math.inf
     ) -> None:
         self._streams, self._name, self._serve = streams, name, serve
         self._window = trio.CapacityLimiter(window)
@@ -217,7 +181,7 @@ class Link:
         """End it; what waits for a reply hears of that."""
         self.lost.set()
         for stream in self._streams:
-            stream.close()
+            stream.sock.close()
         for event in self._replies.values():
             event.set()
 
@@ -252,16 +216,16 @@ class Link:
             raise LinkLostError(f"node {self._name} was lost with this request in flight", is_begun=True)
         return found.unwrap()
 
-    def _stream(self, parts: Parts) -> Stream:
-        return self._streams[-1 if sum(map(len, parts)) > _LARGE else 0]
+    def _stream(self, parts: Parts) -> _Stream:
+        return self._streams[sum(map(len, parts)) > _LARGE]
 
-    async def _write(self, stream: Stream) -> None:
+    async def _write(self, stream: _Stream) -> None:
         try:
             await stream.write_posted()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.lost.set()
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: _Stream) -> None:
         try:
             while True:
                 self._take(*await stream.receive())
@@ -308,13 +272,30 @@ class Link:
 
 
 async def listen(
-    host: str, secret: bytes, serve: Serve, nursery: trio.Nursery, allocate: Allocate = allocate_any
+    host: str,
+    secret: bytes,
+    serve: Serve,
+    nursery: trio.Nursery,
+    allocate: Allocate = allocate_any,
+    ports: Iterable[int] = (0,),
 ) -> Address:
-    """Serve each end that connects and proves the secret, until the nursery ends; returns where."""
+    """Serve each end that connects and proves the secret, until the nursery ends; returns where.
+
+    Raises:
+        OSError: None of the ports is free.
+    """
     sock = trio.socket.socket()
-    await sock.bind((host, 0))
-    sock.listen(128)
-    halves: dict[bytes, _SocketStream] = {}
+    # Its last one may have ended a moment ago.
+    sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+    for port in ports:
+        with suppress(OSError):
+            await sock.bind((host, port))
+            sock.listen(128)
+            break
+    else:
+        sock.close()
+        raise OSError(f"{host} has none of these ports free: {ports}")
+    halves: dict[bytes, _Stream] = {}
 
     async def accept() -> None:
         with sock:
@@ -323,7 +304,7 @@ async def listen(
                 nursery.start_soon(greet, connection)
 
     async def greet(connection: trio.socket.SocketType) -> None:
-        stream, token = _SocketStream(connection, allocate), b""
+        stream, token = _Stream(connection, allocate), b""
         try:
             with suppress(OSError, *_GONE), trio.fail_after(_PROOF):
                 token = await _prove(stream, secret, is_asked=True)
@@ -342,7 +323,7 @@ async def listen(
     return Address(host, sock.getsockname()[1], secret)
 
 
-async def _prove(stream: _SocketStream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
+async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
     """Prove the secret to the other end, and have it do so; returns the token of who has connected.
 
     Each end has a number of its own in what the other one signs, so no proof serves twice.
@@ -352,7 +333,7 @@ async def _prove(stream: _SocketStream, secret: bytes, *, is_asked: bool, token:
     await stream.write(version, own, token)
     theirs = bytes(await stream.read(64))
     if theirs != version:
-        raise RefusedError(f"it has {theirs.decode(errors='replace').strip()}, and this is {VERSION}")
+        raise OSError(f"it has {theirs.decode(errors='replace').strip()}, and this is {VERSION}")
     other = bytes(await stream.read(_NONCE))
     if is_asked:
         token = bytes(await stream.read(_NONCE))
@@ -361,5 +342,5 @@ async def _prove(stream: _SocketStream, secret: bytes, *, is_asked: bool, token:
     proof = bytes(await stream.read(_NONCE))
     wanted = hmac.digest(secret, signed[is_asked] + b"ac"[is_asked : is_asked + 1], "sha256")
     if not hmac.compare_digest(proof, wanted):
-        raise RefusedError("it does not know the secret")
+        raise OSError("it does not know the secret")
     return token
