@@ -67,7 +67,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "telemetry": ("actors", "backends.base", "devices"),
     # A blueprint: it sees the public names of what it is made of.
     # A blueprint: entities of nodes are actors, with the devices of their nodes.
-    "cluster": ("_version", "actors", "backends", "backends.base", "devices"),
+    # Arrays of saves are files of weights (D199).
+    "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
     "train": (
         *("actors", "backends.base", "devices"),
         *("arrays", "collectives", "nn", "programs", "weights"),

@@ -110,10 +110,10 @@ class TestRoundTrips:
         array = array_of(dtype, (max(1, rows // int(np.prod(shape))), *shape), seed)
         given, array = array.copy(), ordered(array, order)
         wanted = np.array(array, order="C")
-        is_file = dtype in IN_FILES and array.nbytes >= MIB
         if not array.flags.forc:
             # NumPy's pickle of an array with gaps makes the order of its bytes native.
             wanted = wanted.astype(wanted.dtype.newbyteorder("="))
+        is_file = wanted.dtype in [*map(np.dtype, IN_FILES)] and wanted.nbytes >= MIB
         # A pickle keeps what may not be written as it is.
         wanted.flags.writeable = is_file or array.flags.writeable
 
