@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -60,6 +60,14 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
         return self._make(await self._plan.open())
 
 
+class _Options(TypedDict, total=False):
+    """The options of a function, which has no arguments of a constructor beside them."""
+
+    name: str | None
+    intensity: Intensity | None
+    backoff: Backoff | None
+
+
 @overload
 def open_program(  # type: ignore[overload-overlap]  # a class is a callable, too, and comes first
     device: Device,
@@ -73,33 +81,15 @@ def open_program(  # type: ignore[overload-overlap]  # a class is a callable, to
 ) -> ProgramOpening[Program[T]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, PlainT],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, PlainT], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, PlainT]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, npt.NDArray[Any]],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, npt.NDArray[Any]], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, AccelRef]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, Any],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, Any], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, Any]]: ...
 def open_program(
     device: Device,
