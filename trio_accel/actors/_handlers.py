@@ -6,7 +6,7 @@ import enum
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ClassVar, Final, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, TypedDict, TypeVar, Unpack, cast, overload
 
 import attrs
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
@@ -89,14 +89,19 @@ class ActorBase:
     ends_together: ClassVar[bool] = False
 
 
+class _Running(TypedDict, total=False):
+    """The options of a handler, of requests and of other messages."""
+
+    group: str | None
+    limit: int | None
+    ki_protected: bool
+
+
 @overload
 def handles(
     message: RequestClass[MessageT, ActorT, ReplyT],
     /,
-    *,
-    group: str | None = None,
-    limit: int | None = None,
-    ki_protected: bool = False,
+    **running: Unpack[_Running],
 ) -> Callable[[RequestHandler[ActorT, MessageT, ReplyT]], RequestHandler[ActorT, MessageT, ReplyT]]: ...
 
 
@@ -104,10 +109,7 @@ def handles(
 def handles(
     message: MessageClass[MessageT, ActorT],
     /,
-    *,
-    group: str | None = None,
-    limit: int | None = None,
-    ki_protected: bool = False,
+    **running: Unpack[_Running],
 ) -> Callable[[MessageHandler[ActorT, MessageT]], MessageHandler[ActorT, MessageT]]: ...
 
 

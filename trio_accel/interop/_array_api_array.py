@@ -48,9 +48,6 @@ def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
     return method
 
 
-_reflected = partial(_binary, is_reflected=True)
-
-
 def _in_place(name: str) -> _Binary:
     """Make the operator that changes the array."""
 
@@ -73,6 +70,11 @@ def _in_place(name: str) -> _Binary:
         return self
 
     return method
+
+
+def _operators(name: str) -> tuple[_Binary, _Binary, _Binary]:
+    """Make the three operators of a function: with the array on the left, with it on the right, in place."""
+    return _binary(name), _binary(name, is_reflected=True), _in_place(name)
 
 
 def _unary(name: str) -> _Unary:
@@ -172,45 +174,19 @@ class Array:
             raise ValueError("to_device: stream must be None: operations are ordered by their arrays")
         return cast("Array", self._space.asarray(self, device=device))
 
-    __add__: ClassVar[_Binary] = _binary("add")
-    __radd__: ClassVar[_Binary] = _reflected("add")
-    __iadd__: ClassVar[_Binary] = _in_place("add")
-    __sub__: ClassVar[_Binary] = _binary("subtract")
-    __rsub__: ClassVar[_Binary] = _reflected("subtract")
-    __isub__: ClassVar[_Binary] = _in_place("subtract")
-    __mul__: ClassVar[_Binary] = _binary("multiply")
-    __rmul__: ClassVar[_Binary] = _reflected("multiply")
-    __imul__: ClassVar[_Binary] = _in_place("multiply")
-    __truediv__: ClassVar[_Binary] = _binary("divide")
-    __rtruediv__: ClassVar[_Binary] = _reflected("divide")
-    __itruediv__: ClassVar[_Binary] = _in_place("divide")
-    __floordiv__: ClassVar[_Binary] = _binary("floor_divide")
-    __rfloordiv__: ClassVar[_Binary] = _reflected("floor_divide")
-    __ifloordiv__: ClassVar[_Binary] = _in_place("floor_divide")
-    __mod__: ClassVar[_Binary] = _binary("remainder")
-    __rmod__: ClassVar[_Binary] = _reflected("remainder")
-    __imod__: ClassVar[_Binary] = _in_place("remainder")
-    __pow__: ClassVar[_Binary] = _binary("pow")
-    __rpow__: ClassVar[_Binary] = _reflected("pow")
-    __ipow__: ClassVar[_Binary] = _in_place("pow")
-    __matmul__: ClassVar[_Binary] = _binary("matmul")
-    __rmatmul__: ClassVar[_Binary] = _reflected("matmul")
-    __imatmul__: ClassVar[_Binary] = _in_place("matmul")
-    __and__: ClassVar[_Binary] = _binary("bitwise_and")
-    __rand__: ClassVar[_Binary] = _reflected("bitwise_and")
-    __iand__: ClassVar[_Binary] = _in_place("bitwise_and")
-    __or__: ClassVar[_Binary] = _binary("bitwise_or")
-    __ror__: ClassVar[_Binary] = _reflected("bitwise_or")
-    __ior__: ClassVar[_Binary] = _in_place("bitwise_or")
-    __xor__: ClassVar[_Binary] = _binary("bitwise_xor")
-    __rxor__: ClassVar[_Binary] = _reflected("bitwise_xor")
-    __ixor__: ClassVar[_Binary] = _in_place("bitwise_xor")
-    __lshift__: ClassVar[_Binary] = _binary("bitwise_left_shift")
-    __rlshift__: ClassVar[_Binary] = _reflected("bitwise_left_shift")
-    __ilshift__: ClassVar[_Binary] = _in_place("bitwise_left_shift")
-    __rshift__: ClassVar[_Binary] = _binary("bitwise_right_shift")
-    __rrshift__: ClassVar[_Binary] = _reflected("bitwise_right_shift")
-    __irshift__: ClassVar[_Binary] = _in_place("bitwise_right_shift")
+    __add__, __radd__, __iadd__ = _operators("add")
+    __sub__, __rsub__, __isub__ = _operators("subtract")
+    __mul__, __rmul__, __imul__ = _operators("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _operators("divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _operators("floor_divide")
+    __mod__, __rmod__, __imod__ = _operators("remainder")
+    __pow__, __rpow__, __ipow__ = _operators("pow")
+    __matmul__, __rmatmul__, __imatmul__ = _operators("matmul")
+    __and__, __rand__, __iand__ = _operators("bitwise_and")
+    __or__, __ror__, __ior__ = _operators("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _operators("bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _operators("bitwise_left_shift")
+    __rshift__, __rrshift__, __irshift__ = _operators("bitwise_right_shift")
     __eq__: ClassVar[_Binary] = _binary("equal")  # type: ignore[assignment]  # element by element
     __ne__: ClassVar[_Binary] = _binary("not_equal")  # type: ignore[assignment]
     __lt__: ClassVar[_Binary] = _binary("less")

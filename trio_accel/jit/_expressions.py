@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef
@@ -14,23 +14,19 @@ __all__ = ["elementwise", "reduction"]
 _LIBRARY = "trio_accel.jit:JitActor"
 
 
+class _Options(TypedDict, total=False):
+    """The options of an expression with one output and with several."""
+
+    inputs: Sequence[str] | None
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None
+    name: str
+
+
+@overload
+def elementwise(text: str, *, outputs: None = ..., **options: Unpack[_Options]) -> Elementwise[AccelRef]: ...
 @overload
 def elementwise(
-    text: str,
-    *,
-    inputs: Sequence[str] | None = ...,
-    outputs: None = ...,
-    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
-    name: str = ...,
-) -> Elementwise[AccelRef]: ...
-@overload
-def elementwise(
-    text: str,
-    *,
-    inputs: Sequence[str] | None = ...,
-    outputs: Sequence[str],
-    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
-    name: str = ...,
+    text: str, *, outputs: Sequence[str], **options: Unpack[_Options]
 ) -> Elementwise[tuple[AccelRef, ...]]: ...
 def elementwise(
     text: str,

@@ -38,7 +38,7 @@ from ..backends.base.contract.program_definition import (
 )
 from ..backends.base.kit.ranks import MEETING
 from ..devices import AccelRef, LibraryActor, Operation, OwnSupervision, Planned, Planner
-from ._method import Method
+from ._method import SEVERAL, Method
 from ._opened import Opened, StateArray
 from ._progress import chosen_progress
 
@@ -94,7 +94,6 @@ _Specs: TypeAlias = "tuple[ArraySpec, ...]"
 # Memory is made for what is expected before it is known to be needed.
 _MOST_EXPECTED = 64 << 20
 _MOST_KEYS = 256
-SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @attrs.frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 import attrs
 
@@ -37,34 +37,28 @@ _Rule: TypeAlias = (
     | Callable[[Any, Any, Any, Any, Any, Any], Any]
 )
 
-_OUT, _IDEMPOTENT = "_trio_accel_out", "_trio_accel_idempotent"
-_RESUMES, _AHEAD = "_trio_accel_resumes", "_trio_accel_ahead"
+# What a declaration says where the program is asked; other attributes tell where it runs.
+_DECLARED = "_trio_accel_method"
 Resumes: TypeAlias = Literal[False, True, "count"]
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of parameters that take several arguments."""
+
+
+class _Effects(TypedDict, total=False):
+    """The options that a method has with and without declared outputs."""
+
+    updates: Sequence[str]
+    refuses: Sequence[type[Exception]]
+    enqueues: bool
+    idempotent: bool
+    resumes: Resumes
+    ahead: int
 
 
 @overload
-def method(
-    *,
-    out: None = None,
-    updates: Sequence[str] = (),
-    refuses: Sequence[type[Exception]] = (),
-    enqueues: bool = False,
-    idempotent: bool = False,
-    resumes: Resumes = False,
-    ahead: int = 1,
-) -> Callable[[FunctionT], FunctionT]: ...
+def method(*, out: None = None, **effects: Unpack[_Effects]) -> Callable[[FunctionT], FunctionT]: ...
 @overload  # its asker gets the declared arrays, whatever the method returns
-def method(
-    *,
-    out: _Rule,
-    updates: Sequence[str] = (),
-    refuses: Sequence[type[Exception]] = (),
-    enqueues: bool = False,
-    idempotent: bool = False,
-    resumes: Resumes = False,
-    ahead: int = 1,
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+def method(*, out: _Rule, **effects: Unpack[_Effects]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def method(
     *,
     out: _Rule | None = None,
@@ -137,12 +131,10 @@ def method(
     if not isinstance(cast("object", ahead), int) or ahead < 1:
         raise ValueError(f"method: ahead must be a whole number from 1, got {ahead!r}")
     classes = _check_refuses(refuses, () if idempotent else updates)
+    declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "ahead": ahead}
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _OUT, out)
-        setattr(function, _IDEMPOTENT, idempotent)
-        setattr(function, _RESUMES, resumes)
-        setattr(function, _AHEAD, ahead)
+        setattr(function, _DECLARED, declared)
         setattr(function, REFUSES, classes)
         setattr(function, ENQUEUES, enqueues)
         setattr(function, UPDATES, tuple(updates))
@@ -286,10 +278,11 @@ def _describe(
         raise TypeError(
             f"{where} is async, and it runs in a thread of the device: write `def`, without await"
         )
-    out: Callable[..., Any] | None = getattr(function, _OUT, None)
+    declared: Any = getattr(function, _DECLARED, {})
+    out: Callable[..., Any] | None = declared.get("out")
     signature = inspect.Signature(list(parameters))
     yields = inspect.isgeneratorfunction(function)
-    resumes = getattr(function, _RESUMES, False)
+    resumes = declared.get("resumes", False)
     if yields and out is not None:
         raise TypeError(f"{where} yields, and its items are what they are: leave out= away")
     resume = signature.parameters.get("resume")
@@ -324,16 +317,16 @@ def _describe(
         frozenset(updates),
         frozenset(state),
         getattr(function, REFUSES, ()),
-        getattr(function, _IDEMPOTENT, False),
+        declared.get("idempotent", False),
         yields,
         resumes,
-        getattr(function, _AHEAD, 1),
+        declared.get("ahead", 1),
     )
 
 
 def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
     """Refuse a rule of outputs that takes neither all arguments of the method nor those without a default."""
-    given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in _VARIADIC]
+    given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in SEVERAL]
     needed = [one for one in given if one.default is one.empty]
     told = [_misfit(rule, each) for each in (given, needed)]
     if all(told):

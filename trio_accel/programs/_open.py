@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -60,6 +60,14 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
         return self._make(await self._plan.open())
 
 
+class _Options(TypedDict, total=False):
+    """The options of a function, which has no arguments of a constructor beside them."""
+
+    name: str | None
+    intensity: Intensity | None
+    backoff: Backoff | None
+
+
 @overload
 def open_program(  # type: ignore[overload-overlap]  # a class is a callable, too, and comes first
     device: Device,
@@ -73,33 +81,15 @@ def open_program(  # type: ignore[overload-overlap]  # a class is a callable, to
 ) -> ProgramOpening[Program[T]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, PlainT],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, PlainT], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, PlainT]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, npt.NDArray[Any]],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, npt.NDArray[Any]], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, AccelRef]]: ...
 @overload
 def open_program(
-    device: Device,
-    program: Callable[P, Any],
-    /,
-    *,
-    name: str | None = None,
-    intensity: Intensity | None = None,
-    backoff: Backoff | None = None,
+    device: Device, program: Callable[P, Any], /, **options: Unpack[_Options]
 ) -> ProgramOpening[FunctionProgram[P, Any]]: ...
 def open_program(
     device: Device,
@@ -178,7 +168,12 @@ class Plan:
                 raise TypeError(
                     f"open_program: {self._path} is a function, whose arguments are those of ask()"
                 )
-        _check_name(self._name)
+        name: object = self._name
+        if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
+            raise ValueError(
+                "open_program: name must be a string without spaces and without '/', ':' and '?', got "
+                f"{name!r}"
+            )
 
     async def open(self) -> Opened:
         """Have the device make the program; what fails leaves nothing behind."""
@@ -346,13 +341,6 @@ def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[Stat
                 f"{where}: {place} must be {ref.dtype} of shape {ref.shape}, as it was opened with, got "
                 f"{given[place].dtype} of shape {given[place].shape}"
             )
-
-
-def _check_name(name: object) -> None:
-    if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
-        raise ValueError(
-            f"open_program: name must be a string without spaces and without '/', ':' and '?', got {name!r}"
-        )
 
 
 def _import_path(target: Any, asked_by: str) -> str:

@@ -16,8 +16,8 @@ from ..actors import ActorStoppedError, bind_arguments, running_beside
 from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device
-from ._messages import SEVERAL, arrays_in
-from ._method import Method
+from ._messages import arrays_in
+from ._method import SEVERAL, Method
 
 __all__ = ["ItemStream"]
 

@@ -53,10 +53,8 @@ class RequestTable:
         self._sent: dict[int, RemoteRequest] = {}
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
-        # D19: requests of one library wait in their order anyway; an order by memory is kept once those of
-        # another library wait beside them, and among suspects.
+        # D19: requests of one library wait in their order anyway, and all of them in that of memory.
         self._order = SubmissionOrder()
-        self._is_mixed = False
         self._is_open = False
         self._is_careful = False
         # The suspect that runs alone, and the last number that still goes before the waiting suspects.
@@ -187,7 +185,6 @@ class RequestTable:
         waiting = self._in_order()
         self._queues.clear()
         self._order = SubmissionOrder()
-        self._is_mixed = False
         self.waiting = 0
         return waiting
 
@@ -257,15 +254,7 @@ class RequestTable:
             queue = self._queues[name] = deque()
         queue.append(request)
         self.waiting += 1
-        # A turn of the order that `take_waiting` threw away would never be ready.
-        request.turn = None
-        if self._is_mixed:
-            request.turn = self._order.enter(request.reads, request.writes)
-        # D19: requests of several libraries wait from here on, so memory has to order them.
-        elif self.waiting > len(queue) or request.is_suspect:
-            self._is_mixed = True
-            for other in self._in_order():
-                other.turn = self._order.enter(other.reads, other.writes)
+        request.turn = self._order.enter(request.reads, request.writes)
         return queue
 
     def _in_order(self) -> list[RemoteRequest]:
@@ -281,8 +270,6 @@ class RequestTable:
         if request.turn is not None:
             self._order.leave(request.turn)
             request.turn = None
-            # The requests stay mixed until the last has gone: each of them has a turn to leave.
-            self._is_mixed = self.waiting > 0
 
     def _hand_over(self, request: RemoteRequest) -> None:
         # The request is in the table before it is sent: a refusal there takes it out again.
