@@ -202,14 +202,11 @@ async def tensordot(
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
     # An axis that is added along has one number in both.
     left = Factor(tuple(range(x1.ndim)), x1)
-    right = Factor(tuple(_label(axis, first, second) for axis in range(x2.ndim)), x2)
+    pairs = dict(zip(second, first, strict=True))
+    # Axes of the second operand have the labels of those that they belong to; or else numbers below 0.
+    right = Factor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
     keep = frozenset[object]({*left.labels, *right.labels} - set(first))
     return on_device((await _CONTRACTING.pair(left, right, keep)).array)
-
-
-def _label(axis: int, first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the axis of the first operand that one of the second belongs to; or else a number below 0."""
-    return first[second.index(axis)] if axis in second else -1 - axis
 
 
 @composed

@@ -168,7 +168,12 @@ class Plan:
                 raise TypeError(
                     f"open_program: {self._path} is a function, whose arguments are those of ask()"
                 )
-        _check_name(self._name)
+        name: object = self._name
+        if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
+            raise ValueError(
+                "open_program: name must be a string without spaces and without '/', ':' and '?', got "
+                f"{name!r}"
+            )
 
     async def open(self) -> Opened:
         """Have the device make the program; what fails leaves nothing behind."""
@@ -336,13 +341,6 @@ def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[Stat
                 f"{where}: {place} must be {ref.dtype} of shape {ref.shape}, as it was opened with, got "
                 f"{given[place].dtype} of shape {given[place].shape}"
             )
-
-
-def _check_name(name: object) -> None:
-    if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
-        raise ValueError(
-            f"open_program: name must be a string without spaces and without '/', ':' and '?', got {name!r}"
-        )
 
 
 def _import_path(target: Any, asked_by: str) -> str:

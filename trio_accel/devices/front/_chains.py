@@ -317,7 +317,8 @@ class Chains:
     async def _template(self, chain: Chain, *, is_joined: bool = False) -> Template | None:
         """Make the template of a structure; None if it has none."""
         assert chain.key is not None  # it was found by it
-        if not self._state.availability.is_ready or not _has_own_arrays(chain):
+        has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
+        if not self._state.availability.is_ready or not has_own_arrays:
             # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
             return None
         may_be_one = "graphs" in self._device.libraries and _is_small(chain)
@@ -420,11 +421,6 @@ def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[npt.NDArray[Any]]:
         return [
             np.array(number, dtype.dtype) for (_, number), dtype in zip(chain.numbers, dtypes, strict=True)
         ]
-
-
-def _has_own_arrays(chain: Chain) -> bool:
-    """Tell whether the arrays of a chain are the device's own."""
-    return all(type(ref.block) is Block for ref in chain.refs)
 
 
 def _is_small(chain: Chain) -> bool:
