@@ -81,6 +81,7 @@ async def capture(
     return Graph(device, arrays, layout, reply, is_idempotent=idempotent)
 
 
+@attrs.define(eq=False, repr=False)
 class Graph(Generic[ReplyT]):
     """A chain of operations that is launched as one. Made by `capture`.
 
@@ -92,25 +93,19 @@ class Graph(Generic[ReplyT]):
     needs one raises `StaleRefError`, which names it.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        arrays: Sequence[AccelRef],
-        layout: Layout,
-        reply: ReplyT,
-        *,
-        is_idempotent: bool,
-    ) -> None:
-        self._device = device
-        self._arrays = tuple(arrays)
-        self._layout = layout
-        self._reply = reply
-        self._recipe = layout.recipe.encode()
-        self._is_idempotent = is_idempotent
-        self._is_closed = False
-        # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
-        self._own: dict[int, AccelRef] = {}
-        self._last: _InPlace[ReplyT] | None = None
+    _device: Device
+    _arrays: tuple[AccelRef, ...]
+    _layout: Layout
+    _reply: ReplyT
+    _is_idempotent: bool = attrs.field(kw_only=True, alias="is_idempotent")
+    _recipe: bytes = attrs.field(init=False)
+    _is_closed: bool = attrs.field(default=False, init=False)
+    # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
+    _own: dict[int, AccelRef] = attrs.field(factory=dict[int, AccelRef], init=False)
+    _last: _InPlace[ReplyT] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._recipe = self._layout.recipe.encode()
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
