@@ -29,7 +29,7 @@ class QueueStatistics:
 
 
 @attrs.frozen(kw_only=True)
-class CacheStatistics(CacheCounts):
+class CacheStatistics:
     """Counts of the entries of a cache.
 
     Attributes:
@@ -37,6 +37,10 @@ class CacheStatistics(CacheCounts):
         made: How many were made.
         evicted: How many of those made way for others.
     """
+
+    found: int = 0
+    made: int = 0
+    evicted: int = 0
 
     @classmethod
     def of(cls, counts: CacheCounts) -> Self:
