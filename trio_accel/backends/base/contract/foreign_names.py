@@ -38,30 +38,18 @@ _INSTEAD: dict[str, str] = {
 
 OTHER_NAMES: dict[str, str] = {
     **{f"arc{name}": f"arrays.a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "absolute": "arrays.abs",
-    "amax": "arrays.max",
-    "amin": "arrays.min",
-    "arctan2": "arrays.atan2",
+    "absolute": "arrays.abs", "amax": "arrays.max", "amin": "arrays.min", "arctan2": "arrays.atan2",
     **dict.fromkeys(("argpartition", "topk"), "arrays.top_k"),
     **dict.fromkeys(("bitwise_not", "invert"), "arrays.bitwise_invert"),
-    **dict.fromkeys(("cat", "concatenate", "hstack", "vstack"), "arrays.concat"),
-    "clamp": "arrays.clip",
-    "conjugate": "arrays.conj",
-    **{f"cum{name}": f"arrays.cumulative_{name}" for name in ("sum", "prod")},
-    "gather": "arrays.take_along_axis",
-    "index_select": "arrays.take",
-    "inner": "linalg.vecdot",
-    "left_shift": "arrays.bitwise_left_shift",
-    "mod": "arrays.remainder",
-    "mm": "linalg.matmul",
-    "norm": "linalg.vector_norm, or ta.linalg.matrix_norm",
-    "power": "arrays.pow",
-    "right_shift": "arrays.bitwise_right_shift",
-    "scatter_add": 'arrays.scatter with reduce="add"',
-    **dict.fromkeys(("swapaxes", "permute"), "arrays.permute_dims"),
-    "true_divide": "arrays.divide",
+    **dict.fromkeys(("cat", "concatenate", "hstack", "vstack"), "arrays.concat"), "clamp": "arrays.clip",
+    "conjugate": "arrays.conj", **{f"cum{name}": f"arrays.cumulative_{name}" for name in ("sum", "prod")},
+    "gather": "arrays.take_along_axis", "index_select": "arrays.take", "inner": "linalg.vecdot",
+    "left_shift": "arrays.bitwise_left_shift", "mod": "arrays.remainder", "mm": "linalg.matmul",
+    "norm": "linalg.vector_norm, or ta.linalg.matrix_norm", "power": "arrays.pow",
+    "right_shift": "arrays.bitwise_right_shift", "scatter_add": 'arrays.scatter with reduce="add"',
+    **dict.fromkeys(("swapaxes", "permute"), "arrays.permute_dims"), "true_divide": "arrays.divide",
     "unique": "arrays.unique_values",
-}
+}  # fmt: skip
 """Of names of NumPy and PyTorch that have others here: the package and name."""
 
 
