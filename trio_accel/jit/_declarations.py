@@ -131,14 +131,10 @@ def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None
 
 # Options whose names in `cuda.core` are others.
 _NAMES = {
-    "macros": "define_macro",
-    "undefine": "undefine_macro",
-    "architecture": "arch",
-    "max_registers": "max_register_count",
-    "fast_math": "use_fast_math",
-    "line_info": "lineinfo",
+    "macros": "define_macro", "undefine": "undefine_macro", "architecture": "arch",
+    "max_registers": "max_register_count", "fast_math": "use_fast_math", "line_info": "lineinfo",
     "bundled_headers": "use_bundled_headers",
-}
+}  # fmt: skip
 _is_flag = _one(bool)
 _are_paths = _several(str, os.PathLike, or_one=True)
 

@@ -88,13 +88,9 @@ def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:
 
 _PARTS, _WIDE_PARTS = _parts(_CENTRED, _ROOT), _parts(_WIDE_CENTRED, _WIDE_ROOT)
 _INPUTS = {
-    "y": ("x", "weight", "bias", "eps"),
-    "mean": ("x",),
-    "var": ("x",),
-    "x": ("grad", "x", "weight", "eps"),
-    "product": ("grad", "x", "eps"),
-    "weight": ("grad", "x", "eps"),
-}
+    "y": ("x", "weight", "bias", "eps"), "mean": ("x",), "var": ("x",), "x": ("grad", "x", "weight", "eps"),
+    "product": ("grad", "x", "eps"), "weight": ("grad", "x", "eps"),
+}  # fmt: skip
 
 
 @functools.cache

@@ -23,11 +23,8 @@ _reduction = functools.cache(functools.partial(Reduction, operation="tensor.redu
 
 _REDUCTIONS = {"add": "sum", "max": "max", "min": "min", "multiply": "prod"}
 _TEXTS = {
-    "add": "({} + {})",
-    "max": "maximum({}, {})",
-    "min": "minimum({}, {})",
-    "multiply": "({} * {})",
-}
+    "add": "({} + {})", "max": "maximum({}, {})", "min": "minimum({}, {})", "multiply": "({} * {})",
+}  # fmt: skip
 
 
 @composed

@@ -182,12 +182,8 @@ def _arguments(
 
 
 _UFUNCS = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "logaddexp": np.logaddexp,
-}
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "logaddexp": np.logaddexp,
+}  # fmt: skip
 
 
 @kernel(ops.SortSpec, backend="cpu")

@@ -59,15 +59,11 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
     f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
     e4, e5 = _FLOAT8
     return {
-        (f16, f16): (f16, f32),
-        (bf16, bf16): (bf16, f32),
-        (f32, f32): (f32,),
-        (DType.float64, DType.float64): (DType.float64,),
-        (e4, e4): (bf16, f16, f32, e4),
-        (e4, e5): (bf16, f16, f32, e4, e5),
-        (e5, e4): (bf16, f16, f32, e4, e5),
+        (f16, f16): (f16, f32), (bf16, bf16): (bf16, f32), (f32, f32): (f32,),
+        (DType.float64, DType.float64): (DType.float64,), (e4, e4): (bf16, f16, f32, e4),
+        (e4, e5): (bf16, f16, f32, e4, e5), (e5, e4): (bf16, f16, f32, e4, e5),
         (DType.int8, DType.int8): (DType.int32, DType.int8, f32),
-    }
+    }  # fmt: skip
 
 
 _KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}
