@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ import trio
 
 import trio_accel as ta
 from trio_accel import cluster
+from trio_accel.cluster import _link as links
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -55,6 +58,19 @@ class FailThere(ta.Request[Any, None]):
 
 
 @attrs.frozen
+class Held(ta.Request[Any, int]):
+    """Reply how many requests the process of the entity has to serve."""
+
+
+@attrs.frozen
+class Write(ta.Request[Any, None]):
+    """Write down in a file when it is served, and by which process."""
+
+    file: str
+    seconds: float
+
+
+@attrs.frozen
 class Note(ta.Message[Any]):
     """Add to the total without a reply."""
 
@@ -80,6 +96,21 @@ class Counter(cluster.Entity):
     @ta.handles(Fail)
     async def fail(self, message: Fail) -> None:
         raise message.error
+
+    @ta.handles(Held)
+    async def held(self, message: Held) -> int:
+        return sum(len(one._scopes) for one in gc.get_objects() if type(one) is links.Link)
+
+    @ta.handles(Write)
+    async def write(self, message: Write) -> None:
+        began = time.monotonic()
+        try:
+            await trio.sleep(message.seconds)
+        finally:
+            line = f"{self.home.key} {began} {time.monotonic()} {os.getpid()}\n"
+            number = os.open(message.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(number, line.encode())
+            os.close(number)
 
     @ta.handles(FailThere)
     async def fail_there(self, message: FailThere) -> None:

@@ -247,6 +247,7 @@ class Member(Generic[ItemT, ResultT]):
         model: Its callable.
         ref: Its actor, if it is one.
         device: The device that it depends on, if any.
+        holder: What may say by `is_available` and `is_dead` whether it works, as a `cluster.EntityRef`.
         turn: Number of the last request that it got.
         tally: Counts of its requests.
     """
@@ -255,6 +256,7 @@ class Member(Generic[ItemT, ResultT]):
     model: Callable[[ItemT], Awaitable[ResultT]]
     ref: Ref[Any] | None = None
     device: Device | None = None
+    holder: object = None
     turn: int = -1
     tally: Tally = attrs.field(factory=Tally)
 
@@ -266,14 +268,20 @@ class Member(Generic[ItemT, ResultT]):
     @property
     def is_dead(self) -> bool:
         """Whether it has ended for good."""
-        return (self.ref is not None and self.ref.is_terminated) or (
-            self.device is not None and self.device.is_ended
+        return (
+            (self.ref is not None and self.ref.is_terminated)
+            or (self.device is not None and self.device.is_ended)
+            or getattr(self.holder, "is_dead", False) is True
         )
 
     @property
     def is_available(self) -> bool:
         """Whether it would begin with a request now."""
-        return (self.ref is None or self.ref.is_running) and (self.device is None or self.device.is_ready)
+        return (
+            (self.ref is None or self.ref.is_running)
+            and (self.device is None or self.device.is_ready)
+            and getattr(self.holder, "is_available", True) is not False
+        )
 
     def has_refused(self, error: ActorError) -> bool:
         """Tell whether an error says that its actor has not executed the request, and another one may."""
@@ -320,17 +328,11 @@ def make_members(given: Replicas[ItemT, ResultT]) -> list[Member[ItemT, ResultT]
 def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
     if not isinstance(name, str):
         raise TypeError(f"the name of a replica must be a str, got {name!r}")
-    if isinstance(given, Replica):
-        # pyright does not keep the type arguments of a union.
-        replica: Replica[ItemT, ResultT] = given  # pyright: ignore[reportUnknownVariableType]
-        return Member(name, as_callable(replica.model), _actor_of(replica.model), replica.device)
-    return Member(name, as_callable(given), _actor_of(given))
-
-
-def _actor_of(model: object) -> Ref[Any] | None:
-    """Return the actor that a model is the address of, or the method `Ref.ask` of."""
-    holder: Any = getattr(model, "__self__", model)
-    return holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]
+    # pyright does not keep the type arguments of a union.
+    replica: Replica[ItemT, ResultT] = given if isinstance(given, Replica) else Replica(given)  # pyright: ignore[reportUnknownVariableType]
+    holder: Any = getattr(replica.model, "__self__", replica.model)
+    ref: Ref[Any] | None = holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]
+    return Member(name, as_callable(replica.model), ref, replica.device, holder)
 
 
 # All are started before the pool serves.
