@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -137,7 +138,8 @@ class Cluster(Router):
                     if name not in self._agents:
                         self._tried[name] = trio.Event()
                         fenced: dict[type[Exception], Directive] = {FencedError: Directive.ESCALATE}
-                        policy = Policy(directives=fenced, backoff=self._options.backoff)
+                        # Its end waits for changes before its own: nobody takes its name meanwhile.
+                        policy = Policy(directives=fenced, backoff=self._options.backoff, grace=math.inf)
                         made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
                         self._agents[name] = made
                 if not first.is_set():
