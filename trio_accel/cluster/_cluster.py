@@ -33,7 +33,7 @@ EntityT = TypeVar("EntityT")
 
 # Looks for a heartbeat within the time that an agent may be silent; seconds before a store that is away is
 # asked again for the number of a table.
-_BEATS, _PAUSE = 3, 1.0
+_BEATS, _PAUSE = 12, 1.0
 
 
 @asynccontextmanager

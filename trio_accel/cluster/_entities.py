@@ -92,9 +92,15 @@ class Resident:
         ref = await here.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
         return ref, home
 
-    async def end(self) -> None:
-        """Let what has begun finish, and end it; what waits is not at home here any more."""
+    async def end(self, *, at_once: bool = False) -> None:
+        """End it; what waits is not at home here any more.
+
+        Args:
+            at_once: Whether what has begun is cancelled, and does not finish.
+        """
         self.has_left = True
+        if at_once and self._ref is not None:
+            self._ref.cancel("its node hears nothing of the program")
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()
@@ -180,9 +186,9 @@ class Residents:
         # One whose end an earlier table began, and did not live to see, ends by this one.
         await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])
 
-    async def _end(self, targets: list[Target]) -> None:
+    async def _end(self, targets: list[Target], *, at_once: bool = False) -> None:
         async def end(target: Target, resident: Resident) -> None:
-            await resident.end()
+            await resident.end(at_once=at_once)
             # Before its end, the next one would serve beside it; it may be there already, by another's call.
             if self._all.get(target) is resident:
                 del self._all[target]
@@ -191,9 +197,13 @@ class Residents:
             for target in targets:
                 nursery.start_soon(end, target, self._all[target])
 
-    async def end_all(self) -> None:
-        """End all entities; a later message starts one again."""
-        await self._end([*self._all])
+    async def end_all(self, *, at_once: bool = False) -> None:
+        """End all entities; a later message starts one again.
+
+        Args:
+            at_once: Whether what has begun is cancelled, and does not finish.
+        """
+        await self._end([*self._all], at_once=at_once)
 
     async def end_idle(self, after: float) -> None:
         """End entities that nobody has asked for so many seconds, again and again."""
