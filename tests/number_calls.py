@@ -375,6 +375,7 @@ def drawn(message: Any, **more: Any) -> Use:
 CALLS: dict[str, Use] = {
     "cluster.ClusterOptions": lambda at, given: cluster.ClusterOptions(**given),
     "cluster.LocalNodes": lambda at, given: cluster.LocalNodes(**given),
+    "cluster.Store": lambda at, given: cluster.Store(**given),
     "cluster.SqliteStore": lambda at, given: cluster.SqliteStore(at.folder / "s", **given),
     "cluster.PostgresStore": lambda at, given: cluster.PostgresStore("", **given),
     "train.adamw": lambda at, given: train.adamw(**given).rate_of(1),
@@ -677,7 +678,8 @@ _REASONS: dict[str, str] = {
         "actors.ActorEvent actors.ActorRestarted actors.ActorSnapshot actors.ActorStarted "
         "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
         "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
-        "cluster.Entry cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
+        "cluster.AgentConfig cluster.Entry "
+        "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
         "actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World programs.ProgramRank train.Optimizer Optimizer.rate_of train.Step train.Steps "

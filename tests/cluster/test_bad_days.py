@@ -130,7 +130,9 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
         asked = Counts({one.name: one.answered for one in statistics.replicas})
         for number in range(6):
             await ask(number)
-        again = Counts({one.name: one.answered for one in (await pool.ask(patterns.GetStatistics())).replicas})
+        again = Counts(
+            {one.name: one.answered for one in (await pool.ask(patterns.GetStatistics())).replicas}
+        )
         assert (again - asked)[dead] == 0
         assert sum((again - asked).values()) >= 6
         assert lost <= 3

@@ -1,290 +1,187 @@
 """No entity has two homes that serve it at one time: random joins, leaves, losses, silence and late tables.
 
-The cluster, its agents and their entities are the real ones. Processes and the network are not: agents are
-tasks, links hand requests over, and time is Trio's mock clock.
+`fake_cluster` says what of it is real.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Generator
 from typing import Any, ClassVar
 
-import attrs
 import hypothesis
 import pytest
 import trio
-import trio.testing
-from cluster_entities import Add
-from hypothesis import strategies
+from fake_cluster import AGENT, KEYS, NAMES, SILENCE, FakeNodes, Played, Process, Relay
+from hypothesis import stateful, strategies
 
-import trio_accel as ta
-from trio_accel import cluster
-from trio_accel.cluster import _link as links
-
-NAMES = ("a", "b", "c")
-KEYS = range(6)
-SILENCE = 6.0
-
-
-@attrs.define
-class Homes:
-    """Who serves what, as an observer outside of the cluster sees it."""
-
-    serving: dict[int, object] = attrs.field(factory=dict[int, object])
-    newest: dict[int, int] = attrs.field(factory=dict[int, int])
-    wrong: list[str] = attrs.field(factory=list[str])
-    births: Any = attrs.field(factory=lambda: itertools.count(1))
-    served: int = 0
-
-    def begin(self, key: int, birth: int, node: str) -> None:
-        if key in self.serving:
-            self.wrong.append(f"{key}: two at a time, on {node} and {self.serving[key]}")
-        if birth < self.newest.get(key, 0):
-            self.wrong.append(f"{key}: an older one serves again on {node}")
-        self.newest[key], self.serving[key] = birth, node
-        self.served += 1
-
-
-class Watched(cluster.Entity):
-    """Takes the seconds that its message says."""
-
-    homes: ClassVar[Homes]
-
-    def __init__(self, home: cluster.Home) -> None:
-        super().__init__(home)
-        self.birth = next(self.homes.births)
-
-    @ta.handles(Add)
-    async def add(self, message: Add) -> float:
-        key = self.home.key
-        assert isinstance(key, int)
-        self.homes.begin(key, self.birth, self.home.node)
-        try:
-            await trio.sleep(message.x)
-        finally:
-            self.homes.serving.pop(key, None)
-        return message.x
-
-
-@attrs.define(eq=False)
-class Process:
-    """A process that is a task: its agent, and the links to it."""
-
-    scope: trio.CancelScope
-    gone: trio.Event
-    links: list[Line] = attrs.field(factory=list["Line"])
-    serve: Any = None
-    # Seconds that a table takes on its way to it; infinite for a process that nothing reaches.
-    late: float = 0.0
-
-    def kill(self) -> None:
-        for line in self.links:
-            line.close()
-        self.scope.cancel()
-
-
-@attrs.frozen
-class FakeAddress:
-    process: Process = attrs.field(eq=False)
-
-    async def connect(self, name: str, window: float, nursery: trio.Nursery) -> Line:
-        await trio.lowlevel.checkpoint()
-        if self.process.gone.is_set():
-            raise links.LinkLostError(f"node {name} cannot be reached", is_begun=False)
-        line = Line(self.process, name)
-        self.process.links.append(line)
-        return line
-
-
-class Line:
-    """A link without a network."""
-
-    def __init__(self, process: Process, name: str) -> None:
-        self._process, self._name, self.lost = process, name, trio.Event()
-        self._scopes: set[trio.CancelScope] = set()
-
-    async def ask(self, request: Any, *, at_once: bool = False) -> Any:
-        if self.lost.is_set():
-            raise links.LinkLostError(f"node {self._name} is gone", is_begun=False)
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            try:
-                if self._process.late and request[0] != "ask":
-                    await trio.sleep(self._process.late)
-                return await self._process.serve(request)
-            finally:
-                self._scopes.discard(scope)
-        raise links.LinkLostError(f"node {self._name} was lost", is_begun=True)
-
-    def close(self) -> None:
-        self.lost.set()
-        for scope in [*self._scopes]:
-            scope.cancel()
-
-
-class NoDevices:
-    """Devices would have threads, for which a mock clock does not wait."""
-
-    def __init__(self, system: ta.System) -> None:
-        self._system = system
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._system, name)
-
-    @asynccontextmanager
-    async def open_devices(self, names: Any, options: Any) -> AsyncGenerator[NoDevices, None]:
-        yield self
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def place(self, key: object) -> None:
-        pass
-
-
-@asynccontextmanager
-async def without_devices(name: str) -> AsyncGenerator[NoDevices, None]:
-    async with ta.open_system(name) as system:
-        yield NoDevices(system)
-
-
-class FakeNodes:
-    """Nodes whose agents are tasks."""
-
-    is_one_host = True
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.names, self._changed = dict.fromkeys(NAMES[:2]), trio.Event()
-        self._nursery, self.processes = nursery, dict[str, Process]()
-
-    def change(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def watch(self) -> AsyncGenerator[list[str], None]:
-        while True:
-            changed = self._changed
-            yield [*self.names]
-            await changed.wait()
-
-    async def start(self, config: Any) -> Any:
-        process = Process(trio.CancelScope(), trio.Event())
-        self.processes[config.node] = process
-        return await self._nursery.start(self._run, config, process)
-
-    async def _run(self, config: Any, process: Process, task_status: trio.TaskStatus[Any]) -> None:
-        agent = AGENT.Agent(config)
-        process.serve = agent.serve
-
-        def started(address: Any, devices: tuple[str, ...]) -> None:
-            task_status.started(AGENT.Started(FakeAddress(process), devices, 0))
-
-        try:
-            with process.scope:
-                await agent.run(started)
-        finally:
-            process.gone.set()
-
-    async def end(self, node: str) -> None:
-        process = self.processes.pop(node, None)
-        if process is not None:
-            process.kill()
-            with trio.CancelScope(shield=True):
-                await process.gone.wait()
-
-
-AGENT: Any = __import__("trio_accel.cluster._agent", fromlist=["Agent"])
 CLUSTER: Any = __import__("trio_accel.cluster._cluster", fromlist=["Cluster"])
 ENTITIES: Any = __import__("trio_accel.cluster._entities", fromlist=["Residents"])
+TABLE: Any = __import__("trio_accel.cluster._table", fromlist=["Target"])
 
-STEPS = strategies.one_of(
-    strategies.tuples(
-        strategies.just("ask"), strategies.sampled_from(KEYS), strategies.sampled_from([0.1, 1.0, 9.0])
-    ),
-    strategies.tuples(
-        strategies.sampled_from(["join", "leave", "drain", "kill"]), strategies.sampled_from(NAMES)
-    ),
-    strategies.tuples(
-        strategies.just("late"), strategies.sampled_from(NAMES), strategies.sampled_from([0.0, 0.5, 1000.0])
-    ),
-    strategies.tuples(strategies.just("wait"), strategies.sampled_from([0.0, 0.05, 0.7, 5.0, 20.0])),
-)
-SCRIPTS = strategies.lists(STEPS, min_size=3, max_size=14)
+TARGETS = {key: TABLE.Target("fake_cluster:Watched", key) for key in range(50)}
+# The most runs until a planted fault is found.
+MOST = 600
+A_NAME = strategies.sampled_from(NAMES)
+A_KEY = strategies.sampled_from(KEYS)
+A_TIME = strategies.sampled_from([0.05, 0.7, 5.0, 9.0])
 
 
-async def play(script: list[Any], homes: Homes) -> None:  # noqa: C901
-    Watched.homes = homes
-    options = cluster.ClusterOptions(
-        devices=("cpu",),
-        device=ta.DeviceOptions(isolation="inline"),
-        heartbeat_timeout=SILENCE,
-        hand_off=3.0,
-        intensity=ta.Intensity(1000, 1.0),
-        backoff=ta.Backoff(base=0.2),
+class Homes(stateful.RuleBasedStateMachine):
+    """Does to a cluster what may happen to it."""
+
+    # Steps that the machine has taken in all its runs: a test sees that they are many.
+    steps: ClassVar[int] = 0
+    # Seconds in which all that was begun ends.
+    quiet: ClassVar[float] = 60.0
+    # Whether a run ends with a look at who answers, and not only at homes.
+    is_whole: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played = Played()
+        self.table = self.played.made.table
+        self.waited = 0
+
+    @property
+    def nodes(self) -> FakeNodes:
+        return self.played.nodes
+
+    def process(self, name: str) -> Process | None:
+        """Return the process of a node; None if it has none that serves."""
+        process = self.nodes.processes.get(name)
+        return None if process is None or process.serve is None or process.is_killed else process
+
+    @stateful.rule(key=A_KEY, seconds=strategies.sampled_from([0.1, 1.0, 20.0]))
+    def ask(self, key: int, seconds: float) -> None:
+        self.played.ask(key, seconds)
+
+    @stateful.rule(seconds=strategies.sampled_from([1.0, 20.0]))
+    def ask_all(self, seconds: float) -> None:
+        for key in KEYS:
+            self.played.ask(key, seconds)
+
+    @stateful.rule(key=A_KEY)
+    def ask_from_a_node(self, key: int) -> None:
+        self.played.ask(key, 0.3, Relay)
+
+    @stateful.rule(seconds=A_TIME)
+    def wait(self, seconds: float) -> None:
+        self.played.wait(seconds)
+
+    @stateful.rule(name=A_NAME)
+    def join_or_leave(self, name: str) -> None:
+        if name in self.nodes.names:
+            del self.nodes.names[name]
+        else:
+            self.nodes.names[name] = None
+        self.played.call(self.nodes.change)
+
+    @stateful.rule(name=A_NAME)
+    def drain(self, name: str) -> None:
+        self.played.drain(name)
+
+    @stateful.rule(name=A_NAME)
+    def kill(self, name: str) -> None:
+        if process := self.process(name):
+            self.played.call(process.kill)
+
+    @stateful.rule(name=A_NAME, seconds=strategies.sampled_from([0.5, 4.0, 1000.0]))
+    def tables_come_late(self, name: str, seconds: float) -> None:
+        if process := self.process(name):
+            process.late = seconds
+
+    @stateful.rule(name=A_NAME)
+    def nothing_reaches(self, name: str) -> None:
+        # The host of a process that was stopped can end it.
+        if (process := self.process(name)) and process.running.is_open:
+            self.played.call(process.reach.close)
+
+    @stateful.rule(name=A_NAME)
+    def nothing_leaves(self, name: str) -> None:
+        if process := self.process(name):
+            self.played.call(process.leave.close)
+
+    @stateful.rule(name=A_NAME)
+    def stop(self, name: str) -> None:
+        if (process := self.process(name)) and process.reach.is_open:
+            self.played.call(process.running.close)
+
+    @stateful.rule()
+    def all_is_well_again(self) -> None:
+        self.played.call(self.heal)
+
+    def heal(self) -> None:
+        for process in self.nodes.all:
+            process.late = 0.0
+            for gate in (process.running, process.leave, process.reach):
+                gate.open()
+
+    @stateful.invariant()
+    def no_key_has_two_homes(self) -> None:
+        type(self).steps += 1
+        assert not self.played.homes.wrong
+        assert not self.played.errors
+
+    @stateful.invariant()
+    def only_keys_of_those_who_come_or_go_move(self) -> None:
+        before, self.table = self.table, self.played.made.table
+        if self.table is before:
+            return
+        assert before.epoch < self.table.epoch
+        gone, come = ({one.name for one in table.members} for table in (before, self.table))
+        for target in TARGETS.values() if gone and come else ():
+            old, new = before.home(target).name, self.table.home(target).name
+            assert old == new or old not in come or new not in gone
+
+    def teardown(self) -> None:
+        try:
+            # Agents that nothing reaches are given up before all is well.
+            self.played.wait(SILENCE * 1.5)
+            self.played.call(self.heal)
+            # What waits for a reply has it, and all that is at home somewhere answers.
+            self.played.wait(self.quiet)
+            while self.is_whole and self.played.pending and self.played.made.members and self.waited < 10:
+                self.waited += 1
+                self.played.wait(self.quiet)
+            self.no_key_has_two_homes()
+            if not self.is_whole:
+                return
+            names, members = {*self.nodes.names}, {one.name for one in self.played.made.members}
+            # A node that was drained stays out, unless it has left since then.
+            assert names - self.played.drained <= members <= names
+            if members:
+                assert not self.played.pending
+                served = self.played.homes.served
+                for key in KEYS:
+                    self.played.ask(key, 0.1)
+                    self.played.ask(key, 0.1, Relay)
+                self.played.wait(5.0)
+                assert not self.played.pending
+                assert self.played.homes.served == served + 2 * len(KEYS)
+            self.no_key_has_two_homes()
+        finally:
+            self.played.stop()
+
+
+def play(examples: int) -> None:
+    """Have the machine try so many runs; the same ones each time."""
+    settings = hypothesis.settings(
+        max_examples=examples,
+        stateful_step_count=25,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        phases=(hypothesis.Phase.generate,),
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
-    async with trio.open_nursery() as outer, ta.open_system("model") as system:
-        nodes = FakeNodes(outer)
-        async with (
-            cluster.open_cluster(system, nodes, options=options) as made,
-            trio.open_nursery() as nursery,
-        ):
-
-            async def ask(key: int, seconds: float) -> None:
-                with suppress(cluster.NodeLostError):
-                    await made.entity(Watched, key).ask(Add(seconds))
-
-            async def drain(name: str) -> None:
-                with suppress(KeyError):  # it is no member
-                    await made.drain(name)
-
-            for what, *given in script:
-                if what == "ask":
-                    nursery.start_soon(ask, *given)
-                elif what == "wait":
-                    await trio.sleep(*given)
-                elif what == "drain":
-                    nursery.start_soon(drain, *given)
-                elif what == "join" and given[0] not in nodes.names:
-                    nodes.names[given[0]] = None
-                    nodes.change()
-                elif what == "leave" and given[0] in nodes.names:
-                    del nodes.names[given[0]]
-                    nodes.change()
-                elif given[0] in nodes.processes:
-                    process = nodes.processes[given[0]]
-                    if what == "kill":
-                        process.kill()
-                    elif what == "late":
-                        process.late = given[1]
-            # All that is at home somewhere answers.
-            await trio.sleep(60.0)
-            if set(nodes.names) & {one.name for one in made.members}:
-                with trio.fail_after(120.0):
-                    for key in KEYS:
-                        await ask(key, 0.1)
-            nursery.cancel_scope.cancel(reason="the script has ended")
-        outer.cancel_scope.cancel(reason="the script has ended")
+    stateful.run_state_machine_as_test(Homes, settings=settings)  # type: ignore[no-untyped-call]
 
 
-def run(script: list[Any]) -> Homes:
-    homes = Homes()
-    with pytest.MonkeyPatch.context() as patch:
-
-        async def listen(host: str, secret: bytes, serve: Any, nursery: trio.Nursery) -> None:
-            await trio.lowlevel.checkpoint()
-
-        patch.setattr(AGENT, "listen", listen)
-        patch.setattr(AGENT, "open_system", without_devices)
-        trio.run(play, script, homes, clock=trio.testing.MockClock(autojump_threshold=0.001))
-    return homes
-
-
-@hypothesis.settings(max_examples=40, derandomize=True, deadline=None, database=None)
-@hypothesis.given(SCRIPTS)
-def test_no_entity_has_two_homes(script: list[Any]) -> None:
-    assert not run(script).wrong
+def test_no_entity_has_two_homes() -> None:
+    before = Homes.steps
+    play(60)
+    assert Homes.steps - before > 600
 
 
 def without_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -302,28 +199,59 @@ def without_a_hand_off(patch: pytest.MonkeyPatch) -> None:
 def to_gainers_first(patch: pytest.MonkeyPatch) -> None:
     give = CLUSTER.Cluster._give
 
-    async def late(self: Any, table: Any, members: Any) -> None:
+    async def early(self: Any, table: Any, members: Any) -> None:
         """Tell those that gain while those that lose are still at it."""
         for one in table.members:
             await give(self, table, [one] if one in self._links and one.epoch == table.epoch else [])
         self.update(table)
         await give(self, table, [one for one in members if one in self._links])
 
-    patch.setattr(CLUSTER.Cluster, "_give", late)
+    patch.setattr(CLUSTER.Cluster, "_give", early)
 
 
-FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [without_the_fence, without_a_hand_off, to_gainers_first]
-# A key of which one is served for long while a node comes, and goes.
-JOIN = [*[("ask", key, 1.0) for key in KEYS], ("wait", 0.3), ("join", "c"), ("wait", 0.3)]
-JOIN += [*[("ask", key, 1.0) for key in KEYS], ("wait", 5.0)]
-JOIN += [*[("ask", key, 1.0) for key in KEYS], ("wait", 0.3), ("drain", "c"), ("wait", 0.1)]
-JOIN += [*[("ask", key, 1.0) for key in KEYS], ("wait", 9.0)]
+def without_an_end_when_alone(patch: pytest.MonkeyPatch) -> None:
+    """An agent that nothing reaches, and whose entities go on."""
+
+    async def listen(self: Any) -> None:
+        await trio.sleep_forever()
+
+    patch.setattr(AGENT.Agent, "_listen_for_the_program", listen)
 
 
-def test_a_join_and_a_drain() -> None:
-    homes = run(JOIN)
-    assert not homes.wrong
-    assert homes.served >= 5 * len(KEYS)
+def with_a_grace_when_alone(patch: pytest.MonkeyPatch) -> None:
+    """An agent that nothing reaches, and that lets what has begun finish."""
+    end_all = ENTITIES.Residents.end_all
+
+    async def late(self: Any, *, at_once: bool = False) -> None:
+        await end_all(self)
+
+    patch.setattr(ENTITIES.Residents, "end_all", late)
+
+
+def with_the_end_after_the_table(patch: pytest.MonkeyPatch) -> None:
+    """The program does not wait for the end of an agent."""
+    end = FakeNodes.end
+
+    async def early(self: FakeNodes, node: str) -> None:
+        async def late(process: Process | None) -> None:
+            await trio.sleep(3.0)
+            if process is not None:
+                process.kill()
+
+        self._nursery.start_soon(late, self.processes.pop(node, None))
+        await end(self, node)
+
+    patch.setattr(FakeNodes, "end", early)
+
+
+FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    without_the_fence,
+    without_a_hand_off,
+    to_gainers_first,
+    without_an_end_when_alone,
+    with_a_grace_when_alone,
+    with_the_end_after_the_table,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -331,4 +259,89 @@ def test_planted_faults_are_found(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    assert run(JOIN).wrong
+    # A second home is seen soon, and not when all is quiet.
+    monkeypatch.setattr(Homes, "quiet", 8.0)
+    monkeypatch.setattr(Homes, "is_whole", False)
+    with pytest.raises(AssertionError, match=r"two at a time|an older one serves"):
+        play(MOST)
+
+
+@pytest.fixture
+def played() -> Generator[Played, None, None]:
+    made = Played()
+    yield made
+    made.stop()
+
+
+def ask_all(played: Played, seconds: float) -> None:
+    for key in KEYS:
+        played.ask(key, seconds)
+
+
+def test_a_join_and_a_drain(played: Played) -> None:
+    ask_all(played, 1.0)
+    played.wait(0.3)
+    played.nodes.names["c"] = None
+    played.call(played.nodes.change)
+    played.wait(0.3)
+    ask_all(played, 1.0)
+    played.wait(5.0)
+    ask_all(played, 1.0)
+    played.wait(0.3)
+    played.drain("c")
+    played.wait(0.1)
+    ask_all(played, 1.0)
+    played.wait(9.0)
+    assert not played.homes.wrong
+    assert not played.pending
+    assert played.homes.served == 4 * len(KEYS)
+
+
+def test_a_hand_off_that_is_broken_off(played: Played) -> None:
+    """A node comes, and goes before others have given it its entities: these are where they were."""
+    ask_all(played, 2.0)
+    played.wait(0.3)
+    played.nodes.names["c"] = None
+    played.call(played.nodes.change)
+    played.wait(0.3)
+    del played.nodes.names["c"]
+    played.call(played.nodes.change)
+    played.wait(5.0)
+    ask_all(played, 0.1)
+    played.wait(5.0)
+    assert not played.pending
+    assert not played.homes.wrong
+
+
+def test_what_comes_late_is_no_sign_of_life(played: Played) -> None:
+    """A host comes back with all that was sent to it: its agent serves none of that."""
+    process = played.nodes.processes["b"]
+    played.call(process.reach.close)
+    for _ in range(8):
+        ask_all(played, 20.0)
+        played.wait(1.0)
+    assert played.nodes.processes["b"] is not process
+    played.call(process.reach.open)
+    played.wait(300.0)
+    assert not played.pending
+    assert not played.homes.wrong
+
+
+def test_a_node_that_takes_long_to_leave_comes_back(played: Played) -> None:
+    """Its agent ends behind changes that wait for others, and only then the next one begins."""
+    nodes = played.nodes
+    nodes.processes["b"].late = 1000.0
+    nodes.names["c"] = None
+    played.call(nodes.change)
+    played.wait(0.1)
+    nodes.processes["c"].late = 1000.0
+    del nodes.names["a"]
+    played.call(nodes.change)
+    played.wait(5.0)
+    nodes.names["a"] = None
+    played.call(nodes.change)
+    played.wait(60.0)
+    assert [one.name for one in played.made.members] == ["a", "b", "c"]
+    ask_all(played, 0.1)
+    played.wait(5.0)
+    assert played.homes.served == len(KEYS)

@@ -88,7 +88,8 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._heard = 0.0
+        # When the program had a reply of this agent at the latest, and when it has asked last.
+        self._heard = self._asked = 0.0
 
     async def run(self, started: Callable[[Address, tuple[str, ...]], None]) -> None:
         """Serve until this is cancelled.
@@ -127,11 +128,16 @@ class Agent:
             if self._is_alone():
                 raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
-        self._heard = trio.current_time()
+        if what == "beat":
+            # The program waits for the reply to one before it sends the next: only the time of the one before
+            # is a time that it counts from. What comes late, out of a network that was away, tells nothing.
+            self._heard, self._asked = self._asked, trio.current_time()
         if what == "flush":
             return bytes(1 << 17)
         if what == "table":
             [table] = given
+            if not self._router.epoch:
+                self._heard = self._asked = trio.current_time()
             if table.epoch > self._router.epoch:
                 await self._residents.take(table)
         return None
@@ -145,4 +151,4 @@ class Agent:
             await trio.sleep(self._config.options.heartbeat_timeout / 6)
             if self._is_alone():
                 _logger.warning("node %s hears nothing of the program: its entities end", self._config.node)
-                await self._residents.end_all()
+                await self._residents.end_all(at_once=True)

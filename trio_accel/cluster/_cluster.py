@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -33,7 +34,7 @@ EntityT = TypeVar("EntityT")
 
 # Looks for a heartbeat within the time that an agent may be silent; seconds before a store that is away is
 # asked again for the number of a table.
-_BEATS, _PAUSE = 3, 1.0
+_BEATS, _PAUSE = 12, 1.0
 # Errors of an agent that the next one would have, too.
 _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
     [FencedError, NotSupportedError, ValueError], Directive.ESCALATE
@@ -138,7 +139,8 @@ class Cluster(Router):
                 for name in names:
                     if name not in self._agents:
                         self._tried[name] = trio.Event()
-                        policy = Policy(directives=_FATAL, backoff=self._options.backoff)
+                        # Its end waits for changes before its own: nobody takes its name meanwhile.
+                        policy = Policy(directives=_FATAL, backoff=self._options.backoff, grace=math.inf)
                         made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
                         self._agents[name] = made
                 if not first.is_set():

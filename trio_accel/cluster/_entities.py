@@ -53,6 +53,11 @@ class Resident:
         residents: All that are.
         target: What the entity is.
         cls: Its class.
+
+    Attributes:
+        used: When it was asked last.
+        in_use: How many ask it now.
+        has_left: Whether it ends, or has ended, and takes no message any more.
     """
 
     restart: ClassVar[Restart] = Restart.PERMANENT
@@ -63,7 +68,7 @@ class Resident:
         self._residents, self._target, self._cls = residents, target, cls
         self._lock = trio.Lock()
         self._ref: Ref[Any] | None = None
-        self._has_left = False
+        self.has_left: bool = False
 
     async def ask(self, message: Any, number: str | None, *, is_told: bool) -> Any:
         """Have it serve a message; it is started for the first one."""
@@ -78,7 +83,7 @@ class Resident:
             raise
 
     def _check(self) -> None:
-        if self._has_left:
+        if self.has_left:
             raise NotAtHomeError(f"{self._target.text} has left node {self._residents.node}")
 
     async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
@@ -90,9 +95,15 @@ class Resident:
         ref = await here.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
         return ref, home
 
-    async def end(self) -> None:
-        """Let what has begun finish, and end it; what waits is not at home here any more."""
-        self._has_left = True
+    async def end(self, *, at_once: bool = False) -> None:
+        """End it; what waits is not at home here any more.
+
+        Args:
+            at_once: Whether what has begun is cancelled, and does not finish.
+        """
+        self.has_left = True
+        if at_once and self._ref is not None:
+            self._ref.cancel("its node hears nothing of the program")
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()
@@ -177,21 +188,27 @@ class Residents:
     async def take(self, table: Table) -> None:
         """Take a newer table; returns when the entities that are at home elsewhere by it have ended."""
         self.router.update(table)
-        await self._end([target for target in self._all if not self._is_home(target)])
+        # One whose end an earlier table began, and did not live to see, ends by this one.
+        await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])
 
-    async def _end(self, targets: list[Target]) -> None:
+    async def _end(self, targets: list[Target], *, at_once: bool = False) -> None:
         async def end(target: Target, resident: Resident) -> None:
-            await resident.end()
-            # Before its end, the next one would serve beside it.
-            self._all.pop(target, None)
+            await resident.end(at_once=at_once)
+            # Before its end, the next one would serve beside it; it may be there already, by another's call.
+            if self._all.get(target) is resident:
+                del self._all[target]
 
         async with trio.open_nursery() as nursery:
             for target in targets:
                 nursery.start_soon(end, target, self._all[target])
 
-    async def end_all(self) -> None:
-        """End all entities; a later message starts one again."""
-        await self._end([*self._all])
+    async def end_all(self, *, at_once: bool = False) -> None:
+        """End all entities; a later message starts one again.
+
+        Args:
+            at_once: Whether what has begun is cancelled, and does not finish.
+        """
+        await self._end([*self._all], at_once=at_once)
 
     async def end_idle(self, after: float) -> None:
         """End entities that nobody has asked for so many seconds, again and again."""

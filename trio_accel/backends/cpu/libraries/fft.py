@@ -18,13 +18,10 @@ from ..runtime._memory import HostArray
 from . import arrays
 
 _TRANSFORMS: dict[tuple[str, str], object] = {
-    ("c2c", "forward"): scipy.fft.fftn,
-    ("c2c", "inverse"): scipy.fft.ifftn,
-    ("r2c", "forward"): scipy.fft.rfftn,
-    ("r2c", "inverse"): scipy.fft.ihfftn,
-    ("c2r", "forward"): scipy.fft.hfftn,
-    ("c2r", "inverse"): scipy.fft.irfftn,
-}
+    ("c2c", "forward"): scipy.fft.fftn, ("c2c", "inverse"): scipy.fft.ifftn,
+    ("r2c", "forward"): scipy.fft.rfftn, ("r2c", "inverse"): scipy.fft.ihfftn,
+    ("c2r", "forward"): scipy.fft.hfftn, ("c2r", "inverse"): scipy.fft.irfftn,
+}  # fmt: skip
 
 # SciPy's own implementation. `scipy.fft.fftn` itself goes to whatever backend the program has set for
 # all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.
