@@ -292,7 +292,7 @@ class NoDevices:
 
     def __iter__(self) -> Iterator[Any]:
         # One that says its name, and whose memory nobody takes.
-        return iter([types.SimpleNamespace(info=types.SimpleNamespace(name="none"), host_empty=None)])
+        return iter([types.SimpleNamespace(info=types.SimpleNamespace(name="none"), host_empty=bytes)])
 
     def place(self, key: object) -> None:
         pass

@@ -91,7 +91,8 @@ async def test_ten_thousand_askers_of_a_slow_entity_wait() -> None:
             while total < 10_000:
                 most = max(most, len(link._replies))
                 await trio.sleep(0.01)
-        assert most == 64
+        # A heartbeat goes beside the window.
+        assert 64 <= most <= 65
         assert total == 10_000.0
 
 
@@ -145,8 +146,8 @@ async def test_entities_are_stages() -> None:
         cascade = await system.spawn(
             patterns.Cascade,
             [
-                patterns.CascadeStage(first, name="first", confidence=float, threshold=2.5),
-                patterns.CascadeStage(second, name="second"),
+                patterns.Stage("first", first, confidence=float, threshold=2.5),
+                patterns.Stage("second", second),
             ],
         )
         answers = [await cascade.ask(patterns.Call(Add(1.0))) for _ in range(3)]
