@@ -31,7 +31,7 @@ FILES = {
 # Compiled expressions, which serve all functions of arrays, brought 4 lines for each.
 LINES_PER_FUNCTION = 54.1
 LINES_OF_THE_MEDIAN = 53.6
-LINES = 69_999  # 70 000 is the ceiling.
+LINES = 70_000  # 70 000 is the ceiling.
 PRIVATE_NAMES = 153
 
 

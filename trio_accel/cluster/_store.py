@@ -263,6 +263,10 @@ class Store:
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
 
 
+def _beside(store: SqliteStore) -> str:
+    return f"{store.path}.arrays"
+
+
 @attrs.define(eq=False)
 class SqliteStore(Store):
     """A store in a file that all processes of one host may use, and no other host.
@@ -284,11 +288,9 @@ class SqliteStore(Store):
     }
 
     path: str = attrs.field(converter=absolute)
-    folder: str | None = attrs.field(kw_only=True, converter=optional(absolute))
-
-    @folder.default
-    def _folder(self) -> str:
-        return f"{self.path}.arrays"
+    folder: str | None = attrs.field(
+        kw_only=True, default=attrs.Factory(_beside, takes_self=True), converter=optional(absolute)
+    )
 
     def _connect(self) -> None:
         wait = 0.9 * self.timeout

@@ -332,7 +332,7 @@ def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
     replica: Replica[ItemT, ResultT] = given if isinstance(given, Replica) else Replica(given)  # pyright: ignore[reportUnknownVariableType]
     holder: Any = getattr(replica.model, "__self__", replica.model)
     ref: Ref[Any] | None = holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]
-    return Member(name, as_callable(replica.model), ref, replica.device, holder)
+    return Member(name, as_callable(replica.model), ref, replica.device, holder)  # pyright: ignore[reportUnknownArgumentType]
 
 
 # All are started before the pool serves.
