@@ -423,7 +423,7 @@ class Played:
             ):
                 while True:
                     # Time stands still while there is no command: a task that can run is no idle one.
-                    while not self._commands:
+                    while not self._commands:  # noqa: ASYNC110  # what changes is elsewhere
                         await trio.lowlevel.checkpoint()
                     command = self._commands[0]
                     if command == self.stop:

@@ -105,7 +105,7 @@ class _DurableResident(Resident):
         try:
             await self._store.write(self._target.text, self._home.epoch, entry, saved)
         except FencedError:
-            await self._settle(False)
+            await self._settle(False)  # noqa: ASYNC120  # it is shielded
             raise
         self._number, self._replies[number] = at, reply
         if len(self._replies) > _REPLIES:
