@@ -95,6 +95,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._opened: trio.Event | None = None
+        self.closed_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +103,7 @@ class Gate:
 
     def close(self) -> None:
         if self._opened is None:
-            self._opened = trio.Event()
+            self._opened, self.closed_at = trio.Event(), trio.current_time()
 
     def open(self) -> None:
         if self._opened is not None:
@@ -321,7 +322,8 @@ class TimeOfProcess:
 class FakeNodes:
     """Nodes whose agents are tasks.
 
-    An agent that nothing reaches cannot be ended: that is as with a host that the network has lost.
+    An agent that nothing reaches cannot be ended, as on a host that the network has lost. It is given up
+    when it was silent for long enough.
     """
 
     is_one_host = True
@@ -365,7 +367,9 @@ class FakeNodes:
         process = self.processes.pop(node, None)
         if process is None:
             return
-        if not process.reach.is_open:
+        with trio.move_on_at(process.reach.closed_at + SILENCE, shield=True) as scope:
+            await process.reach.passed()
+        if scope.cancelled_caught:
             self._nursery.start_soon(process.kill_when_reached)
             return
         process.kill()

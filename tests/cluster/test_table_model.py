@@ -51,6 +51,11 @@ class Homes(stateful.RuleBasedStateMachine):
         process = self.nodes.processes.get(name)
         return None if process is None or process.serve is None or process.is_killed else process
 
+    @stateful.initialize(seconds=strategies.sampled_from([1.0, 20.0]))
+    def all_are_busy(self, seconds: float) -> None:
+        self.ask_all(seconds)
+        self.played.wait(0.1)
+
     @stateful.rule(key=A_KEY, seconds=strategies.sampled_from([0.1, 1.0, 20.0]))
     def ask(self, key: int, seconds: float) -> None:
         self.played.ask(key, seconds)
