@@ -77,6 +77,17 @@ class Note(ta.Message[Any]):
     x: float
 
 
+async def write_down(key: object, message: Write) -> None:
+    began = time.monotonic()
+    try:
+        await trio.sleep(message.seconds)
+    finally:
+        line = f"{key} {began} {time.monotonic()} {os.getpid()}\n"
+        number = os.open(message.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(number, line.encode())
+        os.close(number)
+
+
 class Counter(cluster.Entity):
     """A total that goes with its node."""
 
@@ -103,14 +114,7 @@ class Counter(cluster.Entity):
 
     @ta.handles(Write)
     async def write(self, message: Write) -> None:
-        began = time.monotonic()
-        try:
-            await trio.sleep(message.seconds)
-        finally:
-            line = f"{self.home.key} {began} {time.monotonic()} {os.getpid()}\n"
-            number = os.open(message.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(number, line.encode())
-            os.close(number)
+        await write_down(self.home.key, message)
 
     @ta.handles(FailThere)
     async def fail_there(self, message: FailThere) -> None:
@@ -127,6 +131,17 @@ class Counter(cluster.Entity):
     async def echo(self, message: Echo) -> Any:
         await trio.sleep(message.seconds)
         return message.value
+
+
+class Stubborn(cluster.Entity):
+    """Does not end when it is cancelled."""
+
+    policy = ta.Policy(grace=0.05)
+
+    @ta.handles(Write)
+    async def write(self, message: Write) -> None:
+        with trio.CancelScope(shield=True):
+            await write_down(self.home.key, message)
 
 
 class Account(cluster.DurableEntity):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import trio
-from cluster_entities import Account, Add, Counter, Echo, Held, Where, Write, until
+from cluster_entities import Account, Add, Counter, Echo, Held, Stubborn, Where, Write, until
 
 import trio_accel as ta
 from trio_accel import cluster, patterns
@@ -362,6 +362,42 @@ async def test_a_network_that_loses_a_direction(direction: str, tmp_path: Path) 
         await nodes.end_kept()
         nursery.cancel_scope.cancel()
     check_served(file)
+
+
+async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> None:
+    file, nodes = str(tmp_path / "served"), cluster.LocalNodes(1)
+    async with opened(nodes) as (_, made), trio.open_nursery() as nursery:
+
+        async def ask(key: str, seconds: float) -> None:
+            with suppress(ta.ActorFailedError, ta.ActorStoppedError):
+                await made.entity(Stubborn, key).ask(Write(file, seconds))
+
+        # Its actor is given up long before it ends.
+        for key in KEYS:
+            nursery.start_soon(ask, key, 4.0)
+        await trio.sleep(0.3)
+        nodes.add("node-9")
+        for key in KEYS:
+            await ask(key, 0.0)
+        assert len(made.members) == 2
+    check_served(file)
+
+
+async def test_a_store_that_is_away_does_not_hold_the_end_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, store = cluster.LocalNodes(2), cluster.SqliteStore(tmp_path / "store.db")
+    async with opened(nodes, store):
+
+        async def away(*_: object, **__: object) -> int:
+            await trio.lowlevel.checkpoint()
+            raise cluster.StoreError("it is away")
+
+        monkeypatch.setattr(cluster.SqliteStore, "next_epoch", away)
+        os.kill(nodes.pid("node-0"), signal.SIGKILL)
+        await until(lambda: "waits for the store: it is away" in caplog.text)
+        began = trio.current_time()
+    assert trio.current_time() - began < 4.0
 
 
 def check_served(file: str) -> None:

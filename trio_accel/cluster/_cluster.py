@@ -236,13 +236,14 @@ class Cluster(Router):
         begun = next(self._epochs)
         if self._store is None:
             return begun
-        while True:
+        while not self.is_closed:
             try:
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
                 _logger.warning("the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
+        return begun  # agents take no table of an earlier number than theirs
 
 
 class _NodeAgent(Actor):

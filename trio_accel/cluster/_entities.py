@@ -107,6 +107,8 @@ class Resident:
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()
+                # One that is given up may still write: its node is ended when it does not.
+                await self._ref.wait_terminated()
 
 
 class Entity(Actor):

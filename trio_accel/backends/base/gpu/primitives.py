@@ -58,12 +58,9 @@ _PARTS = {
 _INFINITE = {DType.float64: 0x7FF << 52, DType.float32: 0xFF << 23, DType.float16: 31 << 10}
 _INFINITE[DType.bfloat16] = 0xFF << 7
 _COMBINE = {
-    "sum": "f_add",
-    "prod": "f_multiply",
-    "min": "f_minimum",
-    "max": "f_maximum",
+    "sum": "f_add", "prod": "f_multiply", "min": "f_minimum", "max": "f_maximum",
     "logaddexp": "f_logaddexp",
-}
+}  # fmt: skip
 
 _Call: TypeAlias = EnqueuingCall[Any, Any]
 _Device: TypeAlias = AddressDevice[Any, Any, Any]
