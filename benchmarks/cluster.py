@@ -49,6 +49,10 @@ async def figures(nodes: cluster.Nodes) -> dict[str, str]:
         array = np.zeros(1 << 23)
         taken = [await _milliseconds(refs[0], entities.Echo(array)) for _ in range(5)]
         found["64 MiB there and back"] = f"{percentile(taken, 50):.0f} ms"
+        taken = await _beside(opened, entities, array)
+        found["an ask beside them, p50 and p95"] = (
+            f"{percentile(taken, 50):.1f} and {percentile(taken, 95):.1f} ms"
+        )
         taken = [await _told(opened.entity(entities.Counter, "Ann"), entities) for _ in range(3)]
         found["a kill is told after"] = ", ".join([f"{one:.2f}" for one in sorted(taken)]) + " s"
     return found
@@ -74,6 +78,26 @@ async def _rate(refs: list[Any], request: object) -> float:
             for ref in refs:
                 nursery.start_soon(ask, ref)
     return count / _SECONDS
+
+
+async def _beside(opened: cluster.Cluster, entities: Any, array: object) -> list[float]:
+    """Ask an entity for little, while another one of its node gets and gives large arrays."""
+    node = opened.members[0].name
+    homes = {key: (await opened.entity(entities.Counter, key).ask(entities.Where()))[0] for key in range(64)}
+    small, large = [opened.entity(entities.Counter, key) for key, home in homes.items() if home == node][:2]
+    taken: list[float] = []
+
+    async def carry() -> None:
+        while True:
+            await large.ask(entities.Echo(array))
+
+    with trio.move_on_after(_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry)
+            while True:
+                taken.append(await _milliseconds(small, entities.Add(1.0)))
+                await trio.sleep(0.005)
+    return taken
 
 
 async def _told(ref: Any, entities: Any) -> float:

@@ -470,7 +470,10 @@ def constructor_of(cls: Class, types: source.Types) -> list[str] | None:
     if cls.is_enum or cls.definition.name in GIVEN or cls.base_names() & {"Protocol", "Exception"}:
         return None
     if cls.is_attrs:
-        fields = list(_init_fields(cls, types))
+        # The field of a class stands in place of one of its base by the same name.
+        fields = list(
+            {text.partition(":")[0]: (text, named) for text, named in _init_fields(cls, types)}.values()
+        )
         named = [text for text, is_named in fields if is_named]
         return [*(text for text, is_named in fields if not is_named), *(["*"] if named else []), *named]
     init = cls.init()
