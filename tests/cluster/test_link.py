@@ -410,3 +410,42 @@ async def ask_begins_nothing(link: Any) -> None:
     with pytest.raises(links.LinkLostError, match="node far is gone") as caught:
         await link.ask(("echo", 1))
     assert not caught.value.is_begun
+
+
+async def test_of_two_that_bind_a_port_one_listens_there() -> None:
+    # Another agent listens at the first port.
+    with trio.socket.socket() as first, trio.socket.socket() as spare:
+        first.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+        await first.bind(("127.0.0.1", 0))
+        await spare.bind(("127.0.0.1", 0))
+        ports = [first.getsockname()[1], spare.getsockname()[1]]
+        first.listen(1)
+        spare.close()
+        async with trio.open_nursery() as nursery:
+            address = await links.listen("127.0.0.1", b"s" * 32, serve_nothing, nursery, ports=ports)
+            assert address.port == ports[1]
+            with pytest.raises(OSError, match="none of these ports free"):
+                await links.listen("127.0.0.1", b"s" * 32, serve_nothing, nursery, ports=ports)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_is_lost_between_bind_and_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trio.socket.socket() as one:
+        kind: Any = type(one)
+    real, tries = kind.listen, list[int]()
+
+    def listen(self: Any, backlog: int) -> None:
+        tries.append(self.getsockname()[1])
+        if len(tries) == 1:
+            raise OSError(98, "in use")
+        real(self, backlog)
+
+    monkeypatch.setattr(kind, "listen", listen, raising=False)
+    async with trio.open_nursery() as nursery:
+        address = await links.listen("127.0.0.1", b"s" * 32, serve_nothing, nursery, ports=(0, 0))
+        assert address.port == tries[1] != tries[0]
+        nursery.cancel_scope.cancel()
+
+
+async def serve_nothing(request: object) -> None:
+    await trio.lowlevel.checkpoint()

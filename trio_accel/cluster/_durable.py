@@ -99,7 +99,7 @@ class _DurableResident(Resident):
         at, saved = self._number + 1, None
         if at % self._cls.save_every == 0:
             made = await self._run(ref, _Save(), number)
-            # What the save names is on the disk before the transaction begins.
+            # The files that a save names are on the disk before the transaction begins.
             saved = packed(await trio.to_thread.run_sync(self._files.put, made))
         entry = Entry(at, number, text, reply)
         try:

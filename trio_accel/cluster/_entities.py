@@ -99,7 +99,7 @@ class Resident:
         """End it; what waits is not at home here any more.
 
         Args:
-            at_once: Whether what has begun is cancelled, and does not finish.
+            at_once: Whether requests that have begun are cancelled, and do not finish.
         """
         self.has_left = True
         if at_once and self._ref is not None:
@@ -208,7 +208,7 @@ class Residents:
         """End all entities; a later message starts one again.
 
         Args:
-            at_once: Whether what has begun is cancelled, and does not finish.
+            at_once: Whether requests that have begun are cancelled, and do not finish.
         """
         await self._end([*self._all], at_once=at_once)
 

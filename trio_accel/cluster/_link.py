@@ -284,16 +284,17 @@ async def listen(
     Raises:
         OSError: None of the ports is free.
     """
-    sock = trio.socket.socket()
-    # Its last one may have ended a moment ago.
-    sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
     for port in ports:
+        # Two agents may bind a port at one time, and the one that listens has it: a socket is bound once.
+        sock = trio.socket.socket()
         with suppress(OSError):
+            # The last agent at this port may have ended a moment ago.
+            sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
             await sock.bind((host, port))
             sock.listen(128)
             break
-    else:
         sock.close()
+    else:
         raise OSError(f"{host} has none of these ports free: {ports}")
     halves: dict[bytes, _Stream] = {}
 

@@ -108,7 +108,7 @@ class ArrayFiles:
 
     def _remove(self, names: set[str]) -> None:
         for name in names:
-            # What stays is removed by the next owner.
+            # A file that stays is removed by the next owner.
             with suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
 

@@ -37,7 +37,7 @@ _Rule: TypeAlias = (
     | Callable[[Any, Any, Any, Any, Any, Any], Any]
 )
 
-# What a declaration says where the program is asked; other attributes tell where it runs.
+# The attribute has the declaration for the side that asks; other attributes are for the side that runs it.
 _DECLARED = "_trio_accel_method"
 Resumes: TypeAlias = Literal[False, True, "count"]
 SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
