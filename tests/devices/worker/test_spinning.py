@@ -481,7 +481,7 @@ def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool)
     """Have the worker serve a request 7; returns the dispatch."""
     dispatch: Any = device.dispatch  # type: ignore[attr-defined]
     request, _ = dispatch._plan(ta.devices.Empty((1,), ta.DType.float32))
-    request.hosts = SimpleNamespace(is_used=is_copied)
+    request.hosts = SimpleNamespace(is_used=is_copied, filled=())
     monkeypatch.setattr(dispatch._requests, "get", {7: request}.get)
     return dispatch
 
@@ -492,7 +492,7 @@ def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool)
         [ANSWER, ("event", None, "")],
         [("event", None, ""), ANSWER],
         [("done", 8, (), (), None)],
-        [("done", 7, (), (("float64", (1,), b""),), None)],
+        [("done", 7, (), (b"12345678",), None)],
         [("done", 7, (), (), ("done", True, False, None, ()))],
         [("result", 7, None)],
     ],

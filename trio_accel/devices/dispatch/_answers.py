@@ -116,11 +116,12 @@ class AnswerHandler:
 
     def _is_plain(self, message: Any) -> bool:
         """Tell whether an answer says that all went well with a request, whose end has no further effects."""
-        _, number, _, _, trouble = message
+        _, number, _, results, trouble = message
         request = self._requests.get(number)
-        if trouble is not None or not isinstance(request, OperationRequest):
+        if trouble is not None or self._requests.waiting or not isinstance(request, OperationRequest):
             return False
-        return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
+        # Host arrays that nobody asked for are nonsense: the receiver loses the worker by it.
+        return len(results) == len(request.hosts.filled) and not (request.hosts.is_used or self._device.hooks)
 
     def is_waited_for(self, request: OperationRequest) -> bool:
         """Tell whether its asker is to look for its end."""
