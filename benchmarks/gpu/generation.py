@@ -8,6 +8,8 @@ The model is that of ``examples/generate``, as a PyTorch program in a worker. Pa
 * ``first``: steps until the first token of a short prompt, beside 32 sequences and a prompt of 4000 tokens.
 * ``faults``: 200 readers, while every 2 s the worker is killed or another operation writes to a bad address.
   Each text is compared with that of an undisturbed run. float64, as rounding depends on the batch.
+* ``replicas``: a model on each of ``--devices``, behind one router. First nobody disturbs them, and then the
+  worker of one is killed each second. Each text is compared with that of an undisturbed run.
 
 ``--backend cpu`` and ``--small`` try it without a GPU.
 """
@@ -19,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
 from itertools import chain, pairwise
@@ -31,7 +33,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import GetStatistics, open_parts
+from trio_accel.patterns import GetStatistics, Router, open_parts
 from trio_accel.testing import inject_fault
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "generate"))
@@ -97,19 +99,19 @@ class Setting:
                 yield generation
 
 
-async def _read(generation: Any, tokens: Sequence[int], most: int, found: list[tuple[float, int]]) -> None:
-    async with open_parts(generation.batcher, _prompt(tokens, most)) as stream:
+async def _read(batcher: Any, tokens: Sequence[int], most: int, found: list[tuple[float, int]]) -> None:
+    async with open_parts(batcher, _prompt(tokens, most)) as stream:
         async for token in stream:
             found.append((time.perf_counter(), token))  # noqa: PERF401  # what came before an error counts
 
 
 async def _read_all(
-    generation: Any, prompts: Sequence[Sequence[int]], most: int
+    batcher: Any, prompts: Sequence[Sequence[int]], most: int
 ) -> list[list[tuple[float, int]]]:
     found: list[list[tuple[float, int]]] = [[] for _ in prompts]
     async with trio.open_nursery() as nursery:
         for tokens, one in zip(prompts, found, strict=True):
-            nursery.start_soon(_read, generation, tokens, most, one)
+            nursery.start_soon(_read, batcher, tokens, most, one)
     return found
 
 
@@ -172,7 +174,7 @@ async def decode(setting: Setting) -> None:
         for count in (1, 8, 32, 64):
             prompts, rates, same = _prompts(setting.config, count), list[tuple[float, ...]](), 0.0
             for turn in range(4):
-                found = await _read_all(generation, prompts, MADE)
+                found = await _read_all(generation.batcher, prompts, MADE)
                 began = max(one[0][0] for one in found)
                 behind = [moment for one in found for moment, _ in one if moment > began]
                 row = [len(behind) / (max(behind) - began)]
@@ -216,7 +218,7 @@ async def transformers(setting: Setting) -> None:
             prompts, ours, other, tokens = _prompts(config, count), 0.0, 0.0, 0
             for _ in range(2):  # the first is a warm-up
                 began = time.perf_counter()
-                await _read_all(generation, prompts, MADE)
+                await _read_all(generation.batcher, prompts, MADE)
                 ours = count * MADE / (time.perf_counter() - began)
                 began = time.perf_counter()
                 made = network.generate_batch(inputs=prompts, generation_config=how)
@@ -233,11 +235,11 @@ async def first(setting: Setting) -> None:
         found: list[list[tuple[float, int]]] = [[] for _ in prompts]
         async with trio.open_nursery() as nursery:
             for tokens, one in zip(prompts[:32], found, strict=False):
-                nursery.start_soon(_read, generation, tokens, 400, one)
+                nursery.start_soon(_read, generation.batcher, tokens, 400, one)
             while not all(found[:32]):  # noqa: ASYNC110  # readers write there
                 await trio.sleep(0.005)
             long: list[tuple[float, int]] = []
-            nursery.start_soon(_read, generation, _prompts(setting.config, 1, 4000)[0], 4, long)
+            nursery.start_soon(_read, generation.batcher, _prompts(setting.config, 1, 4000)[0], 4, long)
             await trio.sleep(0.01)
             before, began = (await generation.batcher.ask(GetStatistics())).steps, time.perf_counter()
             async with open_parts(generation.batcher, _prompt(prompts[32], 8)) as stream:
@@ -255,7 +257,8 @@ async def first(setting: Setting) -> None:
 class Faults:
     """What became of readers under faults."""
 
-    generation: Any
+    generations: list[Any]
+    batcher: Any
     prompts: list[list[int]]
     expected: list[list[int]]
     right: int = 0
@@ -270,7 +273,7 @@ class Faults:
         while trio.current_time() < deadline:
             found: list[tuple[float, int]] = []
             try:
-                await _read(self.generation, self.prompts[number], len(self.expected[number]), found)
+                await _read(self.batcher, self.prompts[number], len(self.expected[number]), found)
             except Exception as error:  # noqa: BLE001  # a broken stream is a finding
                 self.broken.append(repr(error)[:200])
             moments = [moment for moment, _ in found]
@@ -289,11 +292,19 @@ class Faults:
             kind = "address" if len(self.struck) % 2 and poisons else "kill"
             self.struck.append((kind, time.perf_counter()))
             if kind == "kill":
-                inject_fault(device, self.generation.model.operation, kill=True)
+                inject_fault(device, self.generations[0].model.operation, kill=True)
                 continue
             inject_fault(device, "arrays.add", poison=True)
             with suppress(ta.AccelError):
                 await (x + x)
+
+    async def kill_in_turn(self) -> None:
+        """Kill the worker of one replica after the other, one each second."""
+        while True:
+            await trio.sleep(1.0)
+            one = self.generations[len(self.struck) % len(self.generations)]
+            self.struck.append(("kill", time.perf_counter()))
+            inject_fault(one.model.caches[0].device, one.model.operation, kill=True)
 
     def stood_still(self, kind: str) -> list[float]:
         """For each fault of a kind, the longest time in which no reader got anything."""
@@ -321,9 +332,10 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int,
     async with opening as generation:
         device = generation.model.caches[0].device
         began = time.perf_counter()
-        alone = await _read_all(generation, prompts, made)
+        alone = await _read_all(generation.batcher, prompts, made)
         took = time.perf_counter() - began
-        found = Faults(generation, prompts, [[token for _, token in one] for one in alone])
+        expected = [[token for _, token in one] for one in alone]
+        found = Faults([generation], generation.batcher, prompts, expected)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(found.hurt, device, poisons=setting.backend.startswith("cuda")))
             async with trio.open_nursery() as inner:
@@ -346,6 +358,49 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int,
         _say(f"    recovery: {device.recovery}")
 
 
+async def replicas(setting: Setting, devices: Sequence[str], *, seconds: float, readers: int) -> None:
+    """Print how many streams replicas make, and what a kill each second has cost them."""
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=3,
+        preload=("torch",),
+        backoff=ta.Backoff(base=0.0),
+        intensity=ta.Intensity(10_000, 60.0),
+    )
+    prompts, made = _prompts(setting.config, readers), 100
+    pages = readers * -(-(PROMPT + made) // SIZE)
+    async with AsyncExitStack() as stack:
+        opened = list[Any]()
+        for name in devices:
+            one = attrs.evolve(setting, backend=name)
+            opening = one.open(dtype="float64", pages=pages, sequences=readers, options=options)
+            opened.append(await stack.enter_async_context(opening))
+        system = await stack.enter_async_context(ta.open_system("replicas"))
+        router = await system.spawn(Router, [one.batcher for one in opened])
+        alone = await _read_all(opened[0].batcher, prompts, made)
+        expected = [[token for _, token in one] for one in alone]
+        for kills in (False, True):
+            found = Faults(opened, router, prompts, expected)
+            async with trio.open_nursery() as nursery:
+                if kills:
+                    nursery.start_soon(found.kill_in_turn)
+                began = time.perf_counter()
+                async with trio.open_nursery() as inner:
+                    for number in range(readers):
+                        inner.start_soon(found.read, number, trio.current_time() + seconds)
+                took = time.perf_counter() - began
+                nursery.cancel_scope.cancel()
+            _say(
+                f"replicas, {len(devices)} on {len(set(devices))} devices, {readers} readers, "
+                f"{len(found.struck)} kills: {found.right} streams of {made} tokens right, "
+                f"{found.right / took:.1f} a second, {len(found.wrong)} wrong, {len(found.broken)} broken; "
+                f"longest gap {max(found.gaps):.2f} s; "
+                f"contexts {[one.model.caches[0].device.generation for one in opened]}"
+            )
+            for line in (*found.wrong[:3], *found.broken[:3]):
+                _say(f"    {line}")
+
+
 async def _main(given: argparse.Namespace) -> None:
     config = SMALL if given.small else text.SMOLLM2
     weights = llama.random_weights(config)
@@ -356,6 +411,9 @@ async def _main(given: argparse.Namespace) -> None:
             if part == "faults":
                 for spares in (0, 1):
                     await faults(setting, seconds=given.seconds, spares=spares, readers=given.readers)
+            elif part == "replicas":
+                names = given.devices.split(",")
+                await replicas(setting, names, seconds=given.seconds, readers=given.readers)
             else:
                 await {"decode": decode, "transformers": transformers, "first": first}[part](setting)
         except Exception as error:  # the other parts are measured all the same
@@ -370,7 +428,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=["decode", "transformers", "first", "faults", []])
+    parts = ["decode", "transformers", "first", "faults", "replicas", []]
+    parser.add_argument("parts", nargs="*", choices=parts)
+    parser.add_argument("--devices", default="cuda:0", help="of replicas, one each; a device may stand twice")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--forward", choices=["torch", "numpy", "operations"])
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")

@@ -119,7 +119,7 @@ class FakePlanner:
     def status(self, count: int) -> npt.NDArray[np.int32]:
         return np.zeros(count, np.int32)
 
-    def output(self, shape: object, dtype: object) -> Any:
+    def output(self, shape: object, dtype: object, out: None) -> Any:
         return attrs.make_class("Out", {"spec": attrs.field(default=None)})()
 
 

@@ -187,6 +187,58 @@ async def test_a_cancelled_collective_leaves_nobody_waiting(world: World) -> Non
     assert [device.generation for device in world.devices] == [1, 1, 1]
 
 
+async def zeros(world: World) -> list[ta.AccelRef]:
+    return [await device.zeros(TOTAL.shape) for device in world.devices]
+
+
+async def test_results_go_straight_to_out(world: World) -> None:
+    """There is no operation that copies them, unless they replace what a rank has given."""
+    arrays, out = await put(world, HOSTS), await zeros(world)
+    await world.all_reduce(arrays)
+    for given, operations in ((out, 1), (arrays, 2)):
+        before = [(await device.statistics()).launched for device in world.devices]
+        made = await world.all_reduce(arrays, out=given)
+        after = [(await device.statistics()).launched for device in world.devices]
+        assert all(one is other for one, other in zip(made, given, strict=True))
+        for one in await contents(given):
+            np.testing.assert_array_equal(one, TOTAL)
+        assert np.subtract(after, before).tolist() == [operations] * SIZE
+
+
+@pytest.mark.parametrize("how", ["kill", "poison", "cancel"])
+async def test_what_may_be_half_written_is_refused_until_it_is_written(world: World, how: str) -> None:
+    arrays, out = await put(world, HOSTS), await zeros(world)
+    await world.all_reduce(arrays, out=out)
+    fault: dict[str, Any] = {"delay": 1.0} if how == "cancel" else {how: True}
+    ta.testing.inject_fault(world.devices[1], "collectives.sum", **fault)
+    if how == "cancel":
+        with trio.move_on_after(0.2):
+            await world.all_reduce(arrays, out=out)
+    else:
+        with pytest.raises(RankFailedError):
+            await world.all_reduce(arrays, out=out)
+    for one in out:
+        with pytest.raises(ta.StaleRefError, match="spoiled by collectives"):
+            await one.to_host()
+    with trio.fail_after(5):
+        await world.all_reduce(arrays, out=out)
+    for one in await contents(out):
+        np.testing.assert_array_equal(one, TOTAL)
+    await check_whole(world, arrays)
+
+
+@pytest.mark.parametrize("by", ["world", "devices"])
+async def test_with_retry_out_is_written_again(system: ta.System, by: str) -> None:
+    options = BUSY if by == "world" else attrs.evolve(BUSY, retry=1)
+    async with opened_world(system, SIZE, options=options, retry=int(by == "world")) as world:
+        arrays, out = await put(world, HOSTS), await zeros(world)
+        ta.testing.inject_fault(world.devices[0], "collectives.sum", kill=True)
+        await world.all_reduce(arrays, out=out)
+        for one in await contents(out):
+            np.testing.assert_array_equal(one, TOTAL)
+        assert world.devices[0].generation == 2
+
+
 async def test_a_stopped_rank_is_named(system: ta.System) -> None:
     options = attrs.evolve(BUSY, heartbeat_timeout=0.3)
     async with opened_world(system, SIZE, options=options) as world:

@@ -6,8 +6,8 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -142,11 +142,13 @@ class PartCall:
             self.check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
         return list(arrays)
 
-    def check(self, argument: str, array: object, rank: int) -> None:
+    def check(self, argument: str, array: object, rank: int, *, is_read: bool = True) -> None:
         """Refuse what is no array of a rank; raises as `checked` does."""
         if not isinstance(array, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
-        array.block.check(f"{self.name}: {argument}", array.spec)
+        # What is spoiled may be overwritten.
+        if is_read or array.block.is_released or array.block.is_lost:
+            array.block.check(f"{self.name}: {argument}", array.spec)
         if array.device is not self._devices[rank]:
             raise ValueError(
                 f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
@@ -259,6 +261,7 @@ class Call(PartCall):
         if len(outs) != len(self._getters):
             raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
         self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs, strict=True))
+        self._half_written: list[AccelRef] = []
         self.shapes: dict[int, tuple[int, ...]] = {}
         first = self.arrays[givers[0]].spec
         self.shape: tuple[int, ...] = first.shape
@@ -302,7 +305,7 @@ class Call(PartCall):
             if array is None:
                 continue
             argument = f"out[{rank}]"
-            self.check(argument, array, rank)
+            self.check(argument, array, rank, is_read=False)
             array.block.check_writable(f"{self.name}: {argument}")
             if array.shape != shape or array.dtype is not self.dtype:
                 raise ValueError(
@@ -327,6 +330,7 @@ class Call(PartCall):
                 self.dtype,
                 source=self.arrays.get(rank),
                 shape=self.shapes.get(rank),
+                out=self._direct(rank),
                 reduction=self.reduction,
                 root=root,
                 sends=_pieces(given.get(rank, {})),
@@ -334,6 +338,11 @@ class Call(PartCall):
             )
             for rank in sorted({*self.arrays, *self.shapes})
         }
+
+    def _direct(self, rank: int) -> AccelRef | None:
+        """Return the array of `out` that a part may write to: not one that it would need to run again."""
+        source, out = self.arrays.get(rank), self._out.get(rank)
+        return None if out is None or (source is not None and source.block is out.block) else out
 
     def rows(self) -> int:
         """Return the extent of each rank's part of the first axis.
@@ -401,12 +410,14 @@ class Call(PartCall):
             RankFailedError: It failed on one of them.
         """
         losses = 0
+        self._half_written = [part.out for part in parts.values() if part.out is not None]
         while True:
             try:
                 made = await communicator.run(parts)
                 return {rank: one for rank, one in sorted(made.items()) if one is not None}
             except RanksFailedError as failed:
                 if failed.is_refusal:
+                    self._half_written.clear()
                     raise
                 rank, error = failed.rank, failed.error
             # Outside of the handler: the error must not keep arrays alive by the frames of that one.
@@ -424,26 +435,33 @@ class Call(PartCall):
         own = 0 if error.is_to_blame else self._devices[rank].options.retry
         return max(self._turns.retry, own)
 
+    @contextmanager
+    def writing(self) -> Generator[None, None, None]:
+        """Have later operations refuse the arrays of `out` that may be half written, where it fails."""
+        try:
+            yield
+        except BaseException:
+            for array in self._half_written:
+                array.block.spoil(self.name, None, (array.spec,))
+            raise
+
     async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:
         """Write the results of ranks to the arrays of `out`, where there are any.
 
         That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
         each other.
         """
-        outputs = {rank: out for rank in made if (out := self._out[rank]) is not None}
+        outputs = {
+            rank: out for rank, one in made.items() if (out := self._out[rank]) is not None and out is not one
+        }
         if not outputs:
             return list(made.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
             await outputs[rank].assign(made[rank])
 
-        try:
-            await self._all(outputs, write)
-        except BaseException:
-            # They may be half written.
-            for array in outputs.values():
-                array.block.spoil(self.name, None, (array.spec,))
-            raise
+        self._half_written += outputs.values()
+        await self._all(outputs, write)
         return [outputs.get(rank, one) for rank, one in made.items()]
 
 

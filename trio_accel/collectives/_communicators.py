@@ -129,6 +129,7 @@ class Part:
         dtype: Element type of the arrays.
         source: The array that it gives.
         shape: Shape of the array that it gets; None for none.
+        out: The array to write to; None for a new one.
         reduction: How elements become one.
         root: The rank that gives or gets an array alone.
         sends: Pieces that it gives.
@@ -139,6 +140,7 @@ class Part:
     dtype: DType
     source: AccelRef | None = attrs.field(default=None, kw_only=True)
     shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True)
+    out: AccelRef | None = attrs.field(default=None, kw_only=True)
     reduction: str = attrs.field(default="", kw_only=True)
     root: int = attrs.field(default=0, kw_only=True)
     sends: Pieces = attrs.field(default=(), kw_only=True)
@@ -170,7 +172,8 @@ class Meet(OfRanks):
         """Name the result."""
         part = self.part
         source = None if part.source is None else planner.read("array", part.source)
-        out = None if part.shape is None else planner.output(part.shape, part.dtype)
+        out = None if part.shape is None else planner.output(part.shape, part.dtype, part.out)
+        planner.is_overwriting = part.out is not None
         spec = CollectiveSpec(
             self.number,
             part.kind,

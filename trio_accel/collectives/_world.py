@@ -203,14 +203,15 @@ class World:
             first: What each rank computes before, of which `compute` gets the results.
         """
         async with self._turns.turn(call.name):
-            made = await self._met(call, parts)
-            if made is None:
-                arrays = [*call.arrays.values()]
-                if first is not None:
-                    packed = [one if one.spec.is_contiguous else await one.copy() for one in arrays]
-                    arrays = [*(await call.each(packed, first)).values()]
-                made = await call.each(arrays, compute, call.shapes)
-            return await call.written(made)
+            with call.writing():
+                made = await self._met(call, parts)
+                if made is None:
+                    arrays = [*call.arrays.values()]
+                    if first is not None:
+                        packed = [one if one.spec.is_contiguous else await one.copy() for one in arrays]
+                        arrays = [*(await call.each(packed, first)).values()]
+                    made = await call.each(arrays, compute, call.shapes)
+                return await call.written(made)
 
     async def call(
         self,
