@@ -45,6 +45,15 @@ async def disturb(trainer: train.Trainer, step: train.Step) -> None:
         (CallMlp, 4, train.Parallel(shard_optimizer=True)),
         (StagedMlp, 2, train.Parallel(pipeline=2)),
         (StagedMlp, 4, train.Parallel(pipeline=2, tensor=2)),
+        *[
+            pytest.param(module, 8, parallel, marks=pytest.mark.slow)
+            for module, parallel in (
+                (NumpyMlp, train.Parallel(shard_optimizer=True)),
+                (StagedMlp, train.Parallel(pipeline=2)),
+                (StagedMlp, train.Parallel(tensor=2)),
+                (StagedMlp, train.Parallel(pipeline=2, tensor=2)),
+            )
+        ],
     ],
 )
 async def test_workers_are_killed_poisoned_and_stopped(
