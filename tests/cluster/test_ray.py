@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -213,6 +214,50 @@ async def test_the_end_of_a_stopped_agent_is_waited_for(host: RayHost) -> None:
         await nodes.start(cluster.AgentConfig("nowhere", options, None, b""))
     await nodes.end("nowhere")
     await watching.aclose()
+
+
+async def test_an_agent_has_the_priority_of_the_program(host: RayHost) -> None:
+    # By its default, Ray has its workers give way: beside busy programs, an agent took a minute to start.
+    async with opened(host, "stream") as made:
+        for name, ref in made.replicas(Counter).items():
+            node, pid, _ = await ref.ask(Where())
+            assert node == name
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {"env_vars": {"RAY_worker_niceness": "0"}}),
+        ({"env_vars": None}, {"env_vars": {"RAY_worker_niceness": "0"}}),
+        (
+            {"pip": ["scipy"], "env_vars": {"A": "b"}},
+            {"pip": ["scipy"], "env_vars": {"RAY_worker_niceness": "0", "A": "b"}},
+        ),
+        ({"env_vars": {"RAY_worker_niceness": "5"}}, {"env_vars": {"RAY_worker_niceness": "5"}}),
+    ],
+)
+def test_the_priority_goes_with_the_environment_of_the_agents(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any] | None, expected: dict[str, Any]
+) -> None:
+    before, options = copy.deepcopy(given), dict[str, Any]()
+
+    class AskedError(Exception):
+        pass
+
+    class Remote:
+        def options(self, **named: Any) -> Any:
+            options.update(named)
+            raise AskedError
+
+    nodes = cluster.RayNodes(runtime_env=given)
+    nodes._nodes = {"a": {"NodeID": "00" * 28, "Resources": {}}}
+    monkeypatch.setattr(nodes._ray, "remote", lambda agent: Remote())
+    with pytest.raises(cluster.NodeLostError) as raised:
+        trio.run(nodes.start, cluster.AgentConfig("a", cluster.ClusterOptions(), None, b""))
+    assert isinstance(raised.value.__cause__, AskedError)
+    assert options["runtime_env"] == expected
+    assert given == before
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import attrs
@@ -77,7 +77,8 @@ class RayNodes:
         address: Where the cluster is, as for ``ray.init``. The connection stays until the program ends; a
             program that is connected already keeps its own.
         num_gpus: GPUs of each agent; by default all that its node has.
-        runtime_env: Environment of the agents, as for any actor of Ray.
+        runtime_env: Environment of the agents, as for any actor of Ray. Agents have the priority of Ray's own
+            processes, and not the low one of its workers. `RAY_worker_niceness` in ``env_vars`` is another.
         ports: Ports of which each agent takes one that is free; by default any.
 
     Attributes:
@@ -100,7 +101,10 @@ class RayNodes:
         ports: Sequence[int] = (0,),
     ) -> None:
         self._ray: Any = import_extra("ray", "ray")
-        self._address, self._num_gpus, self._runtime_env, self._ports = address, num_gpus, runtime_env, ports
+        self._address, self._num_gpus, self._ports = address, num_gpus, ports
+        # Ray has its workers give way to all other programs. An agent beside these would be silent too long.
+        variables = {"RAY_worker_niceness": "0"} | ((runtime_env or {}).get("env_vars") or {})
+        self._runtime_env = {**(runtime_env or {}), "env_vars": variables}
         self._nodes: dict[str, Any] = {}
         self._shared: set[str] = set()
         self._actors: dict[str, Any] = {}
@@ -146,8 +150,8 @@ class RayNodes:
             )
             told = attrs.evolve(config, host=node["NodeManagerAddress"], ports=tuple(self._ports))
             actor = self._actors[name] = await trio.to_thread.run_sync(remote.remote, told)
-            get = partial(self._ray.get, actor.start.remote())
-            started: Started = await trio.to_thread.run_sync(get, abandon_on_cancel=True)
+            call = actor.start.remote()
+            started: Started = await trio.to_thread.run_sync(self._ray.get, call, abandon_on_cancel=True)
         except Exception as error:
             # Ray wraps the error of a call.
             raise not_started(name, getattr(error, "cause", error)) from error
@@ -178,12 +182,10 @@ class RayNodes:
 
 async def _is_there(address: Address) -> bool | None:
     """Tell whether an agent listens; None for a host that does not answer."""
-    with trio.move_on_after(_REACH), trio.socket.socket() as sock:
+    with trio.move_on_after(_REACH), trio.socket.socket() as sock, suppress(OSError):
         try:
             await sock.connect((address.host, address.port))
             return True
         except ConnectionRefusedError:
             return False
-        except OSError:
-            return None
     return None
