@@ -55,8 +55,8 @@ async def open_world(
 
     Args:
         devices: The devices, each once, at least one.
-        retry: How often a rank computes again whose device lost its context meanwhile. What is written to
-            `out` is not written again.
+        retry: How often a rank computes again whose device lost its context meanwhile. What is copied to
+            `out` at the end is not copied again: by mapped arrays all, by NCCL what replaces an argument.
         intensity: How many collectives may fail by losses within its window; one more breaks the world. By
             default there is no bound.
         transport: How data goes between ranks. ``"auto"`` takes NCCL where the ranks are different GPUs, all
