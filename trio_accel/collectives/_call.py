@@ -301,8 +301,7 @@ class Call(PartCall):
         each = shapes if len(shapes) > 1 else shapes * len(self._getters)
         self.shapes = dict(zip(self._getters, each, strict=True))
         for rank, shape in self.shapes.items():
-            array = self._out[rank]
-            if array is None:
+            if (array := self._out[rank]) is None:
                 continue
             argument = f"out[{rank}]"
             self.check(argument, array, rank, is_read=False)
@@ -424,16 +423,13 @@ class Call(PartCall):
             if not isinstance(error, (AccelError, ActorError)):
                 raise error
             losses += 1
-            if not isinstance(error, ContextLostError) or losses > self._retries(rank, error):
+            # It runs again as a whole: its parts do not by themselves.
+            own = 0 if getattr(error, "is_to_blame", False) else self._devices[rank].options.retry
+            if not isinstance(error, ContextLostError) or losses > max(self._turns.retry, own):
                 try:
                     raise self._turns.failed(self.name, rank, error) from error
                 finally:
                     del error
-
-    def _retries(self, rank: int, error: ContextLostError) -> int:
-        """Tell how often a collective of a vendor's library runs again; its parts do not by themselves."""
-        own = 0 if error.is_to_blame else self._devices[rank].options.retry
-        return max(self._turns.retry, own)
 
     @contextmanager
     def writing(self) -> Generator[None, None, None]:

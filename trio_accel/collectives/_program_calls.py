@@ -40,9 +40,7 @@ class Rooms:
     _file: int | None = attrs.field(default=None, init=False)
     _places: dict[tuple[object, ...], int] = attrs.field(factory=dict[tuple[object, ...], int], init=False)
     _bytes: int = attrs.field(default=0, init=False)
-    _communicators: dict[tuple[object, ...], Communicator] = attrs.field(
-        factory=dict[tuple[object, ...], Communicator], init=False
-    )
+    _communicators: dict[tuple[object, ...], Communicator] = attrs.field(factory=dict[Any, Any], init=False)
 
     async def close(self) -> None:
         """Let all of it go."""
@@ -160,7 +158,8 @@ class ProgramCalls(PartCall):
                 raise ValueError(f"{self.name}: argument {name} must have one for each of {self._size} ranks")
         if within is not None and not within > 0:
             raise ValueError(f"{self.name}: within must be a number of seconds above 0, got {within!r}")
-        self._programs, self._method, self._within = programs, method, within
+        self._programs, self._method = programs, method
+        self._within = math.inf if within is None else within
         self._each, self._by_name = each, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
@@ -209,8 +208,7 @@ class ProgramCalls(PartCall):
 
     async def _watch(self, before: Sequence[int], number: int) -> None:
         """End the call when its time is over, or a rank was lost: the next worker knows nothing of it."""
-        within = math.inf if self._within is None else self._within
-        until = trio.current_time() + within
+        until = trio.current_time() + self._within
         while True:
             await trio.sleep_until(min(trio.current_time() + _LOOKED, until))
             missing = [rank for rank in range(self._size) if rank not in self._replies]
@@ -220,13 +218,13 @@ class ProgramCalls(PartCall):
                     self._end(rank, ContextLostError(_LOST, device=device.name))
                     return
             if missing and trio.current_time() >= until:
-                self._end(*self._late(missing, within, number))
+                self._end(*self._late(missing, number))
                 return
 
-    def _late(self, missing: Sequence[int], within: float, number: int) -> tuple[int, CompletionTimeoutError]:
+    def _late(self, missing: Sequence[int], number: int) -> tuple[int, CompletionTimeoutError]:
         """Return the rank that holds the others up, and the error of a deadline."""
         last = self._rooms.last(number)
-        text = f"ranks {missing} have not ended their call within {within:g} s"
+        text = f"ranks {missing} have not ended their call within {self._within:g} s"
         if any(count for count, _ in last):
             text += ": " + ", ".join(f"rank {rank} {last[rank][1]}" for rank in missing)
         return min(missing, key=last.__getitem__), CompletionTimeoutError(text)

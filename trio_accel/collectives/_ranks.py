@@ -43,9 +43,7 @@ class _Meeting:
     function: str
     options: Mapping[str, Any]
     ranks: Collection[int]
-    given: dict[int, tuple[AccelRef | None, object]] = attrs.field(
-        factory=dict[int, "tuple[AccelRef | None, object]"], init=False
-    )
+    given: dict[int, tuple[AccelRef | None, object]] = attrs.field(factory=dict[int, Any], init=False)
     results: Any = attrs.field(default=None, init=False)
     error: Exception | None = attrs.field(default=None, init=False)
     done: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -192,9 +190,7 @@ class Meetings:
 def _left(rank: int, meeting: _Meeting, why: str) -> RankFailedError:
     missing = "" if meeting.is_whole else f"; ranks that had not come: {meeting.missing}"
     return RankFailedError(
-        f"the task of rank {rank} {why}{missing}",
-        rank=rank,
-        operation=f"collectives.{meeting.function}",
+        f"the task of rank {rank} {why}{missing}", rank=rank, operation=f"collectives.{meeting.function}"
     )
 
 
@@ -230,9 +226,8 @@ class Rank:
         self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
     ) -> AccelRef:
         """Come to the next collective; None where a rank gets nothing, as methods say that return that."""
-        ranks = range(self.size)
-        made: AccelRef = await self._meetings.come(self.number, function, options, ranks, array, own)
-        return made
+        made = await self._meetings.come(self.number, function, options, range(self.size), array, own)
+        return cast("AccelRef", made)
 
     @named_arguments
     async def all_reduce(
@@ -339,8 +334,7 @@ class Rank:
             ValueError: There is no such rank, or it is this one.
             RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        made: AccelRef = await self._pair("recv", None, out, source, self.number)
-        return made
+        return cast("AccelRef", await self._pair("recv", None, out, source, self.number))
 
     async def _pair(self, verb: str, array: AccelRef | None, out: AccelRef | None, root: int, to: int) -> Any:
         other = to if root == self.number else root
@@ -383,7 +377,7 @@ class Group:
     """Collectives, sends and receipts that run together, as one: made by `World.group`."""
 
     def __init__(self) -> None:
-        self._members: list[tuple[Result[Any], Callable[[], Awaitable[Any]]]] = []
+        self._members: list[Callable[[], Awaitable[None]]] = []
 
     def add(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Add a call of a method of a world or a rank; it is made at the end of the ``async with``.
@@ -394,9 +388,9 @@ class Group:
             **kwargs: Those by name.
         """
         result = Result[T]()
-        self._members.append((result, lambda: function(*args, **kwargs)))
+        self._members.append(partial(result.run, lambda: function(*args, **kwargs)))
         return result
 
     async def run(self) -> None:
         """Make all calls at the same time; the first that fails ends all."""
-        await run_together(partial(result.run, ask) for result, ask in self._members)
+        await run_together(self._members)

@@ -68,7 +68,7 @@ async def open_world(
         TypeError: What is no open device.
         NotSupportedError: ``"nccl"`` cannot serve these devices.
     """
-    world = World(devices, retry=retry, intensity=intensity, transport=transport)
+    world = World(devices, retry, intensity, transport)
     try:
         yield world
     finally:
@@ -107,12 +107,7 @@ class World:
     """
 
     def __init__(
-        self,
-        devices: Iterable[Device],
-        *,
-        retry: int = 0,
-        intensity: Intensity | None = None,
-        transport: Transport = "auto",
+        self, devices: Iterable[Device], retry: int, intensity: Intensity | None, transport: Transport
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         for number, device in enumerate(self.devices):
@@ -140,9 +135,8 @@ class World:
         )
 
     def __repr__(self) -> str:
-        ways = f"by mapped arrays: {self.why_mapped}"
-        if self._communicator is not None:
-            ways = f"by {self._communicator.vendor.title}"
+        joint = self._communicator
+        ways = f"by {joint.vendor.title}" if joint else f"by mapped arrays: {self.why_mapped}"
         return f"<World of {', '.join(device.path for device in self.devices)}, {ways}>"
 
     @property
