@@ -22,7 +22,8 @@ from trio_accel.testing import inject_fault
 
 PAGE = ROOT / "docs" / "guide" / "failures.md"
 REFUSED = ta.LibraryError("no", library="blas", code=7)
-NOT_ON_CPU = jit.Kernel("none", "no code", parameters={"x": jit.updates("float64")}, grid=1, block=1)
+SHARED = 'extern "C" __global__ void none(double *x) { __shared__ double s[1]; s[0] = *x; *x = s[0]; }'
+NOT_ON_CPU = jit.Kernel("none", SHARED, parameters={"x": jit.updates("float64")}, grid=1, block=1)
 
 
 @attrs.frozen
