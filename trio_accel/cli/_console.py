@@ -12,6 +12,7 @@ import attrs
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from trio_accel.cli._run import printable
 
@@ -27,6 +28,16 @@ class PipeConsole(Console):
 def make_console(*, is_quiet: bool = False) -> Console:
     """Return the console on stdout; a quiet one prints nothing."""
     return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
+
+
+def can_redraw(console: Console) -> bool:
+    """Tell whether it is a terminal that can be drawn on; variables may make one of what is none."""
+    return console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
+
+
+def cut(lines: str) -> Text:
+    """Lines that end where the terminal does: one that went on below would break a tree."""
+    return Text(lines, no_wrap=True, overflow="ellipsis")
 
 
 def print_line(console: Console, markup: str) -> None:

@@ -275,17 +275,20 @@ class _Feed:
     async def send_all(self, receive: Receive, send: Send) -> None:
         """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
         self._readers += 1
-        self._wanted.set()
         try:
+            # So that the first one has the memory of devices that answer.
+            with trio.move_on_after(_SHORTEST_SECONDS):
+                await self._recorder.refresh()
+            self._wanted.set()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
                 headers = {**_HEADERS, "Content-Type": "text/event-stream"}
                 raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
                 while True:
-                    await self._news.park()
-                    body = f"data: {self._text}\n\n".encode()
+                    body = f"data: {self.newest()}\n\n".encode()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
+                    await self._news.park()
         finally:
             self._readers -= 1
 
