@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -40,9 +40,9 @@ def cut(lines: str) -> Text:
     return Text(lines, no_wrap=True, overflow="ellipsis")
 
 
-def print_line(console: Console, markup: str) -> None:
-    """Print a line: words are wrapped on a terminal, nothing is in a pipe."""
-    console.print(markup, soft_wrap=not console.is_terminal)
+def print_line(console: Console, part: RenderableType) -> None:
+    """Print markup, or a table: words are wrapped on a terminal, nothing is in a pipe."""
+    console.print(part, soft_wrap=not console.is_terminal)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:

@@ -437,10 +437,7 @@ def run_recover(*, rounds: int, backend: str | None, is_json: bool) -> int:
 
 
 async def _run(rounds: int, backend: str | None, document: dict[str, object], console: Console) -> int:
-    async with (
-        ta.open_system("demo") as system,
-        await open_device(system, backend, _OPTIONS) as device,
-    ):
+    async with ta.open_system("demo") as system, await open_device(system, backend, _OPTIONS) as device:
         info = device.info
         document.update(device=info.name, backend=info.backend, description=info.description)
         where = f"{info.name} (in a worker process), {info.description}"

@@ -75,8 +75,7 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
     """Add to an actor, device or message what is shown of it in other words or units."""
-    error = (row.get("last_error") or "").partition(":")[0]
     known = {**row, **(row.get("memory") or {})}
     figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
-    branch = re.sub("[^/]*/", "  ", row["path"])
+    branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
     return {**row, **dict.fromkeys(_UNITS, "-"), **figures, "branch": branch, "error": error}

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib import import_module, resources
+from importlib import resources
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, Event, System, describe, is_number
-from ..backends.base import NotSupportedError
+from ..backends.base.kit.modules import import_extra
 from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -110,13 +110,7 @@ async def open_dashboard(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    try:
-        serve = _server()
-    except ImportError as error:
-        raise NotSupportedError(
-            f"the dashboard needs {error.name}, which is not installed: pip install '.[dashboard]' "
-            "in a checkout"
-        ) from error
+    serve = _server()
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)
         with system.subscribe(feed.hurry, messages=False):
@@ -131,13 +125,13 @@ async def open_dashboard(
 
 def _server() -> _Serve:
     """Serve one connection with an application, to its end."""
-    import_module("starlette.applications")
-    config = import_module("hypercorn.config").Config()
+    import_extra("starlette.applications", "dashboard")
+    config = import_extra("hypercorn.config", "dashboard").Config()
     # One request for each connection: the headers of that one are looked at.
     config.keep_alive_max_requests = 0
-    server = import_module("hypercorn.trio.tcp_server").TCPServer
-    worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
-    wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
+    server = import_extra("hypercorn.trio.tcp_server", "dashboard").TCPServer
+    worker_context = import_extra("hypercorn.trio.worker_context", "dashboard").WorkerContext
+    wrapper = import_extra("hypercorn.app_wrappers", "dashboard").ASGIWrapper
     config.accesslog = None
     config.errorlog = _logger
     config.errorlog.setLevel(logging.WARNING)
@@ -268,7 +262,6 @@ class _Feed:
             began = trio.current_time()
             self.newest()
             self._news.unpark_all()
-            await trio.sleep_until(self._due)
             with trio.move_on_at(began + self._interval):
                 await self._hurry.wait()
 
