@@ -233,7 +233,6 @@ class _Feed:
         # The time when the next one may be made, on Trio's clock.
         self._due = 0.0
         self._readers = 0
-        self._wanted = trio.Event()
         self._news = trio.lowlevel.ParkingLot()
         self._hurry = trio.Event()
 
@@ -254,8 +253,8 @@ class _Feed:
         """Make snapshots."""
         while True:
             while not self._readers:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
+                self._hurry = trio.Event()
+                await self._hurry.wait()
             # Somebody who opens a page may have had one made a moment ago.
             await trio.sleep_until(self._due)
             self._hurry = trio.Event()
@@ -269,19 +268,20 @@ class _Feed:
         """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
         self._readers += 1
         try:
-            # So that the first one has the memory of devices that answer.
+            # So that the first snapshot has the memory of devices that answer.
             with trio.move_on_after(_SHORTEST_SECONDS):
                 await self._recorder.refresh()
-            self._wanted.set()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
                 headers = {**_HEADERS, "Content-Type": "text/event-stream"}
                 raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
+                # The first one comes at once: no other task runs before this one waits for it.
+                self._hurry.set()
                 while True:
-                    body = f"data: {self.newest()}\n\n".encode()
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
                     await self._news.park()
+                    body = f"data: {self._text}\n\n".encode()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             self._readers -= 1
 
