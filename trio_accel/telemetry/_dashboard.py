@@ -30,7 +30,8 @@ __all__ = ["Dashboard", "open_dashboard"]
 
 _logger = logging.getLogger("trio_accel.telemetry.dashboard")
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
+# Bounds of an interval, and how long the first snapshot of a reader waits for the counts of devices.
+_SHORTEST_SECONDS, _LONGEST_SECONDS, _COUNT_SECONDS = 0.1, 60.0, 0.5
 _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
 _HOSTS = [_HOST, "localhost"]
@@ -269,7 +270,7 @@ class _Feed:
         self._readers += 1
         try:
             # So that the first snapshot has the memory of devices that answer.
-            with trio.move_on_after(_SHORTEST_SECONDS):
+            with trio.move_on_after(_COUNT_SECONDS):
                 await self._recorder.refresh()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
