@@ -16,7 +16,7 @@ from trio_accel.cli._run import InputError, InterruptError, printable, run_async
 # Seconds until the first event, and from each to the next: a page has one a minute at least. Bytes of one.
 _FIRST, _NEXT, _MOST = 5.0, 90.0, 1 << 26
 # Raised over a program that has gone, and over what is no snapshot.
-_ENDS = (OSError, trio.BrokenResourceError, AttributeError, LookupError, TypeError, ValueError)
+_ENDS = (OSError, trio.BrokenResourceError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 # Figures that are shown in milliseconds and MiB.
 _UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20}
 # The lists of a snapshot, each with a head and the columns of a row.
@@ -75,7 +75,7 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
     """Add to an actor, device or message what is shown of it in other words or units."""
-    known = {**row, **(row.get("memory") or {})}
+    known: dict[str, Any] = {**row, **(row.get("memory") or {})}
     figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
     return {**row, **dict.fromkeys(_UNITS, "-"), **figures, "branch": branch, "error": error}

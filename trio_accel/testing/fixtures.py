@@ -140,7 +140,8 @@ def _isolation_of(marker: pytest.Mark) -> Isolation:
         raise pytest.UsageError(
             f"the marker isolation takes 'inline' or 'process', got {marker.args} {marker.kwargs or ''}"
         )
-    return cast("Isolation", marker.args[0])
+    where: Isolation = marker.args[0]
+    return where
 
 
 def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
