@@ -28,7 +28,7 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
     done = cli(*arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: trio-accel COMMAND")
-    for name in ("demo", "info", "trace", "--help", "--version"):
+    for name in ("demo", "info", "top", "trace", "--help", "--version"):
         assert re.search(rf"^│ {name} ", done.out, re.MULTILINE)
 
 
@@ -43,6 +43,7 @@ def test_help_of_the_demo_names_its_command(cli: Cli) -> None:
     ("command", "options"),
     [
         ("info", ["--json"]),
+        ("top", ["--once"]),
         ("demo", ["--rounds", "--backend", "--json"]),
         ("demo recover", ["--rounds", "--backend", "--json"]),
     ],
@@ -64,7 +65,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
         ("demo bogus", "too many arguments: bogus"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import attrs
 import httpx2
+import numpy as np
 import pytest
 import trio
 from telemetry.read_snapshot import read_snapshot
@@ -88,6 +89,21 @@ async def test_what_is_served(client: httpx2.AsyncClient, dashboard: Dashboard) 
     assert (await client.post("events")).status_code == 405
     assert (await client.get("", headers={"Host": "elsewhere.example"})).status_code == 400
     assert urlsplit(dashboard.url).hostname == "127.0.0.1"
+
+
+async def test_each_page_has_its_first_snapshot_at_once(system: ta.System, device: ta.Device) -> None:
+    array = await device.put(np.ones(1000))
+    async with (
+        open_dashboard(system, interval=60) as dashboard,
+        aclosing(snapshots(dashboard)) as first,
+        aclosing(snapshots(dashboard)) as second,
+    ):
+        # The second one comes while the first one waits for the next snapshot.
+        for found in (first, second):
+            [row] = (await anext(found)).devices
+            assert row.memory is not None
+            assert row.memory.used >= array.nbytes
+    array.release()
 
 
 async def test_a_restart_is_sent_within_a_second(dashboard: Dashboard, system: ta.System) -> None:
@@ -370,8 +386,9 @@ async def test_without_the_extra(system: ta.System, monkeypatch: pytest.MonkeyPa
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return found(name, package)
 
-    monkeypatch.setattr(MODULE, "import_module", load)
-    with pytest.raises(ta.NotSupportedError, match=rf"needs {missing}.*'\.\[dashboard\]' in a checkout"):
+    monkeypatch.setattr(importlib, "import_module", load)
+    told = rf"package {missing} cannot be imported.*'\.\[dashboard\]' in a checkout"
+    with pytest.raises(ta.NotSupportedError, match=told):
         async with open_dashboard(system):
             pass
 

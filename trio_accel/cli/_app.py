@@ -18,6 +18,7 @@ from trio_accel.cli._console import make_console
 from trio_accel.cli._info import show_info
 from trio_accel.cli._recover import run_recover
 from trio_accel.cli._run import InputError, InterruptError
+from trio_accel.cli._top import show_top
 
 _EXIT_CODES = (
     "Exit codes: 0 every check holds, 1 a check fails, 2 an input or an option cannot be used, "
@@ -89,6 +90,19 @@ def trace(
         where = output.resolve()
         print(f"trio-accel: {written.events} events in {where}", file=sys.stderr)
         print("trio-accel: open it at https://ui.perfetto.dev, or in chrome://tracing", file=sys.stderr)
+
+
+@app.command(help_epilogue="Exit codes: 0 after Ctrl-C, 1 no dashboard answers or its program ended.")
+def top(url: str, /, *, once: Flag = False) -> int:
+    """Show a running program live: its devices, messages and actors.
+
+    The program has opened a dashboard, by ta.open_dashboard(system), on this machine. Ctrl-C ends the view.
+
+    Args:
+        url: Address of the dashboard, which the program knows as dashboard.url; its port alone will do.
+        once: Print the whole of one snapshot and end. So does a standard output that is no terminal.
+    """
+    return show_top(url, is_once=once)
 
 
 @demo.default

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from trio_accel.cli._run import printable
 
@@ -29,9 +30,19 @@ def make_console(*, is_quiet: bool = False) -> Console:
     return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
 
 
-def print_line(console: Console, markup: str) -> None:
-    """Print a line: words are wrapped on a terminal, nothing is in a pipe."""
-    console.print(markup, soft_wrap=not console.is_terminal)
+def can_redraw(console: Console) -> bool:
+    """Tell whether it is a terminal that can be drawn on; variables may make one of what is none."""
+    return console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
+
+
+def cut(lines: str) -> Text:
+    """Lines that end where the terminal does: one that went on below would break a tree."""
+    return Text(lines, no_wrap=True, overflow="ellipsis")
+
+
+def print_line(console: Console, part: RenderableType) -> None:
+    """Print markup, or a table: words are wrapped on a terminal, nothing is in a pipe."""
+    console.print(part, soft_wrap=not console.is_terminal)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -112,8 +112,6 @@ def _print(
     versions: Mapping[str, str | None],
     blas: str,
 ) -> None:
-    console.print(Text(f"trio-accel {ta.__version__}", style="bold"))
-    console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("device", "product", "units", "memory", "libraries"):
         is_folded = heading in {"product", "libraries"}
@@ -122,19 +120,17 @@ def _print(
         info, libraries = device.info, ", ".join(device.libraries)
         memory = f"{info.total_memory / 2**30:.1f} GiB"
         table.add_row(info.name, escape(info.description), str(info.compute_units), memory, libraries)
-    console.print(table)
-    if topology.links:
-        console.print()
-        console.print(_topology_table(topology))
+    parts: list[RenderableType] = [table, *([_topology_table(topology)] if topology.links else [])]
     for backend in found:
-        _print_backend(console, backend)
+        parts += _parts_of(backend)
     if accelerator is not None:
-        console.print()
-        print_line(console, f"[yellow]no accelerator: {escape(printable(accelerator))}[/]")
-    console.print()
+        parts.append(f"[yellow]no accelerator: {escape(printable(accelerator))}[/]")
     rows = [(name, version or "not installed") for name, version in versions.items()]
     rows.insert(1 + list(versions).index("numpy"), ("NumPy's BLAS", blas))
-    console.print(facts(iter(rows)))
+    console.print(Text(f"trio-accel {ta.__version__}", style="bold"))
+    for part in [*parts, facts(rows)]:
+        console.print()
+        print_line(console, part)
 
 
 def _topology_table(topology: ta.Topology) -> Table:
@@ -148,25 +144,22 @@ def _topology_table(topology: ta.Topology) -> Table:
     return table
 
 
-def _print_backend(console: Console, backend: BackendReport) -> None:
+def _parts_of(backend: BackendReport) -> Iterator[RenderableType]:
     rows = [
         (device.info.name, ", ".join(f"{name} {value}" for name, value in device.properties))
         for device in _usable(backend)
         if device.properties
     ]
-    if rows:
-        console.print()
-        console.print(facts(iter(rows)))
+    tables = [facts(rows)] if rows else []
     # Libraries without a driver are missing anyway.
     if any(software.source is not None for software in backend.software):
-        if not rows:
-            console.print()
-        console.print(_software_table(backend))
+        tables.append(_software_table(backend))
+    if tables:
+        yield Group(*tables)
     if backend.problem is None:
         for device in _unusable(backend):
-            console.print()
             text = escape(printable(f"{device.info.name} cannot be used: {device.problem}"))
-            print_line(console, f"[yellow]{text}[/]")
+            yield f"[yellow]{text}[/]"
 
 
 def _software_table(backend: BackendReport) -> Table:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import trio_accel as ta
-from trio_accel.cli._console import as_json, count_of, make_console, print_line
+from trio_accel.cli._console import as_json, can_redraw, count_of, cut, make_console, print_line
 from trio_accel.cli._run import in_thread, open_device, run_async, run_for_json
 
 # Rows and columns of the operands, how many of them there are, and how many requests are under way at once.
@@ -269,8 +268,7 @@ class Demo:
         faults = rounds * [fault for fault in _FAULTS if fault.name not in left_out]
         console = self.console
         async with trio.open_nursery() as drawing:
-            # Variables may make a terminal of what is none.
-            if console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty():
+            if can_redraw(console):
                 drawing.start_soon(self._draw_on)
             self._tell("putting arrays")
             refs = [await self.device.put(await in_thread(_elements, *one)) for one in enumerate(_DTYPES)]
@@ -346,7 +344,7 @@ class Demo:
     # The terminal.
 
     def _tell(self, doing: str) -> None:
-        self._spinner.update(text=_cut(doing))
+        self._spinner.update(text=cut(doing))
 
     async def _draw_on(self) -> None:
         """Draw until it is cancelled; nothing of it stays."""
@@ -373,13 +371,8 @@ class Demo:
         self.console.print(f"[bold red]{failed} of {len(checks)} checks failed[/]" if failed else good)
 
 
-def _cut(lines: str) -> Text:
-    """Lines that end where the terminal does: one that went on below would break a tree."""
-    return Text(lines, no_wrap=True, overflow="ellipsis")
-
-
 def _tree(system: ta.System) -> RenderableType:
-    return Padding(_cut(str(system.tree())), (0, 0, 0, 2))
+    return Padding(cut(str(system.tree())), (0, 0, 0, 2))
 
 
 def _mark(is_ok: bool) -> str:
@@ -444,10 +437,7 @@ def run_recover(*, rounds: int, backend: str | None, is_json: bool) -> int:
 
 
 async def _run(rounds: int, backend: str | None, document: dict[str, object], console: Console) -> int:
-    async with (
-        ta.open_system("demo") as system,
-        await open_device(system, backend, _OPTIONS) as device,
-    ):
+    async with ta.open_system("demo") as system, await open_device(system, backend, _OPTIONS) as device:
         info = device.info
         document.update(device=info.name, backend=info.backend, description=info.description)
         where = f"{info.name} (in a worker process), {info.description}"

@@ -22,11 +22,12 @@ class InputError(Exception):
     """Something that the caller gave (a file, an option, a backend name) cannot be used.
 
     The message is one line that says what was given and what is wrong with it; the command line prints it
-    on stderr and ends with exit code 2.
+    on stderr and ends with the exit code.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(printable(" ".join(message.split())))
+        self.code = code
 
 
 def printable(text: str) -> str:
@@ -50,7 +51,7 @@ FAILURES = (InputError, InterruptError, ta.AccelError, ta.ActorError)
 """Errors that end a command with a line and an exit code, and not with a traceback."""
 
 
-def run_async(job: Callable[[], Awaitable[int]]) -> int:
+def run_async(job: Callable[[], Awaitable[_T]]) -> _T:
     """``trio.run(job)``, cancelled by SIGINT and SIGTERM.
 
     Returns:
@@ -90,7 +91,7 @@ def exit_code_of(error: Exception) -> int:
     """Say with which code one of `FAILURES` ends the program: as a shell has it, a signal's is above 128."""
     if isinstance(error, InterruptError):
         return 128 + error.signal
-    return 2 if isinstance(error, InputError) else 1
+    return error.code if isinstance(error, InputError) else 1
 
 
 def _only_error(error: BaseException) -> BaseException:
@@ -106,19 +107,19 @@ async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
 
 
-async def _run(job: Callable[[], Awaitable[int]]) -> int:
+async def _run(job: Callable[[], Awaitable[_T]]) -> _T:
     interrupted: list[int] = []
-    code: int | None = None
+    result: _T | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(_watch, signals, scope, interrupted)
             with scope:
-                code = await job()
+                result = await job()
             nursery.cancel_scope.cancel()
     # A signal that came after the job's last checkpoint has cut nothing short.
-    if code is not None:
-        return code
+    if result is not None:
+        return result
     raise InterruptError(interrupted[0])
 
 

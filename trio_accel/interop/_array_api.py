@@ -123,11 +123,8 @@ def finfo(type: Typed, /) -> FloatInfo:  # noqa: A002  # the standard's name
     limits: Any = find(part.dtype)
     return FloatInfo(
         bits=limits.bits,
-        eps=float(limits.eps),
-        max=float(limits.max),
-        min=float(limits.min),
-        smallest_normal=float(limits.smallest_normal),
         dtype=part,
+        **{name: float(getattr(limits, name)) for name in ("eps", "max", "min", "smallest_normal")},
     )
 
 
@@ -280,13 +277,7 @@ class Functions:
         return await arrays.take(flat, places, axis=axis or 0)
 
     async def searchsorted(
-        self,
-        x1: AccelRef,
-        x2: AccelRef | complex,
-        /,
-        *,
-        side: str = "left",
-        sorter: AccelRef | None = None,
+        self, x1: AccelRef, x2: AccelRef | complex, /, *, side: str = "left", sorter: AccelRef | None = None
     ) -> AccelRef:
         """Find places for `x2`, which may be a number, in the sorted `x1`."""
         wanted = x2 if isinstance(x2, AccelRef) else _converted(x2, result_type(x1, x2))

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib import import_module, resources
+from importlib import resources
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, Event, System, describe, is_number
-from ..backends.base import NotSupportedError
+from ..backends.base.kit.modules import import_extra
 from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -30,7 +30,8 @@ __all__ = ["Dashboard", "open_dashboard"]
 
 _logger = logging.getLogger("trio_accel.telemetry.dashboard")
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 60.0
+# Bounds of an interval, and how long the first snapshot of a reader waits for the counts of devices.
+_SHORTEST_SECONDS, _LONGEST_SECONDS, _COUNT_SECONDS = 0.1, 60.0, 0.5
 _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
 _HOSTS = [_HOST, "localhost"]
@@ -110,13 +111,7 @@ async def open_dashboard(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    try:
-        serve = _server()
-    except ImportError as error:
-        raise NotSupportedError(
-            f"the dashboard needs {error.name}, which is not installed: pip install '.[dashboard]' "
-            "in a checkout"
-        ) from error
+    serve = _server()
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)
         with system.subscribe(feed.hurry, messages=False):
@@ -131,13 +126,13 @@ async def open_dashboard(
 
 def _server() -> _Serve:
     """Serve one connection with an application, to its end."""
-    import_module("starlette.applications")
-    config = import_module("hypercorn.config").Config()
+    import_extra("starlette.applications", "dashboard")
+    config = import_extra("hypercorn.config", "dashboard").Config()
     # One request for each connection: the headers of that one are looked at.
     config.keep_alive_max_requests = 0
-    server = import_module("hypercorn.trio.tcp_server").TCPServer
-    worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
-    wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
+    server = import_extra("hypercorn.trio.tcp_server", "dashboard").TCPServer
+    worker_context = import_extra("hypercorn.trio.worker_context", "dashboard").WorkerContext
+    wrapper = import_extra("hypercorn.app_wrappers", "dashboard").ASGIWrapper
     config.accesslog = None
     config.errorlog = _logger
     config.errorlog.setLevel(logging.WARNING)
@@ -239,7 +234,6 @@ class _Feed:
         # The time when the next one may be made, on Trio's clock.
         self._due = 0.0
         self._readers = 0
-        self._wanted = trio.Event()
         self._news = trio.lowlevel.ParkingLot()
         self._hurry = trio.Event()
 
@@ -260,28 +254,31 @@ class _Feed:
         """Make snapshots."""
         while True:
             while not self._readers:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
+                self._hurry = trio.Event()
+                await self._hurry.wait()
             # Somebody who opens a page may have had one made a moment ago.
             await trio.sleep_until(self._due)
             self._hurry = trio.Event()
             began = trio.current_time()
             self.newest()
             self._news.unpark_all()
-            await trio.sleep_until(self._due)
             with trio.move_on_at(began + self._interval):
                 await self._hurry.wait()
 
     async def send_all(self, receive: Receive, send: Send) -> None:
         """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
         self._readers += 1
-        self._wanted.set()
         try:
+            # So that the first snapshot has the memory of devices that answer.
+            with trio.move_on_after(_COUNT_SECONDS):
+                await self._recorder.refresh()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
                 headers = {**_HEADERS, "Content-Type": "text/event-stream"}
                 raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
+                # The first one comes at once: no other task runs before this one waits for it.
+                self._hurry.set()
                 while True:
                     await self._news.park()
                     body = f"data: {self._text}\n\n".encode()

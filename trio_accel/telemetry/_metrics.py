@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from ..actors import Reading
 from ..backends.base.kit.modules import import_extra
 from ..devices import CacheStatistics
 from ._recorder import Recorder
@@ -81,9 +80,8 @@ def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
     states = ("starting", "running", "restarting", "stopping", "quarantined")
-    counts = Counter[str](dict.fromkeys(states, 0))
-    counts.update(actor.state for actor in snapshot.actors)
-    for state, count in counts.items():
+    counts = Counter(actor.state for actor in snapshot.actors)
+    for state, count in {**dict.fromkeys(states, 0), **counts}.items():
         yield (state,), count
 
 
@@ -188,14 +186,9 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
             told = {"system": snapshot.system, **dict(one.labels)}
             if one.path:
                 told["path"] = one.path
-            _add(named[name], told, _value(one))
+            spread = Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
+            _add(named[name], told, spread if one.kind == "histogram" else one.value)
     yield from named.values()
-
-
-def _value(one: Reading) -> float | Histogram:
-    if one.kind != "histogram":
-        return one.value
-    return Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
 
 
 def prometheus(recorder: Recorder) -> Collector:

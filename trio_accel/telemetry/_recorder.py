@@ -30,14 +30,7 @@ from ..actors import (
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
-from ._snapshot import (
-    ActorMemoryRow,
-    ActorRow,
-    DeviceRow,
-    LibraryRow,
-    OperationRow,
-    SystemSnapshot,
-)
+from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
 __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
@@ -145,31 +138,6 @@ class OwnHistogram(_Own):
             yield spread.reading(self.name, self.help, labels)
 
 
-class OwnMetrics:
-    """The metrics of a program's own, by name."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, _Own] = {}
-
-    def readings(self) -> Iterator[Reading]:
-        """Yield all values now."""
-        for metric in self._metrics.values():
-            yield from metric.readings()
-
-    def named(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
-        """Return the metric of a name, made where there is none; see `Recorder.counter`."""
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
-        known = self._metrics.get(name)
-        if known is None:
-            if len(self._metrics) >= _MOST:
-                raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
-            known = self._metrics[name] = make()
-        if not isinstance(known, kind):
-            raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
-        return known
-
-
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
 # The most readings of all actors in a snapshot.
@@ -199,7 +167,7 @@ class Recorder:
         self._failures = Failures(failures)
         self._tallies = Tallies(operations, self._failures.message, self._since)
         self._devices = _DeviceRows(system)
-        self._own = OwnMetrics()
+        self._own: dict[str, _Own] = {}
         self._users = 0
         self._ends = ExitStack()
 
@@ -237,6 +205,7 @@ class Recorder:
         self._tallies.saw(now)
         nbytes = self._devices.array_bytes()
         of_actors = [reading for one in actors for reading in one.readings]
+        of_program = [reading for metric in self._own.values() for reading in metric.readings()]
         rows = [_actor(one, by_path[one.path], rates[one.path], nbytes[one.path]) for one in actors]
         return SystemSnapshot(
             time=time.time(),
@@ -251,7 +220,7 @@ class Recorder:
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
-            readings=(*self._own.readings(), *of_actors[:_MOST_READINGS]),
+            readings=(*of_program, *of_actors[:_MOST_READINGS]),
         )
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
@@ -268,11 +237,11 @@ class Recorder:
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._own.named(OwnCounter, name, lambda: OwnCounter(name, help))
+        return self._named(OwnCounter, name, lambda: OwnCounter(name, help))
 
     def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._own.named(OwnGauge, name, lambda: OwnGauge(name, help))
+        return self._named(OwnGauge, name, lambda: OwnGauge(name, help))
 
     def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
@@ -285,7 +254,20 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._own.named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
+        return self._named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
+
+    def _named(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
+        """Return the metric of a name, made where there is none; see `counter`."""
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
+        known = self._own.get(name)
+        if known is None:
+            if len(self._own) >= _MOST:
+                raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
+            known = self._own[name] = make()
+        if not isinstance(known, kind):
+            raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
+        return known
 
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that those of the next snapshot are fresh.
@@ -300,13 +282,10 @@ class Recorder:
     def _observe(self, event: Event) -> None:
         self._failures.observe(event)
         self._devices.observe(event)
-        match event:
-            case ActorStarted(path=path):
-                self._tallies.began(path)
-            case ActorTerminated(path=path):
-                self._tallies.ended(path)
-            case _:
-                pass
+        if isinstance(event, ActorStarted):
+            self._tallies.began(event.path)
+        elif isinstance(event, ActorTerminated):
+            self._tallies.ended(event.path)
 
     def begin(self) -> None:
         """Count one more user; the first one begins to record."""
@@ -476,12 +455,11 @@ class _DeviceRows:
             known = self._known[device]
             if known.asking is None and known.told_at <= now - oldest and not self._is_closed:
                 known.asking, known.scope = trio.Event(), trio.CancelScope()
-                trio.lowlevel.spawn_system_task(self._ask, device, known, name=f"statistics of {device.path}")
+                asked = device, known, known.asking
+                trio.lowlevel.spawn_system_task(self._ask, *asked, name=f"statistics of {device.path}")
         return [known.asking for known in self._known.values() if known.asking is not None]
 
-    async def _ask(self, device: Device, known: _Known) -> None:
-        asking = known.asking
-        assert asking is not None
+    async def _ask(self, device: Device, known: _Known, asking: trio.Event) -> None:
         try:
             with known.scope:
                 known.statistics = await device.statistics()

@@ -42,6 +42,9 @@ _WRITTEN_OUT = 20
 _LONGEST = 20_000
 LONGEST_LINE = 1000
 _MOST_CAUSES = 5
+_KINDS: dict[type[Event], str] = {
+    ActorRestarted: "restart", ActorTerminated: "end", SupervisorFailed: "supervisor"
+}  # fmt: skip
 
 
 @attrs.define(eq=False)
@@ -194,7 +197,9 @@ class Tallies:
         if found is not None:
             return found
         if len(self.by_key) >= self._most:
-            self._join_ended()
+            # Actors that have ended are counted together: half of them at once, so that this is rare.
+            for ended in list(islice(self._ended, (len(self._ended) + 1) // 2)):
+                self._join(ended)
         is_known = path in self._types
         # A counter may vanish and begin anew. But it must not fall: who looks has to see that it is gone.
         is_joined = not is_known and path in self._seen
@@ -231,11 +236,6 @@ class Tallies:
             self._types.setdefault(path, []).append(message_type)
         return found
 
-    def _join_ended(self) -> None:
-        """Count actors that have ended together: half of them at once, so that this is rare."""
-        for path in list(islice(self._ended, (len(self._ended) + 1) // 2)):
-            self._join(path)
-
     def _join(self, path: str) -> None:
         del self._ended[path]
         for message_type in self._types.pop(path, ()):
@@ -268,15 +268,8 @@ class Failures:
 
     def observe(self, event: Event) -> None:
         """Take note of an actor's failure."""
-        match event:
-            case ActorRestarted(path=path, error=error) if error is not None:
-                self._add(path, "restart", None, error)
-            case ActorTerminated(path=path, error=error) if error is not None:
-                self._add(path, "end", None, error)
-            case SupervisorFailed(path=path, error=error):
-                self._add(path, "supervisor", None, error)
-            case _:
-                pass
+        if isinstance(event, (ActorRestarted, ActorTerminated, SupervisorFailed)) and event.error is not None:
+            self._add(event.path, _KINDS[type(event)], None, event.error)
 
     def _add(self, path: str, kind: str, message_type: str | None, error: BaseException) -> None:
         if not self._most:

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast
 
@@ -218,19 +219,11 @@ def _chunks(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
 
 def _everyone() -> Iterator[tuple[int, int, int]]:
     """Yield pid, parent and time of start of every process."""
-    for name in _names(_PROC):
-        if name.isdecimal():
-            # The name of the program, in brackets, may hold anything.
-            fields = _content(_PROC / name / "stat").decode(errors="replace").rpartition(")")[2].split()
-            if fields:
-                yield int(name), int(fields[1]), int(fields[19])
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    for folder in _PROC.glob("[0-9]*"):
+        # The name of the program, in brackets, may hold anything.
+        fields = _content(folder / "stat").decode(errors="replace").rpartition(")")[2].split()
+        if fields:
+            yield int(folder.name), int(fields[1]), int(fields[19])
 
 
 def _content(path: Path) -> bytes:
@@ -282,7 +275,7 @@ async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
     for item in scope:
         if not isinstance(item, (Device, System)):
             raise TypeError(f"leak_check: scope must be devices and systems, got {item!r}")
-    belongs = _belongs(scope)
+    belongs = partial(_belongs, scope)
     before = await _take(belongs)
     yield
     deadline = time.monotonic() + _SETTLE
@@ -305,13 +298,10 @@ def raise_leaks(before: Census, take: Callable[[], Census]) -> None:
         time.sleep(_LOOK)
 
 
-def _belongs(scope: tuple[Device | System, ...]) -> Callable[[OpenDevice], bool]:
-    def belongs(device: OpenDevice) -> bool:
-        if not scope:
-            return device.state.is_own_run()
-        return any(device is item or device.state.system is item for item in scope)
-
-    return belongs
+def _belongs(scope: tuple[Device | System, ...], device: OpenDevice) -> bool:
+    if not scope:
+        return device.state.is_own_run()
+    return any(device is item or device.state.system is item for item in scope)
 
 
 async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:

@@ -105,8 +105,7 @@ def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None, None, None
     """
     before = Census.take(everything)
     yield
-    node = cast("pytest.Item", request.node)
-    has_failed = node.stash.get(_HAS_FAILED, False)
+    has_failed = cast("pytest.Item", request.node).stash.get(_HAS_FAILED, False)
 
     def take() -> Census:
         now = Census.take(everything)
@@ -117,8 +116,7 @@ def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None, None, None
 
 @pytest.fixture
 def _leaves_no_actors(request: pytest.FixtureRequest) -> None:
-    node = cast("pytest.Item", request.node)
-    node.stash[_LEAVES_NO_ACTORS] = True
+    cast("pytest.Item", request.node).stash[_LEAVES_NO_ACTORS] = True
 
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]

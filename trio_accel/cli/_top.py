@@ -1,0 +1,81 @@
+"""``trio-accel top``: the events that a dashboard's page reads, drawn in the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import trio
+from rich.live import Live
+
+from trio_accel.cli._console import can_redraw, cut, make_console
+from trio_accel.cli._run import InputError, InterruptError, printable, run_async
+
+# Seconds until the first event, and from each to the next: a page has one a minute at least. Bytes of one.
+_FIRST, _NEXT, _MOST = 5.0, 90.0, 1 << 26
+# Raised over a program that has gone, and over what is no snapshot.
+_ENDS = (OSError, trio.BrokenResourceError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
+# Figures that are shown in milliseconds and MiB.
+_UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20}
+# The lists of a snapshot, each with a head and the columns of a row.
+_LISTS = {
+    "devices": ("STATE            MIB      OF MIB  DEVICE", "{state:12} {used:>7} {limit:>11}  {path}"),
+    "operations": (" PER S  P50 MS  P99 MS  MESSAGE", "{rate:6.1f} {p50:>7} {p99:>7}  {message_type} {path}"),
+    "actors": ("STATE        RESTARTS  ACTOR", "{state:12} {restarts:8}  {branch}  {error}"),
+}
+
+
+def show_top(url: str, *, is_once: bool) -> int:
+    """Show a program until it ends or a signal comes, by which a person leaves; or show it once.
+
+    Raises:
+        InputError: No dashboard has such an address, or none answers, or its program has ended.
+    """
+    # A dashboard is served to its own machine alone, and its address has a port.
+    found = re.fullmatch(r"(?:http://)?(?:(?:127\.0\.0\.1|localhost):)?([0-9]{1,5})/?", url)
+    if found is None or not 0 < int(found[1]) < 1 << 16:
+        raise InputError(f"{url} is no address of a dashboard, such as http://127.0.0.1:8080/")
+    live = Live(console=make_console(), screen=True, auto_refresh=False)
+    if is_once or not can_redraw(live.console):
+        print(run_async(lambda: _watch(int(found[1]), None)))
+    else:
+        with suppress(InterruptError):
+            run_async(lambda: _watch(int(found[1]), live))
+    return 0
+
+
+async def _watch(port: int, live: Live | None) -> str:
+    """Draw each snapshot that comes, or return the first one."""
+    why, rest = "nothing listens there", b""
+    with suppress(*_ENDS), trio.move_on_after(_FIRST) as limit, live or nullcontext():
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            why = "no dashboard answers there, or it has its 16 readers already"
+            await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            while len(rest) < _MOST and (part := await stream.receive_some()):
+                *lines, rest = (rest + part).split(b"\n")
+                for now in [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")]:
+                    if live is None:
+                        return _draw(now)
+                    live.update(cut(_draw(now, live.console.height)), refresh=True)
+                    why, limit.deadline = "the program has ended", trio.current_time() + _NEXT
+    raise InputError(f"127.0.0.1:{port}: {why}", code=1)
+
+
+def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
+    """Draw a snapshot in so many lines. The head of each list counts what is left out."""
+    lines = [f"{now['system']}, process {now['pid']}, up for {now['uptime']:.0f} s"]
+    for name, (head, columns) in _LISTS.items():
+        rows = [columns.format_map(_texts(row)) for row in now[name]]
+        room = max((height - len(lines)) // (1 if name == "actors" else 4) - 1, 1)
+        lines += [head + (f" ({len(rows) - room} more)" if len(rows) > room else ""), *rows[:room]]
+    return "\n".join(printable(line.rstrip()) for line in lines)
+
+
+def _texts(row: dict[str, Any]) -> dict[str, Any]:
+    """Add to an actor, device or message what is shown of it in other words or units."""
+    known: dict[str, Any] = {**row, **(row.get("memory") or {})}
+    figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
+    branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
+    return {**row, **dict.fromkeys(_UNITS, "-"), **figures, "branch": branch, "error": error}
