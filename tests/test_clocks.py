@@ -14,7 +14,6 @@ SHOWN = {
     "telemetry/_tally.py",
     "telemetry/_recorder.py",
     "telemetry/_traces.py",
-    "cli/_top_draw.py",
     # The age of files that killed writers have left.
     "backends/base/kit/code_cache.py",
 }
