@@ -173,3 +173,16 @@ async def test_an_agent_has_large_arrays_in_memory_of_its_device(monkeypatch: py
         assert np.array_equal(back, np.ones(1 << 14))
         assert asked == [8 << 14]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_world_of_several_nodes_is_refused_with_the_way() -> None:
+    async with (
+        ta.open_system("program") as system,
+        cluster.open_cluster(system, cluster.LocalNodes(2), options=INLINE) as made,
+    ):
+        refs: list[Any] = [*made.replicas(Counter).values()]
+        with pytest.raises(
+            ta.NotSupportedError, match=r"open_world: .*used there; send one array a node by ask"
+        ):
+            async with ta.open_world(refs):
+                pass

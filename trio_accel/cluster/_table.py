@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
 import trio
@@ -216,6 +216,7 @@ class EntityRef(Generic[EntityT_contra]):
     It is a model for all patterns: ``await ref(request)`` asks, too.
     """
 
+    without_device: ClassVar[str] = "devices of another node are used there; send one array a node by ask()"
     _router: Router
     _target: Target
 

@@ -20,8 +20,9 @@ __all__ = ["Group", "Rank", "Result"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Given: TypeAlias = "Mapping[int, tuple[AccelRef | None, object]]"
-"""By rank: its array, and its own option, which is `out` or what the collective has in place of it."""
+Own: TypeAlias = tuple[AccelRef | None, object]
+"""What one rank gives: an array, and its own option, which is `out` or what a collective has in place."""
+Given: TypeAlias = Mapping[int, Own]
 Run: TypeAlias = "Callable[[str, Mapping[str, Any], Given], Awaitable[Any]]"
 
 
@@ -43,7 +44,7 @@ class _Meeting:
     function: str
     options: Mapping[str, Any]
     ranks: Collection[int]
-    given: dict[int, tuple[AccelRef | None, object]] = attrs.field(factory=dict[int, Any], init=False)
+    given: dict[int, Own] = attrs.field(factory=dict[int, Own], init=False)
     results: Any = attrs.field(default=None, init=False)
     error: Exception | None = attrs.field(default=None, init=False)
     done: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -88,13 +89,7 @@ class Meetings:
         self._open: dict[tuple[object, ...], _Meeting] = {}
 
     async def come(
-        self,
-        rank: int,
-        function: str,
-        options: Mapping[str, Any],
-        ranks: Sequence[int],
-        array: AccelRef | None,
-        own: object,
+        self, rank: int, function: str, options: Mapping[str, Any], ranks: Sequence[int], own: Own
     ) -> Any:
         """Come to the next collective of a rank, and wait until it is over.
 
@@ -103,8 +98,7 @@ class Meetings:
             function: Name of the collective.
             options: What all ranks must say alike.
             ranks: All that take part.
-            array: The array of the rank, if it gives one.
-            own: Its own option.
+            own: What the rank gives.
 
         Raises:
             RankFailedError: It failed on a rank, or the task of one was cancelled.
@@ -118,7 +112,7 @@ class Meetings:
         self._counts[rank, *kind] += 1
         key = (*kind, "number", self._counts[rank, *kind])
         meeting = self._open.setdefault(key, _Meeting(function, options, ranks))
-        meeting.given[rank] = (array, own) if meeting.error is None else (None, None)
+        meeting.given[rank] = own if meeting.error is None else (None, None)
         if meeting.is_whole:
             # No rank comes to it any more.
             del self._open[key]
@@ -226,7 +220,7 @@ class Rank:
         self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
     ) -> AccelRef:
         """Come to the next collective; None where a rank gets nothing, as methods say that return that."""
-        made = await self._meetings.come(self.number, function, options, range(self.size), array, own)
+        made = await self._meetings.come(self.number, function, options, range(self.size), (array, own))
         return cast("AccelRef", made)
 
     @named_arguments
@@ -343,7 +337,7 @@ class Rank:
                 f"{verb}: it needs another rank below {self.size}, got {other!r} on rank {self.number}"
             )
         options = {"root": root, "to": to}
-        return await self._meetings.come(self.number, "send", options, (root, to), array, out)
+        return await self._meetings.come(self.number, "send", options, (root, to), (array, out))
 
     @named_arguments
     async def barrier(self) -> None:

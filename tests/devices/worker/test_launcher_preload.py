@@ -89,6 +89,29 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     return write
 
 
+ROOM = """
+def room(deep):
+    try:
+        return room(deep + 1)
+    except RecursionError:
+        return deep
+say(room(0))
+"""
+
+
+async def test_any_number_of_lists_leaves_calls_their_room(
+    workshop: Launcher, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each template is a fork inside of the frames of the one before, and so are its workers."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found: list[int] = []
+    for number in range(9):
+        (tmp_path / f"list_{number}.py").write_text("")
+        await workshop.import_ahead((f"list_{number}",), ("colorsys",))
+        found.append(await run(SAY + ROOM, preload=("colorsys",)))
+    assert min(found) >= found[0]
+
+
 async def test_the_launcher_imports_once_and_its_forks_have_it(
     run: Run, ahead: Callable[[str], None]
 ) -> None:

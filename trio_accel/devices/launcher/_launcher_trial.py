@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -245,6 +246,8 @@ class Trials:
 
     def _serve(self, free: int) -> NoReturn:
         """Fork what the launcher wants, until that has gone or has another; in the template."""
+        # A template is a fork inside of the frames of the one before: calls keep their room.
+        sys.setrecursionlimit(sys.getrecursionlimit() + 8)
         try:
             program.close_from(free)
             control = socket.socket(fileno=_CONTROL)

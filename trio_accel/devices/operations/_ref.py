@@ -19,6 +19,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ...actors import Request, System, named_arguments
 from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
+from ...backends.base.contract.errors import NotSupportedError
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
 from ..base._refusals import NotAwaited, what_to_do
@@ -480,8 +481,11 @@ def check_device(where: str, device: object) -> None:
 
     Raises:
         TypeError: It is none.
+        NotSupportedError: It is what has no device here, such as an entity of a cluster.
     """
     if not isinstance(device, Device):
+        if without := getattr(device, "without_device", None):
+            raise NotSupportedError(f"{where}: {without}")
         told = f"{type(device).__name__}{what_to_do(device)}"
         raise TypeError(f"{where}: device must be an open Device, got {told}")
 
