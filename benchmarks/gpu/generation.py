@@ -428,7 +428,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["decode", "transformers", "first", "faults", "replicas", []]
+    parts: list[Any] = ["decode", "transformers", "first", "faults", "replicas", []]
     parser.add_argument("parts", nargs="*", choices=parts)
     parser.add_argument("--devices", default="cuda:0", help="of replicas, one each; a device may stand twice")
     parser.add_argument("--backend", default="cuda")

@@ -103,8 +103,8 @@ class RayNodes:
         self._ray: Any = import_extra("ray", "ray")
         self._address, self._num_gpus, self._ports = address, num_gpus, ports
         # Ray has its workers give way to all other programs. An agent beside these would be silent too long.
-        variables = {"RAY_worker_niceness": "0"} | ((runtime_env or {}).get("env_vars") or {})
-        self._runtime_env = {**(runtime_env or {}), "env_vars": variables}
+        variables: dict[str, Any] = {"RAY_worker_niceness": "0"} | ((runtime_env or {}).get("env_vars") or {})
+        self._runtime_env: dict[str, Any] = {**(runtime_env or {}), "env_vars": variables}
         self._nodes: dict[str, Any] = {}
         self._shared: set[str] = set()
         self._actors: dict[str, Any] = {}
