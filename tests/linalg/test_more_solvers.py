@@ -236,8 +236,10 @@ async def test_cancelled_chains_leave_nothing(device: ta.Device, steps: int) -> 
     np.testing.assert_allclose(np.triu(a) @ await x.to_host(), b, atol=1e-12)
     del x
     gc.collect()
-    await device.synchronize()
-    assert (await device.statistics()).memory.used == a.nbytes
+    # Small blocks that were dropped are freed when the engine comes to rest, a moment after the last reply.
+    with trio.fail_after(5):
+        while (await device.statistics()).memory.used != a.nbytes:
+            await device.synchronize()
 
 
 @has_eig
