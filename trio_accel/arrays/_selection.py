@@ -501,7 +501,7 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
             check_number(name, "range", number, is_real=True)
         first, last = map(float, given)
     elif math.prod(x.shape):
-        first, last = [float(await (await one(x)).item()) for one in (_LEAST, _MOST)]
+        first, last = [float(await one(x).item()) for one in (_LEAST, _MOST)]
     else:
         first, last = 0.0, 1.0
     if not (math.isfinite(first) and math.isfinite(last)) or first > last:
