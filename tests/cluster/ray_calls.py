@@ -81,6 +81,9 @@ class RayLink:
         try:
             return await _result(getattr(self._actor, method).remote(*arguments), self._waiting)
         except (ray.exceptions.RayError, TimeoutError) as error:
+            if isinstance(error, ray.exceptions.RayActorError):
+                # Later asks are not sent: they were never begun.
+                self.close()
             text = f"node {self._name} was lost with this request in flight"
             raise LINK.LinkLostError(text, is_begun=True) from error
 
