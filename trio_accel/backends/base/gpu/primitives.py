@@ -379,8 +379,8 @@ class PrimitivesLibrary(CompiledLibrary):
 
     def plan_group(self, spec: ops.GroupSpec, device: _Device) -> _Code:
         """Compile a search for groups."""
-        x, number = spec.x.dtype, _number(spec.x.size)
-        parts = {"places": _compiled_scan(self._device.kernels, x, number, number, "sum", {"GROUPS": "1"})}
+        x, number, parts = spec.x.dtype, _number(spec.x.size), dict[str, _Code]()
+        # First what may be refused: code that was loaded before would stay.
         if spec.is_sorted:
             if x not in SORTED_DTYPES:
                 raise NotSupportedError(
@@ -391,8 +391,9 @@ class PrimitivesLibrary(CompiledLibrary):
                 parts["order"] = self._compile_sort(spec.x, _SORT_ALONE, sorter, descends=False)
             else:
                 parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
-        defined = {**_types(In=x), "Number": register_of(number)}
-        return _compiled(self._device.kernels, "GROUPS_PUT", defined, parts=parts)
+        kernels, defined = self._device.kernels, {**_types(In=x), "Number": register_of(number)}
+        parts["places"] = _compiled_scan(kernels, x, number, number, "sum", {"GROUPS": "1"})
+        return _compiled(kernels, "GROUPS_PUT", defined, parts=parts)
 
     def group(self, spec: ops.GroupSpec, call: _Call) -> None:
         """Find groups of equal elements."""
