@@ -74,7 +74,7 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
 
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
-    """Add to an actor, device or message what is shown of it in other words or units."""
+    """Add the texts of an actor, device or message: its branch of the tree, and figures in other units."""
     known: dict[str, Any] = {**row, **(row.get("memory") or {})}
     figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]

@@ -21,7 +21,7 @@ __all__ = ["Group", "Rank", "Result"]
 P = ParamSpec("P")
 T = TypeVar("T")
 Own: TypeAlias = tuple[AccelRef | None, object]
-"""What one rank gives: an array, and its own option, which is `out` or what a collective has in place."""
+"""The array of one rank, and its own option: `out`, or that of a collective without `out`."""
 Given: TypeAlias = Mapping[int, Own]
 Run: TypeAlias = "Callable[[str, Mapping[str, Any], Given], Awaitable[Any]]"
 
