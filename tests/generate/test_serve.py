@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
 
-for name in ("tokenizers", "jinja2", "starlette", "h11", "prometheus_client"):
+for name in ("tokenizers", "jinja2", "pydantic", "starlette", "h11", "prometheus_client"):
     pytest.importorskip(name, reason="pip install '.[dashboard,generate,metrics]'")
 openai: Any = pytest.importorskip("openai", reason="pip install openai")
 
