@@ -61,18 +61,15 @@ class Generation:
         loaded: The model's text, name and shape.
         model: What computes.
         pages: Its cache.
+        size: Tokens of a page.
         batcher: What is asked: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
     """
 
     loaded: Loaded
     model: Model
     pages: Pages
+    size: int
     batcher: ta.Ref[_Batcher] = attrs.field(init=False)
-
-    @property
-    def size(self) -> int:
-        """Tokens of a page."""
-        return self.model.caches[0].shape[1]
 
     @property
     def most(self) -> int:
@@ -140,7 +137,8 @@ async def open_generation(
         sequences: The most sequences in a step.
         positions: The most tokens in a step.
     """
-    made = Generation(loaded, model, Pages(model.caches, size=model.caches[0].shape[1]))
+    size = model.caches[0].shape[1]
+    made = Generation(loaded, model, Pages(model.caches, size=size), size)
     made.batcher = await system.spawn(
         _Batcher,
         made.step,
