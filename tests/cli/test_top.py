@@ -23,6 +23,7 @@ import pytest
 from chosen import SEARCHED
 from terminal import drain
 
+from trio_accel.actors import Reading
 from trio_accel.telemetry import ActorRow, SystemSnapshot
 
 if TYPE_CHECKING:
@@ -203,6 +204,23 @@ def test_it_fits_a_terminal_of_ten_rows(screen: Screen) -> None:
         *("crowd, process 1, up for 3 s", "STATE            MIB      OF MIB  DEVICE"),
         *("PER S  P50 MS  P99 MS  MESSAGE", "STATE        RESTARTS  ACTOR (24 more)"),
         *(f"running             0    {name}" for name in range(6)),
+    ]
+
+
+def test_figures_that_actors_show(cli: Cli) -> None:
+    waits = Reading(
+        name="waits", kind="histogram", help="", value=3.0, bounds=(1.0,), counts=(1, 3), path="crowd/1"
+    )
+    parts = Reading(
+        name="parts", kind="gauge", help="", value=1.5, labels=(("state", "new"),), path="crowd/1"
+    )
+    with serve(HEAD, event(attrs.evolve(CROWD, readings=(waits, parts)))) as url:
+        lines = cli("top", url, "--once").out.splitlines()
+    place = lines.index("      VALUE         MEAN  FIGURE")
+    assert lines[place + 1 : place + 4] == [
+        "          4         0.75  waits crowd/1",
+        "        1.5            -  parts state=new crowd/1",
+        "STATE        RESTARTS  ACTOR",
     ]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
 
-for name in ("tokenizers", "jinja2", "starlette", "h11", "prometheus_client"):
+for name in ("tokenizers", "jinja2", "pydantic", "starlette", "h11", "prometheus_client"):
     pytest.importorskip(name, reason="pip install '.[dashboard,generate,metrics]'")
 openai: Any = pytest.importorskip("openai", reason="pip install openai")
 
@@ -271,6 +271,15 @@ def test_bodies_that_are_no_requests(service: Serving, body: bytes) -> None:
     status, answer = post(service, "/v1/chat/completions", body)
     assert status in {400, 404}
     assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "param"), [("\ud800", "'\\ud800'"), ("", ""), ("x" * 100, "x" * 80), ("messages", "messages")]
+)
+def test_a_field_that_is_not_here_is_named_before_others(service: Serving, name: str, param: str) -> None:
+    status, answer = post(service, "/v1/completions", json.dumps({"model": "random", name: HELLO}))
+    assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
+    assert answer["error"]["param"] == param
 
 
 def test_other_paths_methods_and_models(service: Serving) -> None:

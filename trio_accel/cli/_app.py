@@ -94,7 +94,7 @@ def trace(
 
 @app.command(help_epilogue="Exit codes: 0 after Ctrl-C, 1 no dashboard answers or its program ended.")
 def top(url: str, /, *, once: Flag = False) -> int:
-    """Show a running program live: its devices, messages and actors.
+    """Show a running program live: its devices, messages, figures and actors.
 
     The program has opened a dashboard, by ta.open_dashboard(system), on this machine. Ctrl-C ends the view.
 

@@ -35,7 +35,7 @@ async def _show(is_json: bool) -> int:
     found, topology = await in_thread(describe), await in_thread(ta.topology)
     workers = await describe_workers()
     versions, blas = _versions(), _numpy_blas()
-    devices = [one for backend in found for one in _usable(backend)]
+    devices = [one for backend in found for one in _devices(backend, usable=True)]
     has_accelerator = any(one.info.backend != "cpu" for one in devices)
     problems = [backend.problem for backend in found if backend.problem is not None]
     accelerator = None if has_accelerator else "; ".join(problems)
@@ -58,12 +58,8 @@ async def _show(is_json: bool) -> int:
     return 0
 
 
-def _usable(backend: BackendReport) -> list[DeviceReport]:
-    return [device for device in backend.devices if device.problem is None]
-
-
-def _unusable(backend: BackendReport) -> list[DeviceReport]:
-    return [device for device in backend.devices if device.problem is not None]
+def _devices(backend: BackendReport, *, usable: bool) -> list[DeviceReport]:
+    return [device for device in backend.devices if (device.problem is None) == usable]
 
 
 def _device(report: DeviceReport) -> dict[str, object]:
@@ -82,7 +78,7 @@ def _backend(report: BackendReport) -> dict[str, object]:
         "software": list(map(as_json, report.software)),
         "unusable": [
             {"name": one.info.name, "description": one.info.description, "problem": one.problem}
-            for one in _unusable(report)
+            for one in _devices(report, usable=False)
         ],
     }
 
@@ -116,7 +112,7 @@ def _print(
     for heading in ("device", "product", "units", "memory", "libraries"):
         is_folded = heading in {"product", "libraries"}
         table.add_column(heading, no_wrap=not is_folded, overflow="fold")
-    for device in [one for backend in found for one in _usable(backend)]:
+    for device in [one for backend in found for one in _devices(backend, usable=True)]:
         info, libraries = device.info, ", ".join(device.libraries)
         memory = f"{info.total_memory / 2**30:.1f} GiB"
         table.add_row(info.name, escape(info.description), str(info.compute_units), memory, libraries)
@@ -147,7 +143,7 @@ def _topology_table(topology: ta.Topology) -> Table:
 def _parts_of(backend: BackendReport) -> Iterator[RenderableType]:
     rows = [
         (device.info.name, ", ".join(f"{name} {value}" for name, value in device.properties))
-        for device in _usable(backend)
+        for device in _devices(backend, usable=True)
         if device.properties
     ]
     tables = [facts(rows)] if rows else []
@@ -157,7 +153,7 @@ def _parts_of(backend: BackendReport) -> Iterator[RenderableType]:
     if tables:
         yield Group(*tables)
     if backend.problem is None:
-        for device in _unusable(backend):
+        for device in _devices(backend, usable=False):
             text = escape(printable(f"{device.info.name} cannot be used: {device.problem}"))
             yield f"[yellow]{text}[/]"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 import attrs
@@ -287,9 +287,8 @@ class Demo:
             self._tell("comparing the hashes of arrays")
             for dtype, ref, before in zip(_DTYPES, refs, hashes, strict=True):
                 after = await _hash(ref)
-                self.arrays.append(
-                    ArrayReport(dtype=dtype, nbytes=ref.nbytes, sha256_before=before, sha256_after=after)
-                )
+                report = ArrayReport(dtype=dtype, nbytes=ref.nbytes, sha256_before=before, sha256_after=after)
+                self.arrays.append(report)
             drawing.cancel_scope.cancel(reason="everything has been seen")
 
     async def _break(self, fault: Fault) -> Effect:
@@ -393,9 +392,7 @@ def _faults(effects: list[Effect]) -> Table:
     for text in dict.fromkeys(one.text for one in effects):
         ours = [one for one in effects if one.text == text]
         times = [one.recovery_ms for one in ours]
-        took = [
-            "never" if one == math.inf else f"{one:.1f} ms" for one in (statistics.median(times), max(times))
-        ]
+        took = ["never" if one == math.inf else f"{one:.1f} ms" for one in (median(times), max(times))]
         table.add_row(text, str(len(ours)), str(sum(one.failed for one in ours)), *took)
     return table
 

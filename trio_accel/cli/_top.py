@@ -23,6 +23,7 @@ _UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20}
 _LISTS = {
     "devices": ("STATE            MIB      OF MIB  DEVICE", "{state:12} {used:>7} {limit:>11}  {path}"),
     "operations": (" PER S  P50 MS  P99 MS  MESSAGE", "{rate:6.1f} {p50:>7} {p99:>7}  {message_type} {path}"),
+    "readings": ("      VALUE         MEAN  FIGURE", "{value:11.6g} {mean:>12}  {name}{labels} {path}"),
     "actors": ("STATE        RESTARTS  ACTOR", "{state:12} {restarts:8}  {branch}  {error}"),
 }
 
@@ -69,13 +70,17 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
     for name, (head, columns) in _LISTS.items():
         rows = [columns.format_map(_texts(row)) for row in now[name]]
         room = max((height - len(lines)) // (1 if name == "actors" else 4) - 1, 1)
-        lines += [head + (f" ({len(rows) - room} more)" if len(rows) > room else ""), *rows[:room]]
+        if rows or name != "readings":  # most programs show none
+            lines += [head + (f" ({len(rows) - room} more)" if len(rows) > room else ""), *rows[:room]]
     return "\n".join(printable(line.rstrip()) for line in lines)
 
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the texts of an actor, device or message: its branch of the tree, and figures in other units."""
+    """Add the texts of a row: an actor's branch of the tree, figures in other units, a histogram's mean."""
     known: dict[str, Any] = {**row, **(row.get("memory") or {})}
     figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
-    return {**row, **dict.fromkeys(_UNITS, "-"), **figures, "branch": branch, "error": error}
+    count, labels = sum(row.get("counts", ())), "".join(f" {key}={of}" for key, of in row.get("labels", ()))
+    shown = {"value": count, "mean": f"{row['value'] / count:.6g}"} if count else {"mean": "-"}
+    texts = {"branch": branch, "error": error, "labels": labels, **shown}
+    return {**row, **dict.fromkeys(_UNITS, "-"), **figures, **texts}
