@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ from trio_accel import cluster
 from cluster_entities import Account, Add
 
 async def main():
-    options = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"), heartbeat_timeout=1.0)
+    options = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"), heartbeat_timeout=3.0)
     nodes, store = cluster.LocalNodes(2), cluster.SqliteStore(sys.argv[1])
     async with (
         ta.open_system("older") as system,
@@ -185,10 +185,11 @@ async def test_a_program_that_was_stopped_and_replaced_is_fenced(path: str) -> N
     folders = os.pathsep.join([str(Path(__file__).parent), str(Path(ta.__file__).parents[1])])
     environment = os.environ | {"PYTHONPATH": folders}
     acknowledged = dict.fromkeys(KEYS, 0.0)
-    with tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors, ExitStack() as stack:
         older = await trio.lowlevel.open_process(
             [sys.executable, "-c", PROGRAM, path], stdout=subprocess.PIPE, stderr=errors, env=environment
         )
+        stack.callback(older.kill)  # A failure leaves no process behind, which other tests would see.
         assert older.stdout is not None
         lines = _lines(older.stdout)
         for _ in range(30):

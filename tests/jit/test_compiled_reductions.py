@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler"),
 ]
 
-SHAPES = ((1003,), (3, 403), (130, 70), (7, 30, 21))
+SHAPES = ((1003,), (3, 403), (130, 70), (7, 30, 21), (6, 4100))
 
 
 async def results(
@@ -41,8 +41,11 @@ async def results(
                         await ta.arrays.prod(x, axes), await mean(y, x, axis=axes),
                     ):  # fmt: skip
                         made.append(await made_here.to_host())
-            made.append(await (await ta.arrays.layer_norm(x)).to_host())
-            made.append(await (await ta.arrays.var(x, axis=-1)).to_host())
+                    made.append(await ta.arrays.var(x, axis=axes, correction=1).to_host())
+            # Rows that lie in the memory, and across it.
+            for axis in range(len(shape)):
+                made.append(await ta.arrays.layer_norm(x, 2.0, y, axis=axis).to_host())
+                made.append(await ta.arrays.zscore(x, axis=axis).to_host())
     return made
 
 
@@ -65,17 +68,32 @@ async def test_softmax_keeps_what_it_computed(monkeypatch: pytest.MonkeyPatch) -
     options = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("rows") as system, system.open_device("cpu", options=options) as device:
         for dtype in (np.float64, np.float32):
-            x = np.random.default_rng(9).standard_normal((5, 301)).astype(dtype)
-            x[1], x[2, 7], x[3, 9] = -np.inf, np.nan, np.inf
-            before = counts.compiled
-            on = await device.put(x)
-            got = await (await ta.arrays.softmax(on, axis=-1)).to_host()
-            assert counts.compiled > before
-            with np.errstate(invalid="ignore"):
-                e = np.exp(x - x.max(-1, keepdims=True))
-            np.testing.assert_allclose(
-                got, e / e.sum(-1, keepdims=True), rtol=1e-5 if dtype is np.float32 else 1e-14
-            )
-            # The result may be the argument.
-            await ta.arrays.softmax(on, axis=-1, out=on)
-            np.testing.assert_array_equal(await on.to_host(), got)
+            rows = np.random.default_rng(9).standard_normal((5, 301)).astype(dtype)
+            rows[1], rows[2, 7], rows[3, 9] = -np.inf, np.nan, np.inf
+            for x, axis in ((rows, -1), (np.ascontiguousarray(rows.T), 0), (rows.reshape(5, 43, 7), 1)):
+                before = counts.compiled
+                on = await device.put(x)
+                got = await (await ta.arrays.softmax(on, axis=axis)).to_host()
+                assert counts.compiled > before
+                with np.errstate(invalid="ignore"):
+                    e = np.exp(x - x.max(axis, keepdims=True))
+                np.testing.assert_allclose(
+                    got, e / e.sum(axis, keepdims=True), rtol=1e-5 if dtype is np.float32 else 1e-14
+                )
+                # The result may be the argument.
+                await ta.arrays.softmax(on, axis=axis, out=on)
+                np.testing.assert_array_equal(await on.to_host(), got)
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+async def test_long_columns_are_added_as_others(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long that a piece of NumPy's executor has one column: a single one would be added in pairs.
+    x = np.random.default_rng(10).standard_normal(((1 << 18) + 1, columns))
+    made = list[npt.NDArray[Any]]()
+    options = ta.DeviceOptions(isolation="inline")
+    async with ta.open_system("columns") as system, system.open_device("cpu", options=options) as device:
+        for mode in ("never", "always"):
+            monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", mode)
+            monkeypatch.setattr(_plans, "_plans", {})
+            made.append(await ta.arrays.var(await device.put(x), axis=0).to_host())
+    assert made[0].tobytes() == made[1].tobytes() == x.var(0).tobytes()

@@ -118,7 +118,6 @@ def _plan(
     if (
         chosen == "never"
         or layout is None
-        or (isinstance(spec, RowsSpec) and not layout.is_row)
         or not (is_exact or are_vectors(parts, chosen))
         or not all(_is_simple(stage, is_exact=is_exact) for stage in stages)
         or compiler() is None
@@ -253,7 +252,8 @@ def reduction_text(reduction: str, layout: Layout) -> str:
         at = "[=](i64 i) { return Stage0::mapped(*whole, Row(), loaded, i); }"
         loop = _ROWS.replace("ROW", store.format(_found(0, typed, at)))
     else:
-        loop = _COLUMNS.replace("STORE", store.format("Stage0::result(a, made[i])"))
+        keep = f"const i64 number = first + i;\n{store.format('Stage0::result(a, made[i])')}"
+        loop = _COLUMNS.replace("PASSES", _pass(0, "Row()", keep))
     structures = names.structures([], layout)
     return "\n".join(
         (head_of(typed.map), structures, rows_source.stage_text(0, typed, names), _halves(), loop)
@@ -268,6 +268,9 @@ def rows_text(rows: str, layout: Layout) -> str:
     names = _Names(decoded.rows.inputs, decoded.arguments, layout, len(typed.stages))
     stages = [rows_source.stage_text(number, stage, names) for number, stage in enumerate(typed.stages)]
     last, texts = typed.last, names.texts(decoded.rows.last.inputs)
+    begin = head_of(*(part for part, _ in typed.parts)), names.structures(typed.stages, layout), *stages
+    if not layout.is_row:
+        return "\n".join((*begin, _columns(decoded, names, layout)))
     passes = list[str]()
     for number, stage in enumerate(typed.stages):
         at = f"[=](i64 i) {{ return Stage{number}::mapped(*whole, row, loaded, i); }}"
@@ -301,10 +304,37 @@ for (i64 i = 0; i < {"n" if decoded.is_whole else "1"}; i++) {{
     {source.element_of(decoded.result)}::store(out + {many}, {result});
 }}""")
     out = f"a.strides[{len(layout.strides) - 1}][0]" if decoded.is_whole else f"{decoded.result.itemsize}"
-    begin = f"Row row;\nconst i64 n = a.count;\nchar *const out = a.out + number * {out};"
-    loop = _ROWS.replace("ROW", "\n".join((begin, *passes)))
-    begin = head_of(*(part for part, _ in typed.parts))
-    return "\n".join((begin, names.structures(typed.stages, layout), *stages, _halves(), loop))
+    first = f"Row row;\nconst i64 n = a.count;\nchar *const out = a.out + number * {out};"
+    return "\n".join((*begin, _halves(), _ROWS.replace("ROW", "\n".join((first, *passes)))))
+
+
+def _pass(number: int, row: str, keep: str) -> str:
+    """Write how a reduction passes over columns; `keep` takes what is ``made`` of column ``i``."""
+    return _REDUCE.replace("STAGE", f"Stage{number}").replace("ROW", row).replace("KEEP", keep)
+
+
+def _columns(decoded: SpecializedRows, names: _Names, layout: Layout) -> str:
+    """Write the function of rows that lie across the memory: several of them at a time."""
+    last, result = decoded.typed.last, decoded.result
+    passes = [
+        _pass(number, "rows[i]", f"rows[i].{found(number)} = Stage{number}::result(a, made[i]);")
+        for number in range(len(decoded.typed.stages))
+    ]
+    statements, (value,) = source.body(last, names.texts(decoded.rows.last.inputs))
+    place, at = f"a.out + (first + i) * {result.itemsize}", len(layout.strides) - 1
+    if decoded.is_whole:
+        steps = f"lead * a.strides[{at}][0] + k * a.strides[{at}][1] + tail * a.strides[{at}][2]"
+        place = f"a.out + {steps} + {names.step(layout, at, result)}"
+    passes.append(f"""for (i64 k = 0; k < {"a.count" if decoded.is_whole else "1"}; k++) {{
+    const Loaded loaded = loaded_at(a, lead, k, tail);
+#pragma GCC ivdep
+    for (i64 i = 0; i < m; i++) {{
+        const Row &row = rows[i];
+{source.indented(statements, 8)}
+        {source.element_of(result)}::store({place}, {value});
+    }}
+}}""")
+    return _COLUMNS.replace("PASSES", "\n".join(("Row rows[WIDTH];", *passes)))
 
 
 def _kept(decoded: SpecializedRows, stage: TypedReduction, last: TypedExpression) -> int | None:
@@ -366,7 +396,6 @@ extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole
 }
 """
 
-# Several rows at a time, so that what was found is read and written less often.
 _COLUMNS = """
 enum { WIDTH = 2048 };
 extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)
@@ -375,31 +404,35 @@ extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole
     while (first < end) {
         const i64 lead = first / a.tail, tail = first % a.tail, left = least(end - first, a.tail - tail);
         const i64 m = least(left, WIDTH);
-        Stage0::Partial made[WIDTH];
-        for (i64 i = 0; i < m; i++)
-            made[i] = Stage0::nothing();
-        i64 k = 0;
-        for (; k + 4 <= a.count; k += 4) {
-            const Loaded r0 = loaded_at(a, lead, k, tail), r1 = loaded_at(a, lead, k + 1, tail);
-            const Loaded r2 = loaded_at(a, lead, k + 2, tail), r3 = loaded_at(a, lead, k + 3, tail);
-            for (i64 i = 0; i < m; i++) {
-                Stage0::Partial one = Stage0::combine(made[i], Stage0::mapped(a, Row(), r0, i));
-                one = Stage0::combine(one, Stage0::mapped(a, Row(), r1, i));
-                one = Stage0::combine(one, Stage0::mapped(a, Row(), r2, i));
-                made[i] = Stage0::combine(one, Stage0::mapped(a, Row(), r3, i));
-            }
-        }
-        for (; k < a.count; k++) {
-            const Loaded r0 = loaded_at(a, lead, k, tail);
-            for (i64 i = 0; i < m; i++)
-                made[i] = Stage0::combine(made[i], Stage0::mapped(a, Row(), r0, i));
-        }
-        for (i64 i = 0; i < m; i++) {
-            const i64 number = first + i;
-            STORE
-        }
+        PASSES
         first += m;
     }
     return 0;
 }
 """
+
+# Several rows at a time, so that what was found is read and written less often.
+_REDUCE = """{
+    STAGE::Partial made[WIDTH];
+    for (i64 i = 0; i < m; i++)
+        made[i] = STAGE::nothing();
+    i64 k = 0;
+    for (; k + 4 <= a.count; k += 4) {
+        const Loaded r0 = loaded_at(a, lead, k, tail), r1 = loaded_at(a, lead, k + 1, tail);
+        const Loaded r2 = loaded_at(a, lead, k + 2, tail), r3 = loaded_at(a, lead, k + 3, tail);
+        for (i64 i = 0; i < m; i++) {
+            STAGE::Partial one = STAGE::combine(made[i], STAGE::mapped(a, ROW, r0, i));
+            one = STAGE::combine(one, STAGE::mapped(a, ROW, r1, i));
+            one = STAGE::combine(one, STAGE::mapped(a, ROW, r2, i));
+            made[i] = STAGE::combine(one, STAGE::mapped(a, ROW, r3, i));
+        }
+    }
+    for (; k < a.count; k++) {
+        const Loaded r0 = loaded_at(a, lead, k, tail);
+        for (i64 i = 0; i < m; i++)
+            made[i] = STAGE::combine(made[i], STAGE::mapped(a, ROW, r0, i));
+    }
+    for (i64 i = 0; i < m; i++) {
+        KEEP
+    }
+}"""
