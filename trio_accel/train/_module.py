@@ -10,7 +10,6 @@ import importlib
 import logging
 import math
 import operator
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ import attrs
 
 from ..programs import Array, current_rank, method
 from ._layout import Batch, Layout, rows_of, shared
-from ._mesh import Mesh, Turn, turns
+from ._mesh import Mesh, Turn, torch_of_model, turns
 
 __all__ = ["Module"]
 
@@ -120,7 +119,7 @@ class Module:
 
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and buffers of the beginning, as arrays of the host by name."""
-        _torch().manual_seed(seed)
+        torch_of_model().manual_seed(seed)
         model = self.configure(**options)
         parameters = {name: _on_host(one) for name, one in model.named_parameters()}
         return parameters, {name: _on_host(one) for name, one in model.named_buffers()}
@@ -218,10 +217,10 @@ class Module:
     # From here on stands what knows of PyTorch.
     def _native(self, array: Array) -> Any:
         """Return an array of the state as a tensor with the same memory."""
-        return _torch().from_dlpack(array)
+        return torch_of_model().from_dlpack(array)
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
-        torch, plan = _torch(), self.plan
+        torch, plan = torch_of_model(), self.plan
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
         with torch.device(where):
@@ -252,7 +251,7 @@ class Module:
 
     def warm_up(self) -> None:
         """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
-        torch = _torch()
+        torch = torch_of_model()
         if self.mesh.pipeline > 1 or self.mesh.tensor > 1:
             return
         sample = self.plan["sample"].items()
@@ -274,13 +273,13 @@ class Module:
 
     def _begin(self, source: State, target: State, work: Work) -> None:
         seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + work.rank.number
-        _torch().manual_seed(seed)
+        torch_of_model().manual_seed(seed)
         self._flat.copy_(source["parameters"])
         self._slopes.zero_()
         self._missing = None
         if self._side is not None:
             # The optimizer works in place: what it begins with is copied while the model computes.
-            self._side.wait_stream(_torch().cuda.current_stream())
+            self._side.wait_stream(torch_of_model().cuda.current_stream())
         with self._beside():
             for name in ("parameters", *self.plan["states"]):
                 target[name].copy_(source[name])
@@ -322,7 +321,7 @@ class Module:
         part, _ = self._buckets[len(self._buckets) - len(missing)]
         missing.pop(0)
         if self._side is not None:
-            self._side.wait_stream(_torch().cuda.current_stream())
+            self._side.wait_stream(torch_of_model().cuda.current_stream())
         with self._beside():
             if self._total is not self._slopes:
                 self._total[part] = self._slopes[part]
@@ -331,14 +330,14 @@ class Module:
     def _beside(self) -> AbstractContextManager[object]:
         """Enqueue beside what the model computes, on a GPU."""
         beside: AbstractContextManager[object] = nullcontext()
-        return beside if self._side is None else _torch().cuda.stream(self._side)
+        return beside if self._side is None else torch_of_model().cuda.stream(self._side)
 
     def _summed(self, data: Any) -> Any:
         while self._missing:
             # Parameters that the loss does not depend on hold their bucket up.
             self._sum_next(self._missing)
         if self._side is not None:
-            _torch().cuda.current_stream().wait_stream(self._side)
+            torch_of_model().cuda.current_stream().wait_stream(self._side)
         if not self.plan["shard"]:
             return self._total
         if self._total is not self._slopes:
@@ -360,7 +359,7 @@ class Module:
 
     def _optimize(self, state: State, g: Any, work: Work) -> None:
         """Compute a step of the optimizer in place, by a gradient: PyTorch's own step is one launch."""
-        torch, numbers, param = _torch(), self.plan["numbers"], state["parameters"]
+        torch, numbers, param = torch_of_model(), self.plan["numbers"], state["parameters"]
         param.grad, kept = g, {name: state[name] for name in self.plan["states"]}
         if self.plan["optimizer"] == "adamw":
             betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
@@ -373,7 +372,7 @@ class Module:
         param.grad = None
 
     def _numbers(self, *numbers: Any) -> Any:
-        torch = _torch()
+        torch = torch_of_model()
         where = self._flat.device
         return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in numbers])
 
@@ -385,13 +384,5 @@ class Module:
 
 
 def _on_host(tensor: Any) -> Any:
-    narrow = tensor.dtype in (_torch().float16, _torch().bfloat16)
+    narrow = tensor.dtype in (torch_of_model().float16, torch_of_model().bfloat16)
     return (tensor.float() if narrow else tensor).detach().cpu().numpy()
-
-
-def _torch() -> Any:
-    """Return PyTorch, which the module of the model has imported."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise ImportError("a model of train.Module needs PyTorch: import torch at the top of its module")
-    return torch
