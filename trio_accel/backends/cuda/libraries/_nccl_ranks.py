@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -15,32 +15,15 @@ from .nccl import OPEN, TYPES, enqueue, exchange
 class NcclRank(ProgramRank):
     """A rank of a communicator that the application has had opened.
 
-    Args:
-        rooms: For each group the number of its communicator, 0 where it is one rank, and its ranks; the group
-            of all has an empty name.
-        number: The number of this rank.
-        call: Not used here: the communicator is another one after a loss.
-        stream: The stream of the call.
-        name: The group.
+    The number of that is the room; it is 0 where there is one rank. The stream of the call is what it is
+    called by.
     """
-
-    def __init__(
-        self,
-        rooms: Mapping[str, tuple[int, Sequence[int]]],
-        number: int,
-        call: int,
-        stream: int,
-        name: str = "",
-    ) -> None:
-        self._communicator, ranks = rooms[name]
-        super().__init__(ranks, number, rooms, number, call, stream)
-        self._stream = stream
 
     def begin(self) -> None:
         """See `ProgramRank`."""
-        if self._communicator:
+        if self._room:
             try:
-                OPEN.find(self._communicator)
+                OPEN.find(self._room)
             except LibraryError as error:
                 raise Refused(f"rank {self.number} has a new worker: {error.message}", code=AGAIN) from error
 
@@ -61,7 +44,7 @@ class NcclRank(ProgramRank):
 
     def _run(self, call: Callable[[Any], object]) -> None:
         try:
-            communicator = OPEN.find(self._communicator)
+            communicator = OPEN.find(self._room)
             communicator.call(call)
             communicator.settle()
         except LibraryError as error:
@@ -72,4 +55,4 @@ class NcclRank(ProgramRank):
         for name in ("cuda_stream", "ptr"):
             if hasattr(stream, name):
                 return int(getattr(stream, name))
-        return self._stream if stream is None else int(stream)
+        return int(self._by) if stream is None else int(stream)

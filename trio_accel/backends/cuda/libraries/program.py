@@ -161,7 +161,7 @@ class _Arrays:
             self._lent.clear()
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> NcclRank:
-        return NcclRank(**meeting, stream=self._in_call().handle)
+        return NcclRank(meeting, self._in_call().handle)
 
     def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device
