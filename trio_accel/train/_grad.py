@@ -191,11 +191,9 @@ def _joined(given: object, leaves: Sequence[Any]) -> Any:
                 slopes[id(operand)] = one if before is None else before + one
         if any(count > 0 for count in missing.values()):
             raise NotSupportedError(f"value_and_grad: {call.function.name} has no gradient for an argument")
-    parts = [arrays.reshape(value, (1,))]
-    for leaf in leaves:
-        part = slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf)
-        parts.append(arrays.reshape(part if part.dtype == value.dtype else part.cast(value.dtype), (-1,)))
-    return arrays.concat(parts)
+    parts = [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+    narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
+    return arrays.concat([value, *narrow], axis=None)
 
 
 def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int]]:
