@@ -56,14 +56,6 @@ class Progress:
     good: int = 0
 
 
-@attrs.frozen
-class Saved:
-    """A checkpoint that was read: for each part of the model, flat arrays without the zeros at their ends."""
-
-    progress: Progress
-    states: Sequence[Mapping[str, npt.NDArray[Any]]]
-
-
 def newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint of a folder; blocks."""
     found = [path for path in _steps(folder) if (path / _ABOUT).is_file()]
@@ -112,7 +104,7 @@ async def write(
             **attrs.asdict(progress),
             "optimizer": optimizer,
             "cells": [
-                {"parts": len(states), **{name: one.described() for name, one in layouts.items()}}
+                {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
                 for layouts, states in cells
             ],
         }
@@ -143,8 +135,13 @@ def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> No
         shutil.rmtree(path, ignore_errors=True)
 
 
-async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]) -> Saved:
+async def read(
+    path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]
+) -> tuple[Progress, list[dict[str, npt.NDArray[Any]]]]:
     """Read a checkpoint, whatever the number of ranks was that wrote it.
+
+    Returns:
+        The state that is no array, and of each part of the model flat arrays without the zeros at the end.
 
     Raises:
         CheckpointError: It is not whole, or that of another model or optimizer.
@@ -170,7 +167,7 @@ async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layou
                 parts.setdefault(name, []).append(array)
         size = layouts["parameters"].size
         states.append(state | {name: np.concatenate(arrays)[:size] for name, arrays in parts.items()})
-    return Saved(Progress(*[about[field.name] for field in attrs.fields(Progress)]), states)
+    return Progress(*[about[field.name] for field in attrs.fields(Progress)]), states
 
 
 async def _arrays(device: Device, path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -102,13 +102,11 @@ def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
     et al., 2019), a stage keeps no more of them than there are stages from it to the last one.
     """
     ahead = parts if order == "gpipe" else min(stages - 1 - stage, parts)
-    for number in range(ahead):
-        yield "forward", number
-    for number in range(ahead, parts):
-        yield "forward", number
-        yield "backward", number - ahead
-    for number in range(parts - ahead, parts):
-        yield "backward", number
+    for number in range(parts + ahead):
+        if number < parts:
+            yield "forward", number
+        if number >= ahead:
+            yield "backward", number - ahead
 
 
 def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
