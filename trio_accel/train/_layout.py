@@ -134,3 +134,13 @@ class Work:
         """Yield parts of the samples, and the share of each in all of the step."""
         for part in shared(batch, count):
             yield part, self.weight * rows_of(part) / rows_of(batch)
+
+    def clipped(self, squares: float, most: float | None) -> tuple[float, float]:
+        """Return the norm of a scaled gradient, and by which factor it is no longer scaled, and clipped.
+
+        Args:
+            squares: The sum of its squares.
+            most: The largest norm; None for any.
+        """
+        norm, factor = math.sqrt(squares) / self.scale, 1.0 / self.scale
+        return norm, factor if most is None or not norm > most else factor * most / norm

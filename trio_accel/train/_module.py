@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -129,10 +128,7 @@ class Module:
         told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
         rank.all_reduce(told)
         mean, total = told.tolist()
-        norm = math.sqrt(total) / work.scale if math.isfinite(total) else total
-        factor, clip = 1.0 / work.scale, self.plan["clip_norm"]
-        if clip is not None and norm > clip:
-            factor *= clip / norm
+        norm, factor = work.clipped(total, self.plan["clip_norm"])
         after = {**target, "parameters": target["parameters"][own]}
         self._optimize(after, gradient if factor == 1.0 else gradient * factor, work)
         if is_apart:

@@ -216,9 +216,7 @@ class CallReplicas(Replicas[CallModule]):
             squares = await self._on_each(lambda rank: self._squares(totals[rank]))
             # Without shares of the optimizer, all ranks have the same sum.
             total = sum(squares) if self.is_apart else squares[0]
-            norm, factor = math.sqrt(total) / works[0].scale, 1.0 / works[0].scale
-            if config.clip_norm is not None and norm > config.clip_norm:
-                factor *= config.clip_norm / norm
+            norm, factor = works[0].clipped(total, config.clip_norm)
             self._next = await self._on_each(
                 lambda rank: self._changed(rank, totals[rank], factor, works[rank])
             )
