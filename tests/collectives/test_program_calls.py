@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import reduce
 from typing import Any
 
+import attrs
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meeting_programs import Calls, Meets
-from worlds import BUSY, DTYPES, elements
+from worlds import BUSY, DTYPES, elements, opened_world
 
 import trio_accel as ta
 from trio_accel.collectives import CollectiveMismatchError, RankFailedError, World
@@ -183,6 +184,26 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
             await check_right(world, programs)
         await world.call(programs, Meets.add, [np.ones(3)] * 2)
         assert not any(program.is_damaged for program in programs)
+
+
+@pytest.mark.parametrize("way", ["library"], indirect=True)
+async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: ta.System, way: str) -> None:
+    options = attrs.evolve(BUSY, stuck_after=0.5)
+    async with opened_world(system, 2, options=options, transport=way) as world:
+        totals = [await device.put(np.ones(3)) for device in world.devices]
+        programs = [
+            await ta.open_program(device, Meets, total)
+            for device, total in zip(world.devices, totals, strict=True)
+        ]
+        await world.call(programs, Meets.late, [0.0, 0.0])
+        with trio.fail_after(20), pytest.raises(RankFailedError, match="within stuck_after") as caught:
+            await world.call(programs, Meets.late, [0.0, 60.0])
+        assert caught.value.rank == 1
+        for total in totals:
+            await total.fill(1)
+        await world.call(programs, Meets.late, [0.0, 0.0])
+        assert [(await total.to_host()).tolist() for total in totals] == [[2.0] * 3] * 2
+        assert [device.generation for device in world.devices] == [1, 2]
 
 
 async def kill_soon(device: ta.Device) -> None:
