@@ -324,13 +324,8 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of what turns axes about: where each of them has gone, NumPy tells."""
     x, name = call.args[0], call.function.name.rpartition(".")[2]
     tags = np.empty(tuple(range(2, 2 + len(x.shape))), np.int8)
-    turned = (
-        tags.T
-        if name == "T"
-        else tags.mT
-        if name in ("mT", "matrix_transpose")
-        else getattr(np, name)(tags, *call.args[1:], **_named(call))
-    )
+    is_property = name in ("T", "mT")
+    turned = getattr(tags, name) if is_property else getattr(np, name)(tags, *call.args[1:], **_named(call))
     yield x, lambda: arrays.permute_dims(g, tuple(turned.shape.index(extent) for extent in tags.shape))
 
 
@@ -344,16 +339,13 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
     keys += [slice(None)] * (len(x.shape) - len(keys))
     widths, kept = list[tuple[int, int]](), list[int]()
     for one, extent in zip(keys, x.shape, strict=False):
-        part: Any = one
-        if not isinstance(one, (int, slice)) or getattr(part, "step", None) not in (None, 1):
+        if not isinstance(one, (int, slice)) or getattr(one, "step", None) not in (None, 1):
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )
-        if isinstance(one, int):
-            part = slice(one % extent, one % extent + 1)
-        first, stop, _ = part.indices(extent)
-        widths.append((first, extent - max(first, stop)))
-        kept.append(max(stop - first, 0))
+        span = range(extent)[one if isinstance(one, slice) else slice(one % extent, one % extent + 1)]
+        widths.append((span.start, extent - span.start - len(span)))
+        kept.append(len(span))
     yield x, lambda: arrays.pad(arrays.reshape(g, tuple(kept)), widths)
 
 

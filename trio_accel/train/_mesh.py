@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import attrs
+import numpy as np
 
 from ..programs import current_rank
 
@@ -69,17 +70,11 @@ class Mesh:
 
     def groups(self) -> dict[str, list[list[int]]]:
         """Return the ranks that differ in one way alone, by the name of that way."""
-        steps = {
-            "tensor": (1, self.tensor),
-            "data": (self.tensor, self.data),
-            "pipeline": (self.tensor * self.data, self.pipeline),
-        }
-        firsts = range(self.size)
+        grid, axes = np.arange(self.size), {"pipeline": 0, "data": 1, "tensor": 2}
+        grid = grid.reshape(self.pipeline, self.data, self.tensor)
         return {
-            name: [
-                [*range(first, first + step * size, step)] for first in firsts if first // step % size == 0
-            ]
-            for name, (step, size) in steps.items()
+            name: np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()
+            for name, axis in axes.items()
         }
 
     def part(self, array: Any, axis: int = 0) -> Any:
