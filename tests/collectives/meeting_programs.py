@@ -66,11 +66,11 @@ class Meets:
         current_rank().all_reduce(made)
         self.total += made
 
-    @method(updates=["self.total"])
-    def late(self, pause: float) -> None:
+    @method(updates=["x"])
+    def late(self, x: Array, pause: float) -> None:
         """Come to the others after some time; on any device."""
         time.sleep(pause)
-        current_rank().all_reduce(self.total)
+        current_rank().all_reduce(x)
 
     def odd(self, what: str) -> None:
         """Rank 1 does something else than the others."""

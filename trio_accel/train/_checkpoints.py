@@ -71,25 +71,29 @@ def _steps(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def name_of(progress: Progress) -> str:
+    """Name the folder of a checkpoint."""
+    return f"step-{progress.step:08}"
+
+
 async def write(
-    folder: Path,
+    target: Path,
     keep: int,
     progress: Progress,
     optimizer: str,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
-) -> Path:
+) -> None:
     """Write a checkpoint, and remove those that are too many.
 
     Args:
-        folder: Where checkpoints are.
+        target: Where it is to be; its name is that of `name_of`.
         keep: How many stay.
         progress: State that is no array.
         optimizer: Its kind.
         cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
             buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.
     """
-    target = folder / f"step-{progress.step:08}"
-    made = folder / f".{target.name}-{secrets.token_hex(4)}"
+    made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
     try:
         for cell, (layouts, states) in enumerate(cells):
@@ -112,7 +116,6 @@ async def write(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
-    return target
 
 
 def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> None:

@@ -339,7 +339,8 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
     keys += [slice(None)] * (len(x.shape) - len(keys))
     widths, kept = list[tuple[int, int]](), list[int]()
     for one, extent in zip(keys, x.shape, strict=False):
-        if not isinstance(one, (int, slice)) or getattr(one, "step", None) not in (None, 1):
+        part: Any = one
+        if not isinstance(one, (int, slice)) or getattr(part, "step", None) not in (None, 1):
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )

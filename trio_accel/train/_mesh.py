@@ -70,8 +70,8 @@ class Mesh:
 
     def groups(self) -> dict[str, list[list[int]]]:
         """Return the ranks that differ in one way alone, by the name of that way."""
-        grid, axes = np.arange(self.size), {"pipeline": 0, "data": 1, "tensor": 2}
-        grid = grid.reshape(self.pipeline, self.data, self.tensor)
+        grid = np.arange(self.size).reshape(self.pipeline, self.data, self.tensor)
+        axes = {"pipeline": 0, "data": 1, "tensor": 2}
         return {
             name: np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()
             for name, axis in axes.items()

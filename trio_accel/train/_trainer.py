@@ -20,7 +20,7 @@ from ..actors import ActorRestartingError
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..collectives import open_world
 from ..devices import Device
-from ._checkpoints import Progress, newest, read, write
+from ._checkpoints import Progress, name_of, newest, read, write
 from ._config import Config
 from ._layout import Batch, Layout, Work, rows_of, shared
 from ._module import Module, Told
@@ -246,13 +246,13 @@ class Trainer:
         """Write a checkpoint when the one before is whole; it has started when steps may go on."""
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
         async with self._saving:
-            progress = self.progress
+            progress, target = self.progress, folder / name_of(self.progress)
             cells, _ = await self._again("the copy for a checkpoint", self._copied)
             task_status.started()
-            given = folder, keep, progress, self.config.optimizer.kind, cells
+            given = target, keep, progress, self.config.optimizer.kind, cells
             with trio.CancelScope(shield=is_behind):
-                path, _ = await self._again("a checkpoint", lambda: write(*given))
-        return path
+                await self._again("a checkpoint", lambda: write(*given))
+        return target
 
     async def _copied(self) -> _Cells:
         """Copy what a checkpoint has on the devices."""
