@@ -180,10 +180,8 @@ class Trainer:
             kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
             for kind, arrays in named.items()
         }
-        flat = {
-            "parameters": layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
-        }
-        flat |= {name: np.zeros_like(flat["parameters"]) for name in self.config.optimizer.states}
+        first = layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
+        flat = {"parameters": first, **{name: np.zeros_like(first) for name in self.config.optimizer.states}}
         if named["buffers"]:
             flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
         return layouts, flat
