@@ -13,10 +13,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -31,7 +31,7 @@ Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
 Pair: TypeAlias = "tuple[Any, int]"
 """An array, and the rank that gets it or gives it."""
 
-Way: TypeAlias = "Generator[None, None, None]"
+Way: TypeAlias = "Iterator[None]"
 
 _LOCK, _END = threading.Lock(), object()
 _RANK: ContextVar[ProgramRank | None] = ContextVar("trio_accel.rank", default=None)
@@ -328,38 +328,30 @@ class RoomRank(ProgramRank):
         # This rank's part begins here in what is reduced, and ranks are so far apart in what is joined.
         start = self.number * out.size if asked.kind == "reduce_scatter" else 0
         step = host.size if asked.kind == "all_gather" else 0
-
-        def take(first: int, pieces: Sequence[Any]) -> None:
+        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
+        own, each = self._places[self.number :][:1], max(1, _HALF // host.itemsize)
+        for first in range(0, max(host.size, 1), each):
+            number, given = self._next(-1, -1), host[first : first + each]
+            parts = [given if root in (None, rank) else given[:0] for rank in range(self.size)]
+            text = f"number {number}, {what}"
+            put = self._put(own, self._places, number, text, parts[self.number])
+            come = self._come(self._places, number, text, range(self.size))
+            self._run([(itertools.chain(put, come), range(self.size))], what)
+            halves = self._places["halves"][:, number % 2]
+            pieces = [half[: part.nbytes].view(part.dtype) for half, part in zip(halves, parts, strict=True)]
             if not asked.reduction:
                 for rank, piece in enumerate(pieces):
                     out[rank * step + first :][: len(piece)] = piece
-                return
-            low, high = max(first, start), min(first + len(pieces[0]), start + out.size)
-            if low < high:
+            elif (low := max(first, start)) < (high := min(first + len(given), start + out.size)):
                 chosen = [piece[low - first : high - first] for piece in pieces]
                 out[low - start : high - start] = _reduced(chosen, asked.reduction)
-
-        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
-        each = max(1, _HALF // host.itemsize)
-        for first in range(0, max(host.size, 1), each):
-            piece = host[first : first + each]
-            parts = [piece if root in (None, rank) else piece[:0] for rank in range(self.size)]
-            way = self._met(f"number {self._counts[-1, -1] + 1}, {what}", parts, partial(take, first))
-            self._run([(way, range(self.size))], what)
+            own["words"][0, _READ] = self._word(number)
 
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
         """See `ProgramRank`."""
         functions = {"send": self._sent, "recv": self._received}
         ways = [(functions[name](memory.on_host(), rank), [rank]) for name, memory, rank in moves]
         self._run(ways, f"exchange: {', '.join(f'{name} {rank}' for name, _, rank in moves)}")
-
-    def _met(self, text: str, parts: Sequence[Any], take: Callable[[Sequence[Any]], None]) -> Way:
-        number, own = self._next(-1, -1), self._places[self.number :][:1]
-        yield from self._put(own, self._places, number, text, parts[self.number])
-        yield from self._come(self._places, number, text, range(self.size))
-        halves = self._places["halves"][:, number % 2]
-        take([half[: part.nbytes].view(part.dtype) for half, part in zip(halves, parts, strict=True)])
-        own["words"][0, _READ] = self._word(number)
 
     def _sent(self, host: Any, to: int) -> Way:
         place, data = self._pairs[self.number, to : to + 1], host.view(np.uint8)
