@@ -357,13 +357,13 @@ class RoomRank(ProgramRank):
         place, data = self._pairs[self.number, to : to + 1], host.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             part, number = data[first : first + _PAIR_HALF], self._next(self.number, to)
-            yield from self._put(place, place, number, f"{host.size} {host.dtype}", part)
+            yield from self._put(place, place, number, f"an exchange of {host.size} {host.dtype}", part)
 
     def _received(self, out: Any, source: int) -> Way:
         place, data = self._pairs[source, self.number :][:1], out.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             part, number = data[first : first + _PAIR_HALF], self._next(source, self.number)
-            yield from self._come(place, number, f"{out.size} {out.dtype}", [source])
+            yield from self._come(place, number, f"an exchange of {out.size} {out.dtype}", [source])
             part[:] = place["halves"][0, number % 2, : part.size]
             # The reader has a word of its own in the writer's place.
             place["words"][0, _READ] = self._word(number)
