@@ -66,6 +66,12 @@ class Meets:
         current_rank().all_reduce(made)
         self.total += made
 
+    @method(updates=["x"])
+    def late(self, x: Array, pause: float) -> None:
+        """Come to the others after some time; on any device."""
+        time.sleep(pause)
+        current_rank().all_reduce(x)
+
     def odd(self, what: str) -> None:
         """Rank 1 does something else than the others."""
         rank, x = current_rank(), np.ones(4)

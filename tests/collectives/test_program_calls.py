@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import reduce
 from typing import Any
 
+import attrs
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meeting_programs import Calls, Meets
-from worlds import BUSY, DTYPES, elements
+from worlds import BUSY, DTYPES, elements, opened_world
 
 import trio_accel as ta
 from trio_accel.collectives import CollectiveMismatchError, RankFailedError, World
@@ -183,6 +184,27 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
             await check_right(world, programs)
         await world.call(programs, Meets.add, [np.ones(3)] * 2)
         assert not any(program.is_damaged for program in programs)
+
+
+@pytest.mark.parametrize("way", ["library"], indirect=True)
+async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: ta.System, way: str) -> None:
+    options = attrs.evolve(BUSY, stuck_after=0.5)
+    async with opened_world(system, 2, options=options, transport=way) as world:
+        devices = world.devices
+        programs = [await ta.open_program(device, Meets, await device.put(np.zeros(3))) for device in devices]
+
+        async def come(pause: float) -> list[Any]:
+            # The rank that goes on spoils what it was about to change, at some time.
+            xs = [await device.put(np.ones(3)) for device in devices]
+            await world.call(programs, Meets.late, xs, [0.0, pause])
+            return [(await x.to_host()).tolist() for x in xs]
+
+        assert await come(0.0) == [[2.0] * 3] * 2
+        with trio.fail_after(20), pytest.raises(RankFailedError, match="within stuck_after") as caught:
+            await come(60.0)
+        assert caught.value.rank == 1
+        assert await come(0.0) == [[2.0] * 3] * 2
+        assert [device.generation for device in devices] == [1, 2]
 
 
 async def kill_soon(device: ta.Device) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trio_accel import train
+from trio_accel.programs import current_rank
 
 Arrays = Mapping[str, Any]
 
@@ -52,7 +53,7 @@ class ArrayModule(train.Module):
         return
 
     def _begin(self, source: Arrays, target: Arrays, work: Any) -> None:
-        self.rng = np.random.default_rng((self.plan["seed"], work.number, work.rank.number))
+        self.rng = np.random.default_rng((self.plan["seed"], work.number, current_rank().number))
         self._parameters = self.layout.views(source["parameters"].astype(self.plan["compute"]))
         self._total = np.zeros(self.layout.padded, self.plan["reduce"])
         for name in ("parameters", *self.plan["states"]):
@@ -71,12 +72,13 @@ class ArrayModule(train.Module):
         return None if below is None else np.ascontiguousarray(below)
 
     def _summed(self, data: Any) -> Any:
-        if not self.plan["shard"]:
-            data.all_reduce(self._total, "sum")
-            return self._total
-        own = np.empty(len(self._total) // data.size, self._total.dtype)
-        data.reduce_scatter(self._total, own)
-        return own
+        total = self._total
+        if self.plan["shard"]:
+            total = np.empty(len(total) // data.size, total.dtype)
+            data.reduce_scatter(self._total, total)
+        else:
+            data.all_reduce(total, "sum")
+        return total.astype(self.plan["master"], copy=False)
 
     def _counts(self) -> Any:
         counts = np.full(self.layout.padded, 1.0 / self.mesh.tensor)
@@ -88,13 +90,7 @@ class ArrayModule(train.Module):
     def _numbers(self, *numbers: Any) -> Any:
         return np.array(numbers, np.float64)
 
-    def _wide(self, array: Any) -> Any:
-        return array.astype(self.plan["master"], copy=False)
-
-    def _copied(self, array: Any) -> Any:
-        return array.copy()
-
-    def _end_with(self, is_last: bool, rank: Any) -> None:
+    def _end_with(self, is_last: bool) -> None:
         return
 
     def _optimize(self, state: Arrays, g: Any, work: Any) -> None:

@@ -6,13 +6,15 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import attrs
 import trio
 
+from ..actors import running_beside
 from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, last_calls, room_bytes
+from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, last_calls, room_of
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -23,6 +25,8 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 # Seconds between two looks whether a rank was lost whose call has not ended.
 _LOOKED = 0.02
 _LOST = "the rank lost its context in a call of all ranks"
+# How far the codes of ranks are from the cause of all.
+_CONSEQUENCES = {MISMATCH: 2, AGAIN: 2, ENDED: 3}
 _calls = itertools.count(1)
 
 
@@ -30,52 +34,42 @@ _calls = itertools.count(1)
 class Rooms:
     """Where the ranks of a world meet inside of programs: shared memory of processors, or NCCL.
 
-    The memory is a file without a name. A worker opens it by the descriptor of this process, while the world
-    holds it.
+    The memory of some ranks is a file without a name. A worker opens it by the descriptor of this process,
+    while the world holds it.
     """
 
     _devices: Sequence[Device]
     _communicator: Communicator | None
     _why_mapped: str | None
-    _file: int | None = attrs.field(default=None, init=False)
-    _places: dict[tuple[object, ...], int] = attrs.field(factory=dict[tuple[object, ...], int], init=False)
-    _bytes: int = attrs.field(default=0, init=False)
+    _files: dict[tuple[object, ...], int] = attrs.field(factory=dict[Any, int], init=False)
     _communicators: dict[tuple[object, ...], Communicator] = attrs.field(factory=dict[Any, Any], init=False)
 
     async def close(self) -> None:
         """Let all of it go."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        while self._files:
+            os.close(self._files.popitem()[1])
             forget_rooms()
         for communicator in self._communicators.values():
             await communicator.close()
 
     async def open(self, groups: Groups) -> list[dict[str, Any]]:
-        """Return what each rank is told.
+        """Return for each rank the rooms that it is told of: of each group where it is, and its ranks.
 
         Raises:
             NotSupportedError: The devices cannot meet.
             RanksFailedError: A rank was lost meanwhile.
         """
-        ranks = tuple(range(len(self._devices)))
-        every = [("", ranks), *[(name, tuple(one)) for name, all_ in groups.items() for one in all_]]
-        common: dict[str, Any] = {}
-        if all(device.info.backend == "cpu" for device in self._devices):
-            if self._file is None:
-                self._file = os.memfd_create("trio-accel-ranks", os.MFD_CLOEXEC)
-            common["path"] = f"/proc/{os.getpid()}/fd/{self._file}"
-            places = [self._place(*one) for one in every]
-        elif self._communicator is None and len(ranks) > 1:
+        ranks = [*range(len(self._devices))]
+        told: list[dict[str, Any]] = [{} for _ in ranks]
+        is_mapped = all(device.info.backend == "cpu" for device in self._devices)
+        if not is_mapped and self._communicator is None and len(ranks) > 1:
             raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
-        else:
-            places = [await self._begun(*one) for one in every]
-        rooms = [(name, place, [*one]) for (name, one), place in zip(every, places, strict=True)]
-
-        def of(rank: int) -> dict[str, Any]:
-            return {name: [place, one] for name, place, one in rooms if rank in one}
-
-        return [{**common, "number": rank, "rooms": of(rank)} for rank in ranks]
+        for name, all_ in {"": [ranks], **groups}.items():
+            for members in all_:
+                place = self._file(name, members) if is_mapped else await self._begun(name, members)
+                for rank in members:
+                    told[rank][name] = [place, [*members]]
+        return told
 
     def end(self, *, is_done: bool) -> None:
         """End what was opened; where the call has failed, what waits for others ends, too."""
@@ -86,21 +80,21 @@ class Rooms:
     def last(self, call: int) -> list[tuple[int, str]]:
         """Return for each rank how often it has come to others in a call, and to what it came last."""
         found = [(0, "came to none") for _ in self._devices]
-        for (name, *members), first in self._places.items():
-            told = last_calls(f"/proc/self/fd/{self._file}", first, len(members), call)
+        for name, *members in self._files:
+            told = last_calls(self._file(str(name), members), len(members), call)
             for rank, (count, text) in zip(cast("list[int]", members), told, strict=True):
                 if count:
                     where = f" in group {name!r}" if name else ""
                     found[rank] = (found[rank][0] + count, f"came last to {text}{where}")
         return found
 
-    async def _begun(self, name: str, members: tuple[int, ...]) -> int:
+    async def _begun(self, name: str, members: Sequence[int]) -> int:
         """Return the number of the communicator of some ranks; 0 for one rank."""
         if len(members) == 1:
             return 0
         communicator = self._communicator
         assert communicator is not None  # several ranks have one
-        if members != tuple(range(len(self._devices))):
+        if len(members) < len(self._devices):
             devices = [self._devices[rank] for rank in members]
             made = Communicator(communicator.vendor, devices)
             communicator = self._communicators.setdefault((name, *members), made)
@@ -108,25 +102,13 @@ class Rooms:
             await communicator.begin()
         return communicator.number
 
-    def _place(self, name: str, members: Sequence[int]) -> int:
-        """Return where the room of some ranks begins; it is made at its first use."""
+    def _file(self, name: str, members: Sequence[object]) -> str:
+        """Return the path of the memory of some ranks, which is made at its first use."""
         key = name, *members
-        if key not in self._places:
-            self._places[key] = self._bytes
-            self._bytes += room_bytes(len(members))
-            os.ftruncate(self._file or 0, self._bytes)
-        return self._places[key]
-
-
-def check_groups(groups: Groups, size: int) -> None:
-    """Refuse groups that leave a rank out, or have one twice.
-
-    Raises:
-        ValueError: They do.
-    """
-    for name, members in groups.items():
-        if sorted(itertools.chain(*members)) != [*range(size)] or not name:
-            raise ValueError(f"call: group {name!r} must have each of {size} ranks once, got {members}")
+        if key not in self._files:
+            self._files[key] = os.memfd_create("trio-accel-ranks", os.MFD_CLOEXEC)
+            os.ftruncate(self._files[key], room_of(len(members)).itemsize)
+        return f"/proc/{os.getpid()}/fd/{self._files[key]}"
 
 
 class ProgramCalls(PartCall):
@@ -139,6 +121,7 @@ class ProgramCalls(PartCall):
         each: Arguments, each with one for each rank.
         by_name: Those by name.
         within: Seconds that it may take; None for any time.
+        groups: Ranks that also meet among themselves.
     """
 
     def __init__(
@@ -149,6 +132,7 @@ class ProgramCalls(PartCall):
         each: Sequence[Sequence[Any]],
         by_name: Mapping[str, Sequence[Any]],
         within: float | None,
+        groups: Groups,
     ) -> None:
         super().__init__(turns, "call")
         if [getattr(program, "device", None) for program in programs] != list(self._devices):
@@ -158,23 +142,28 @@ class ProgramCalls(PartCall):
                 raise ValueError(f"{self.name}: argument {name} must have one for each of {self._size} ranks")
         if within is not None and not within > 0:
             raise ValueError(f"{self.name}: within must be a number of seconds above 0, got {within!r}")
-        self._programs, self._method = programs, method
+        for group, members in groups.items():
+            if sorted(itertools.chain(*members)) != [*range(self._size)] or not group:
+                raise ValueError(
+                    f"call: group {group!r} must have each of {self._size} ranks once, got {members}"
+                )
+        self._programs, self._method, self._groups = programs, method, groups
         self._within = math.inf if within is None else within
         self._each, self._by_name = each, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
 
-    async def run(self, rooms: Rooms, groups: Groups) -> list[Any]:
+    async def run(self, rooms: Rooms) -> list[Any]:
         """Ask all ranks; see `World.call`."""
-        number = next(_calls)
         before = [device.generation + (not device.is_ready) for device in self._devices]
+        common = {"call": next(_calls)}
+        watch = partial(self._watch, before, common["call"])
         try:
-            told = await rooms.open(groups)
-            async with trio.open_nursery() as nursery:
+            told = await rooms.open(self._groups)
+            async with running_beside(watch), trio.open_nursery() as nursery:
                 self._rooms, self._scope = rooms, nursery.cancel_scope
-                nursery.start_soon(self._watch, before, number)
-                for rank, room in enumerate(told):
-                    nursery.start_soon(self._ask, rank, {**room, "call": number})
+                for rank, known in enumerate(told):
+                    nursery.start_soon(self._ask, rank, {**common, "number": rank, "rooms": known})
         except RanksFailedError as failed:
             error = cast("AccelError", failed.error)
             raise self._turns.failed(self.name, failed.rank, error) from error
@@ -187,13 +176,11 @@ class ProgramCalls(PartCall):
                 self._errors.clear()
         return [self._replies[rank] for rank in range(self._size)]
 
-    def _end(self, rank: int, error: Exception | None) -> None:
-        """Note the end of a rank; after an error, all others end where they meet next."""
-        if error is not None:
-            self._errors.setdefault(rank, error)
-            self._rooms.end(is_done=False)
-        if error is not None or len(self._replies) == self._size:
-            self._scope.cancel(reason="a rank has failed, or all have ended")
+    def _fail(self, rank: int, error: Exception) -> None:
+        """Note the error of a rank; all others end where they meet next."""
+        self._errors.setdefault(rank, error)
+        self._rooms.end(is_done=False)
+        self._scope.cancel(reason="a rank has failed")
 
     async def _ask(self, rank: int, meeting: Mapping[str, Any]) -> None:
         MEETING.set(meeting)
@@ -202,24 +189,20 @@ class ProgramCalls(PartCall):
         try:
             self._replies[rank] = await self._programs[rank].ask(self._method, *args, **by_name)
         except Exception as error:  # noqa: BLE001  # raised for all
-            self._end(rank, error)
-        else:
-            self._end(rank, None)
+            self._fail(rank, error)
 
     async def _watch(self, before: Sequence[int], number: int) -> None:
         """End the call when its time is over, or a rank was lost: the next worker knows nothing of it."""
         until = trio.current_time() + self._within
-        while True:
+        while not self._errors:
             await trio.sleep_until(min(trio.current_time() + _LOOKED, until))
             missing = [rank for rank in range(self._size) if rank not in self._replies]
             for rank in missing:
                 device = self._devices[rank]
                 if device.generation + (not device.is_ready) > before[rank]:
-                    self._end(rank, ContextLostError(_LOST, device=device.name))
-                    return
+                    self._fail(rank, ContextLostError(_LOST, device=device.name))
             if missing and trio.current_time() >= until:
-                self._end(*self._late(missing, number))
-                return
+                self._fail(*self._late(missing, number))
 
     def _late(self, missing: Sequence[int], number: int) -> tuple[int, CompletionTimeoutError]:
         """Return the rank that holds the others up, and the error of a deadline."""
@@ -233,19 +216,21 @@ class ProgramCalls(PartCall):
         """Raise the error that is the cause of the others."""
         rank = min(self._errors, key=lambda rank: (_order(self._errors[rank]), rank))
         error: Any = self._errors[rank]
-        if isinstance(error, Refused) and error.code == AGAIN:
+        code = _code(error)
+        if code == AGAIN:
             # The device has asked its next worker again, before anybody saw that the first one was lost.
             error = ContextLostError(_LOST, device=self._devices[rank].name)
-        if isinstance(error, Refused) and error.code == MISMATCH:
+        if code == MISMATCH:
             raise CollectiveMismatchError(str(error), operation=self.name) from error
-        failed = self._turns.failed(self.name, rank, cast("AccelError", error))
-        raise failed from error
+        raise self._turns.failed(self.name, rank, cast("AccelError", error)) from error
+
+
+def _code(error: Exception) -> str:
+    return str(error.code) if isinstance(error, Refused) else ""
 
 
 def _order(error: Exception) -> int:
     """Tell how near an error is to the cause of all."""
-    if isinstance(error, ContextLostError):
-        return 0
-    if isinstance(error, Refused) and error.code in (ENDED, AGAIN, MISMATCH):
-        return 3 if error.code == ENDED else 2
-    return 1
+    return (
+        0 if isinstance(error, ContextLostError) else {MISMATCH: 2, AGAIN: 2, ENDED: 3}.get(_code(error), 1)
+    )

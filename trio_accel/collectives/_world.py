@@ -18,7 +18,7 @@ from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns
 from ._communicators import Communicator, Part, RanksFailedError, library_of, refusal
 from ._operations import PartOperation, Reduction
-from ._program_calls import ProgramCalls, Rooms, check_groups
+from ._program_calls import ProgramCalls, Rooms
 from ._ranks import Given, Group, Meetings, Rank
 
 __all__ = ["Transport", "World", "open_world"]
@@ -241,10 +241,9 @@ class World:
                 NCCL does not serve.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = ProgramCalls(self._turns, programs, method, each, each_by_name, within)
-        check_groups(groups or {}, self.size)
+        call = ProgramCalls(self._turns, programs, method, each, each_by_name, within, groups or {})
         async with self._turns.turn(call.name), alone_on(self.devices):
-            return await call.run(self._rooms, groups or {})
+            return await call.run(self._rooms)
 
     @asynccontextmanager
     async def group(self) -> AsyncGenerator[Group, None]:

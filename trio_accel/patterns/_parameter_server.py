@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -116,8 +116,6 @@ class ParameterState:
         self.version = 0
         self.flat, self.slots = flat, slots
         self._shapes = shapes
-        ends = accumulate(map(math.prod, shapes.values()), initial=0)
-        self._places = dict(zip(shapes, pairwise(ends), strict=True))
 
     @classmethod
     async def put(
@@ -148,9 +146,10 @@ class ParameterState:
 
     def current(self) -> Parameters:
         """Return the parameters as they are now."""
+        ends = accumulate(map(math.prod, self._shapes.values()))
         arrays = {
-            name: self.flat[first:end].reshape(self._shapes[name])
-            for name, (first, end) in self._places.items()
+            name: self.flat[end - math.prod(shape) : end].reshape(shape)
+            for (name, shape), end in zip(self._shapes.items(), ends, strict=True)
         }
         return Parameters(self.version, MappingProxyType(arrays))
 
@@ -182,15 +181,11 @@ class ParameterState:
         given: list[Any] = [gradients[name] for name in self._shapes]
         if not any(isinstance(one, AccelRef) for one in given):
             return await self.device.put(np.concatenate([one.reshape(-1) for one in given]))
-        xp = self.flat.__array_namespace__()
-        here = [xp.reshape(await self._here(one), (-1,)) for one in given]
-        made: AccelRef = await xp.concat(here)
+        for place, one in enumerate(given):
+            if isinstance(one, AccelRef) and one.device is not self.device:
+                given[place] = await one.copy_to(self.device)
+        made: AccelRef = await self.flat.__array_namespace__().concat(given, axis=None)
         return made
-
-    async def _here(self, array: _Array) -> AccelRef:
-        if not isinstance(array, AccelRef):
-            return await self.device.put(array)
-        return array if array.device is self.device else await array.copy_to(self.device)
 
     def commit(self, flat: AccelRef, slots: tuple[AccelRef, ...]) -> None:
         """Let the arrays of a step be current."""

@@ -56,14 +56,6 @@ class Progress:
     good: int = 0
 
 
-@attrs.frozen
-class Saved:
-    """A checkpoint that was read: for each part of the model, flat arrays without the zeros at their ends."""
-
-    progress: Progress
-    states: Sequence[Mapping[str, npt.NDArray[Any]]]
-
-
 def newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint of a folder; blocks."""
     found = [path for path in _steps(folder) if (path / _ABOUT).is_file()]
@@ -79,25 +71,29 @@ def _steps(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def name_of(progress: Progress) -> str:
+    """Name the folder of a checkpoint."""
+    return f"step-{progress.step:08}"
+
+
 async def write(
-    folder: Path,
+    target: Path,
     keep: int,
     progress: Progress,
     optimizer: str,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
-) -> Path:
+) -> None:
     """Write a checkpoint, and remove those that are too many.
 
     Args:
-        folder: Where checkpoints are.
+        target: Where it is to be; its name is that of `name_of`.
         keep: How many stay.
         progress: State that is no array.
         optimizer: Its kind.
         cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
             buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.
     """
-    target = folder / f"step-{progress.step:08}"
-    made = folder / f".{target.name}-{secrets.token_hex(4)}"
+    made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
     try:
         for cell, (layouts, states) in enumerate(cells):
@@ -112,7 +108,7 @@ async def write(
             **attrs.asdict(progress),
             "optimizer": optimizer,
             "cells": [
-                {"parts": len(states), **{name: one.described() for name, one in layouts.items()}}
+                {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
                 for layouts, states in cells
             ],
         }
@@ -120,7 +116,6 @@ async def write(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
-    return target
 
 
 def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> None:
@@ -143,8 +138,13 @@ def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> No
         shutil.rmtree(path, ignore_errors=True)
 
 
-async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]) -> Saved:
+async def read(
+    path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]
+) -> tuple[Progress, list[dict[str, npt.NDArray[Any]]]]:
     """Read a checkpoint, whatever the number of ranks was that wrote it.
+
+    Returns:
+        The state that is no array, and of each part of the model flat arrays without the zeros at the end.
 
     Raises:
         CheckpointError: It is not whole, or that of another model or optimizer.
@@ -170,7 +170,7 @@ async def read(path: Path, device: Device, optimizer: str, cells: Sequence[Layou
                 parts.setdefault(name, []).append(array)
         size = layouts["parameters"].size
         states.append(state | {name: np.concatenate(arrays)[:size] for name, arrays in parts.items()})
-    return Saved(Progress(*[about[field.name] for field in attrs.fields(Progress)]), states)
+    return Progress(*[about[field.name] for field in attrs.fields(Progress)]), states
 
 
 async def _arrays(device: Device, path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -214,9 +214,7 @@ class Precision:
     @property
     def first_scale(self) -> float | None:
         """The factor of the loss at the beginning; None if the loss is not scaled."""
-        if self.scale is None and self.compute == "float16":
-            return 65536.0
-        return self.scale
+        return 65536.0 if self.scale is None and self.compute == "float16" else self.scale
 
 
 @attrs.frozen

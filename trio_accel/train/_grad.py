@@ -14,6 +14,7 @@ from .. import arrays as _arrays
 from .. import nn as _nn
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call
+from ..devices.operations._calls import Chain, arguments_of
 
 __all__ = ["grad", "value_and_grad"]
 
@@ -119,7 +120,7 @@ def value_and_grad(
                 # They are of no use to anybody now, and no fault of the caller's.
                 leaf.is_told = True
             raise
-        out: AccelRef = await _Tape(value, leaves).joined()
+        out: AccelRef = await _joined(value, leaves)
         place = 1
 
         def taken(ref: AccelRef) -> AccelRef:
@@ -161,85 +162,49 @@ def _with(nested: Any, change: Callable[[AccelRef], Any]) -> Any:
     return change(nested)
 
 
-class _Tape:
-    """The calls of a value, and the calls of its gradients.
+def _joined(given: object, leaves: Sequence[Any]) -> Any:
+    """Return one call of a value and of all its gradients, each flat, behind one another.
 
     Args:
         given: The call of the value.
         leaves: Calls of the parameters.
     """
-
-    def __init__(self, given: object, leaves: Sequence[Any]) -> None:
-        if not isinstance(given, Call):
-            raise TypeError(f"value_and_grad: the function must return a call, got {type(given).__name__}")
-        value = cast("Any", given)
-        if value.shape:
-            raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
-        self._value, self._leaves = value, leaves
-        self._order: list[Any] = []
-        self._visit(value)
-        self._depends = set(map(id, leaves))
-        for call in self._order:
-            is_step = call.function.name.removeprefix("arrays.") in _STEPS
-            if not is_step and any(id(one) in self._depends for one in _operands(call)):
-                self._depends.add(id(call))
-        if id(value) not in self._depends:
-            raise ValueError("value_and_grad: the value depends on no parameter")
-        self._slopes: dict[int, Any] = {}
-
-    def _visit(self, value: Any) -> None:
-        """Put the calls in an order in which each comes behind its operands."""
-        done, stack = set[int](), [value]
-        while stack:
-            call = stack[-1]
-            calls: list[Any] = [one for one in _operands(call) if isinstance(one, Call)]
-            missing = [one for one in calls if id(one) not in done]
-            if missing and id(call) not in done:
-                stack += missing
-                continue
-            stack.pop()
-            if id(call) not in done:
-                done.add(id(call))
-                self._order.append(call)
-
-    def joined(self) -> Any:
-        """Return one call of the value and all gradients, each flat, behind one another."""
-        self._slopes[id(self._value)] = arrays.ones_like(self._value)
-        leaves, found = set(map(id, self._leaves)), dict[int, Any]()
-        for call in reversed(self._order):
-            slope = self._slopes.pop(id(call), None)
-            if slope is None or id(call) not in self._depends:
-                continue
-            if id(call) in leaves:
-                found[id(call)] = slope
-                continue
-            # An operand may be there twice.
-            missing = Counter[int](id(one) for one in _operands(call) if id(one) in self._depends)
-            for operand, make in gradients(call, slope):
-                missing[id(operand)] -= 1
-                if id(operand) in self._depends:
-                    before, one = self._slopes.get(id(operand)), make()
-                    self._slopes[id(operand)] = one if before is None else before + one
-            if any(count > 0 for count in missing.values()):
-                raise NotSupportedError(
-                    f"value_and_grad: {call.function.name} has no gradient for an argument"
-                )
-        dtype = self._value.dtype
-        parts = [arrays.reshape(self._value, (1,))]
-        for leaf in self._leaves:
-            slope = found.get(id(leaf))
-            part = arrays.zeros_like(leaf) if slope is None else slope
-            parts.append(arrays.reshape(part if part.dtype == dtype else part.cast(dtype), (-1,)))
-        return arrays.concat(parts)
+    if not isinstance(given, Call):
+        raise TypeError(f"value_and_grad: the function must return a call, got {type(given).__name__}")
+    value = cast("Any", given)
+    if value.shape:
+        raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
+    order, depends = _order(value, leaves)
+    if id(value) not in depends:
+        raise ValueError("value_and_grad: the value depends on no parameter")
+    slopes: dict[int, Any] = {id(value): arrays.ones_like(value)}
+    for call in reversed(order):
+        if id(call) not in slopes:
+            # Only what has no gradient uses it.
+            continue
+        # An operand may be there twice.
+        missing = Counter[int](id(one) for one in arguments_of(call) if id(one) in depends)
+        for operand, make in gradients(call, slopes.pop(id(call))):
+            missing[id(operand)] -= 1
+            if id(operand) in depends:
+                before, one = slopes.get(id(operand)), make()
+                slopes[id(operand)] = one if before is None else before + one
+        if any(count > 0 for count in missing.values()):
+            raise NotSupportedError(f"value_and_grad: {call.function.name} has no gradient for an argument")
+    parts = [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+    narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
+    return arrays.concat([value, *narrow], axis=None)
 
 
-def _operands(call: Any) -> list[Any]:
-    """List the arrays and calls among the arguments of a call."""
-    found: list[Any] = []
-    values: list[Any] = [*call.args, *_named(call).values()]
-    for one in values:
-        found += one if isinstance(one, (list, tuple)) else [one]
-    return found
+def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int]]:
+    """Return the calls that a value is made of and that depend on parameters, in order; and what depends."""
+    depends, order = set(map(id, leaves)), list[Any]()
+    for call in Chain(value, is_spent=False).steps:
+        is_step = call.function.name.removeprefix("arrays.") in _STEPS
+        if not (is_step or depends.isdisjoint(map(id, arguments_of(call)))):
+            depends.add(id(call))
+            order.append(call)
+    return order, depends
 
 
 def gradients(call: Any, g: Any) -> Iterator[Rule]:
@@ -336,23 +301,17 @@ def _linear(call: Any, g: Any) -> Iterator[Rule]:
     yield bias, lambda: arrays.sum(flat, axis=0)
 
 
-def _rms_norm(call: Any, g: Any) -> Iterator[Rule]:
-    x, weight = call.args[0], _option(call, 1, "weight", 1)
-    axis, eps = _option(call, 2, "axis", -1), _option(call, 3, "eps", 1e-6)
-    root = arrays.rsqrt(arrays.mean(x * x, axis=axis, keepdims=True) + eps)
-    scaled = g * weight
-    yield x, lambda: root * (scaled - x * root * root * arrays.mean(scaled * x, axis=axis, keepdims=True))
-    yield weight, lambda: _summed_to(g * x * root, np.shape(weight))
-
-
-def _layer_norm(call: Any, g: Any) -> Iterator[Rule]:
+def _normed(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of a layer norm, or of an RMS norm, which takes no mean away and has no bias."""
+    is_centred = call.function.name == "arrays.layer_norm"
     x, weight, bias = call.args[0], _option(call, 1, "weight", 1), _option(call, 2, "bias", 0)
-    axis, eps = _option(call, 3, "axis", -1), _option(call, 4, "eps", 1e-5)
-    off = x - arrays.mean(x, axis=axis, keepdims=True)
-    root = arrays.rsqrt(arrays.mean(off * off, axis=axis, keepdims=True) + eps)
+    axis, eps = _named(call).get("axis", -1), _named(call).get("eps", 1e-5 if is_centred else 1e-6)
+    mean = partial(arrays.mean, axis=axis, keepdims=True)
+    off = x - mean(x) if is_centred else x
+    root = arrays.rsqrt(mean(off * off) + eps)
     normal, scaled = off * root, g * weight
-    mean = arrays.mean(scaled, axis=axis, keepdims=True)
-    yield x, lambda: root * (scaled - mean - normal * arrays.mean(scaled * normal, axis=axis, keepdims=True))
+    less = scaled - normal * mean(scaled * normal)
+    yield x, lambda: root * (less - mean(scaled) if is_centred else less)
     yield weight, lambda: _summed_to(g * normal, np.shape(weight))
     yield bias, lambda: _summed_to(g, np.shape(bias))
 
@@ -365,13 +324,8 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of what turns axes about: where each of them has gone, NumPy tells."""
     x, name = call.args[0], call.function.name.rpartition(".")[2]
     tags = np.empty(tuple(range(2, 2 + len(x.shape))), np.int8)
-    turned = (
-        tags.T
-        if name == "T"
-        else tags.mT
-        if name in ("mT", "matrix_transpose")
-        else getattr(np, name)(tags, *call.args[1:], **_named(call))
-    )
+    is_property = name in ("T", "mT")
+    turned = getattr(tags, name) if is_property else getattr(np, name)(tags, *call.args[1:], **_named(call))
     yield x, lambda: arrays.permute_dims(g, tuple(turned.shape.index(extent) for extent in tags.shape))
 
 
@@ -390,11 +344,9 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
             raise NotSupportedError(
                 "value_and_grad: only indices by numbers, and slices of step 1, have gradients"
             )
-        if isinstance(one, int):
-            part = slice(one % extent, one % extent + 1)
-        first, stop, _ = part.indices(extent)
-        widths.append((first, extent - max(first, stop)))
-        kept.append(max(stop - first, 0))
+        span = range(extent)[one if isinstance(one, slice) else slice(one % extent, one % extent + 1)]
+        widths.append((span.start, extent - span.start - len(span)))
+        kept.append(len(span))
     yield x, lambda: arrays.pad(arrays.reshape(g, tuple(kept)), widths)
 
 
@@ -436,8 +388,8 @@ _TURNED = (
 _RULES: dict[str, Callable[[Any, Any], Iterator[Rule]]] = {
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
     "arrays.broadcast_to": _broadcast, "arrays.concat": _concat, "arrays.expand_dims": _reshaped,
-    "arrays.layer_norm": _layer_norm, "arrays.logsumexp": _logsumexp, "arrays.mean": _mean,
-    "arrays.reshape": _reshaped, "arrays.rms_norm": _rms_norm, "arrays.squeeze": _reshaped,
+    "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp, "arrays.mean": _mean,
+    "arrays.reshape": _reshaped, "arrays.rms_norm": _normed, "arrays.squeeze": _reshaped,
     "arrays.stack": _stack, "arrays.sum": _sum, "arrays.where": _where, "linalg.matmul": _matmul,
     "nn.embedding": _embedding, "nn.linear": _linear, **dict.fromkeys(_TURNED, _turned),
 }  # fmt: skip

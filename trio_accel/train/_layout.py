@@ -41,9 +41,11 @@ class Layout:
         """Elements of the flat array."""
         return -(-max(self.size, 1) // self.ranks) * self.ranks
 
-    def described(self) -> list[Any]:
-        """Return names and shapes as plain values."""
-        return [[*self.names], [*map(list, self.shapes)]]
+    def own(self, rank: int) -> slice:
+        """Return the part of a rank, which is one of those that share the array."""
+        part = self.padded // self.ranks
+        first = rank % self.ranks * part
+        return slice(first, first + part)
 
     def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
         """Yield each name, its place in the flat array, and its shape."""
@@ -108,3 +110,37 @@ def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
         {name: array[start:stop] for name, array in batch.items()}
         for start, stop in itertools.pairwise(bounds)
     ]
+
+
+@attrs.frozen
+class Work:
+    """A step as the ranks with the same samples compute it.
+
+    Attributes:
+        number: Its number, from 1 on.
+        rate: The rate of the optimizer.
+        scale: Factor of the loss, by which gradients are divided again.
+        weight: The share of these samples in all of the step.
+        batch: The samples.
+    """
+
+    number: int
+    rate: float
+    scale: float
+    weight: float
+    batch: Batch
+
+    def parts(self, batch: Batch, count: int) -> Iterator[tuple[dict[str, Any], float]]:
+        """Yield parts of the samples, and the share of each in all of the step."""
+        for part in shared(batch, count):
+            yield part, self.weight * rows_of(part) / rows_of(batch)
+
+    def clipped(self, squares: float, most: float | None) -> tuple[float, float]:
+        """Return the norm of a scaled gradient, and by which factor it is no longer scaled, and clipped.
+
+        Args:
+            squares: The sum of its squares.
+            most: The largest norm; None for any.
+        """
+        norm, factor = math.sqrt(squares) / self.scale, 1.0 / self.scale
+        return norm, factor if most is None or not norm > most else factor * most / norm

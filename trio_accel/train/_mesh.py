@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import attrs
+import numpy as np
 
 from ..programs import current_rank
 
@@ -70,17 +70,11 @@ class Mesh:
 
     def groups(self) -> dict[str, list[list[int]]]:
         """Return the ranks that differ in one way alone, by the name of that way."""
-        steps = {
-            "tensor": (1, self.tensor),
-            "data": (self.tensor, self.data),
-            "pipeline": (self.tensor * self.data, self.pipeline),
-        }
-        firsts = range(self.size)
+        grid = np.arange(self.size).reshape(self.pipeline, self.data, self.tensor)
+        axes = {"pipeline": 0, "data": 1, "tensor": 2}
         return {
-            name: [
-                [*range(first, first + step * size, step)] for first in firsts if first // step % size == 0
-            ]
-            for name, (step, size) in steps.items()
+            name: np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()
+            for name, axis in axes.items()
         }
 
     def part(self, array: Any, axis: int = 0) -> Any:
@@ -103,52 +97,15 @@ def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
     et al., 2019), a stage keeps no more of them than there are stages from it to the last one.
     """
     ahead = parts if order == "gpipe" else min(stages - 1 - stage, parts)
-    for number in range(ahead):
-        yield "forward", number
-    for number in range(ahead, parts):
-        yield "forward", number
-        yield "backward", number - ahead
-    for number in range(parts - ahead, parts):
-        yield "backward", number
-
-
-@functools.cache
-def _functions() -> tuple[Any, Any]:
-    """Make the functions of PyTorch by which ranks share a layer (Shoeybi et al., 2019)."""
-    torch = sys.modules["torch"]
-
-    class Copied(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        """What all ranks have; their gradients are summed."""
-
-        @staticmethod
-        def forward(context: Any, x: Any, rank: Any) -> Any:
-            context.rank = rank
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(context: Any, slope: Any) -> Any:
-            total = slope.contiguous().clone()
-            context.rank.all_reduce(total, "sum")
-            return total, None
-
-    class Summed(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        """The sum over the ranks; each has the gradient of that."""
-
-        @staticmethod
-        def forward(context: Any, x: Any, rank: Any) -> Any:
-            total = x.contiguous().clone()
-            rank.all_reduce(total, "sum")
-            return total
-
-        @staticmethod
-        def backward(context: Any, slope: Any) -> Any:
-            return slope, None
-
-    return Copied.apply, Summed.apply
+    for number in range(parts + ahead):
+        if number < parts:
+            yield "forward", number
+        if number >= ahead:
+            yield "backward", number - ahead
 
 
 def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Compute this rank's part of the outputs of a layer, in `Module.loss` or `Module.stage`.
+    """Compute this rank's part of the outputs of a layer (Shoeybi et al., 2019), in a method of a `Module`.
 
     Args:
         x: Tensor of shape (..., inputs), which all ranks that share the layer have.
@@ -158,8 +115,16 @@ def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Returns:
         Tensor of shape (..., outputs / ranks). Its gradient for `x` is summed over the ranks.
     """
-    copied, _ = _functions()
-    return sys.modules["torch"].nn.functional.linear(copied(x, current_rank().group("tensor")), weight, bias)
+    rank, copied = current_rank().group("tensor"), x.view_as(x)
+    if copied.requires_grad:
+
+        def summed(slope: Any) -> Any:
+            total = slope.contiguous().clone()
+            rank.all_reduce(total)
+            return total
+
+        copied.register_hook(summed)
+    return torch_of_model().nn.functional.linear(copied, weight, bias)
 
 
 def row_linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -173,6 +138,15 @@ def row_linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Returns:
         Tensor of shape (..., outputs), the same on all ranks.
     """
-    _, summed = _functions()
-    total = summed(sys.modules["torch"].nn.functional.linear(x, weight), current_rank().group("tensor"))
+    # The gradient of the sum is that of each part, so autograd need not know of it.
+    total = torch_of_model().nn.functional.linear(x, weight).contiguous()
+    current_rank().group("tensor").all_reduce(total)
     return total if bias is None else total + bias
+
+
+def torch_of_model() -> Any:
+    """Return PyTorch, which the module of the model has imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise ImportError("a model of train.Module needs PyTorch: import torch at the top of its module")
+    return torch

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import operator
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
-import attrs
-
 from ..programs import Array, current_rank, method
-from ._layout import Batch, Layout, rows_of, shared
-from ._mesh import Mesh, Turn, turns
+from ._layout import Batch, Layout, Work, rows_of
+from ._mesh import Mesh, Turn, torch_of_model, turns
 
 __all__ = ["Module"]
 
@@ -28,32 +24,6 @@ _logger = logging.getLogger("trio_accel.train")
 
 State: TypeAlias = "Mapping[str, Array]"
 Told: TypeAlias = "dict[str, float]"
-
-
-@attrs.frozen
-class Work:
-    """A step as a rank computes it.
-
-    Attributes:
-        rank: The rank.
-        batch: Its samples.
-        number: Number of the step, from 1 on.
-        weight: The share of these samples in all of the step.
-        rate: The rate of the optimizer.
-        scale: Factor of the loss, by which gradients are divided again.
-    """
-
-    rank: Any
-    batch: Mapping[str, Array]
-    number: int
-    weight: float
-    rate: float
-    scale: float
-
-    def parts(self, batch: Batch, count: int) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield parts of the samples, and the share of each in all of the step."""
-        for part in shared(batch, count):
-            yield part, self.weight * rows_of(part) / rows_of(batch)
 
 
 class Beginning:
@@ -99,8 +69,7 @@ class Module:
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
         self.mesh = Mesh(*plan["mesh"])
-        names, shapes = plan["parameters"]
-        self.layout: Layout = Layout(names, shapes, self.mesh.data)
+        self.layout: Layout = Layout(*plan["parameters"])
         self.buffers: Layout = Layout(*plan["buffers"])
         self._a = {name: self._native(array) for name, array in a.items()}
         self._b = {name: self._native(array) for name, array in b.items()}
@@ -120,7 +89,7 @@ class Module:
 
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and buffers of the beginning, as arrays of the host by name."""
-        _torch().manual_seed(seed)
+        torch_of_model().manual_seed(seed)
         model = self.configure(**options)
         parameters = {name: _on_host(one) for name, one in model.named_parameters()}
         return parameters, {name: _on_host(one) for name, one in model.named_buffers()}
@@ -132,12 +101,12 @@ class Module:
     @method(updates=["self.b"], idempotent=True)
     def step_to_b(self, work: Mapping[str, Any], batch: Batch) -> Told:
         """Compute a step from `a` to `b`; see `_step`."""
-        return self._step(self._a, self._b, Work(current_rank(), batch, **work))
+        return self._step(self._a, self._b, Work(**work, batch=batch))
 
     @method(updates=["self.a"], idempotent=True)
     def step_to_a(self, work: Mapping[str, Any], batch: Batch) -> Told:
         """Compute a step from `b` to `a`; see `_step`."""
-        return self._step(self._b, self._a, Work(current_rank(), batch, **work))
+        return self._step(self._b, self._a, Work(**work, batch=batch))
 
     def _step(self, source: State, target: State, work: Work) -> Told:
         """Write the state after a step to `target`, which has nothing that is read.
@@ -145,42 +114,35 @@ class Module:
         Returns:
             The mean loss of all samples, and the norm of the gradient of that before it is clipped.
         """
-        mesh, is_apart, data = self.mesh, self.plan["shard"], work.rank.group("data")
+        mesh, is_apart, rank = self.mesh, self.plan["shard"], current_rank()
+        own, data = self.layout.own(mesh.data_rank), rank.group("data")
         self._begin(source, target, work)
         loss = self._backward_all(work)
-        gradient = self._wide(self._summed(data))
+        gradient = self._summed(data)
         if "buffers" in target:
             for (_, place, shape), buffer in self._pairs():
                 target["buffers"][place].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
-        own = self._own() if is_apart else slice(None)
         # Ranks that have the same numbers give their share of them.
         squares = gradient @ (gradient if mesh.tensor == 1 else gradient * self._counts()[own])
         told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
-        work.rank.all_reduce(told, "sum")
+        rank.all_reduce(told)
         mean, total = told.tolist()
-        norm = math.sqrt(total) / work.scale if math.isfinite(total) else total
-        factor, clip = 1.0 / work.scale, self.plan["clip"]
-        if clip is not None and norm > clip:
-            factor *= clip / norm
+        norm, factor = work.clipped(total, self.plan["clip_norm"])
         after = {**target, "parameters": target["parameters"][own]}
         self._optimize(after, gradient if factor == 1.0 else gradient * factor, work)
         if is_apart:
-            data.all_gather(self._copied(after["parameters"]), target["parameters"])
+            data.all_gather(after["parameters"], target["parameters"])
         return {"loss": mean, "norm": norm}
-
-    def _own(self) -> slice:
-        part = self.layout.padded // self.mesh.data
-        return slice(self.mesh.data_rank * part, (self.mesh.data_rank + 1) * part)
 
     def _backward_all(self, work: Work) -> Any:
         """Compute all gradients of this rank; returns its part of the loss, which the last stage has."""
         mesh, scale, loss = self.mesh, work.scale, 0.0
         samples = {name: self._native(array) for name, array in work.batch.items()}
         parts = [*work.parts(samples, self.plan["accumulate"])]
-        order = [*turns(self.plan["order"], mesh.stage, mesh.pipeline, len(parts))]
+        order = [*turns(self.plan["schedule"], mesh.stage, mesh.pipeline, len(parts))]
         kept: dict[int, Any] = {}
-        got = self._exchanged(work, None, None, order[0], parts)
+        got = self._exchanged(None, None, order[0], parts)
         for turn, after in zip(order, (*order[1:], None), strict=True):
             what, number = turn
             part, factor = parts[number]
@@ -189,39 +151,31 @@ class Module:
                 if mesh.is_last:
                     loss = loss + made * factor
             else:
-                self._end_with(number + 1 == len(parts), work.rank)
+                self._end_with(number + 1 == len(parts))
                 made = self._backward(kept.pop(number), factor * scale if mesh.is_last else got)
-            got = self._exchanged(work, turn, made, after, parts)
+            got = self._exchanged(turn, made, after, parts)
         return loss
 
-    def _exchanged(
-        self, work: Work, turn: Turn | None, made: Any, after: Turn | None, parts: Sequence[Any]
-    ) -> Any:
+    def _exchanged(self, turn: Turn | None, made: Any, after: Turn | None, parts: Sequence[Any]) -> Any:
         """Give what a turn has made to the next stage, and get what the turn after it needs, at once."""
-        mesh = self.mesh
-        if mesh.pipeline == 1:
-            return None
-        to, source, got = -1, -1, None
-        if turn is not None:
-            to = mesh.stage + (1 if turn[0] == "forward" else -1)
-        if after is not None:
-            source = mesh.stage + (-1 if after[0] == "forward" else 1)
-        sends = [(made, to)] if 0 <= to < mesh.pipeline else []
-        receives: list[Any] = []
-        if after is not None and 0 <= source < mesh.pipeline:
+        mesh, ways, got = self.mesh, {"forward": 1, "backward": -1}, None
+        sends, receives = list[Any](), list[Any]()
+        if turn is not None and 0 <= (to := mesh.stage + ways[turn[0]]) < mesh.pipeline:
+            sends = [(made, to)]
+        if after is not None and 0 <= (source := mesh.stage - ways[after[0]]) < mesh.pipeline:
             got = self._empty(self.between(rows_of(parts[after[1]][0])))
             receives = [(got, source)]
         if sends or receives:
-            work.rank.group("pipeline").exchange(sends, receives)
+            current_rank().group("pipeline").exchange(sends, receives)
         return got
 
     # From here on stands what knows of PyTorch.
     def _native(self, array: Array) -> Any:
         """Return an array of the state as a tensor with the same memory."""
-        return _torch().from_dlpack(array)
+        return torch_of_model().from_dlpack(array)
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
-        torch, plan = _torch(), self.plan
+        torch, plan = torch_of_model(), self.plan
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
         with torch.device(where):
@@ -247,12 +201,12 @@ class Module:
                 self._buckets.append((slice(place.start, stop), inside))
                 stop, inside = place.start, set[int]()
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
-        # Each bucket that is not summed has its missing gradients; None where no gradient is the last one.
-        self._missing: list[set[int]] | None = None
+        # The buckets that are to be summed, with their missing gradients; none before the last part.
+        self._waiting: list[tuple[slice, set[int]]] = []
 
     def warm_up(self) -> None:
         """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
-        torch = _torch()
+        torch = torch_of_model()
         if self.mesh.pipeline > 1 or self.mesh.tensor > 1:
             return
         sample = self.plan["sample"].items()
@@ -267,20 +221,18 @@ class Module:
             _logger.info("the model cannot be warmed up by zeros", exc_info=True)
         self._slopes.zero_()
         one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
-        self._optimize(one, self._wide(self._slopes[:1]), Work(None, {}, 1, 1.0, 0.0, 1.0))
+        self._optimize(one, self._slopes[:1].to(self._master), Work(1, 0.0, 1.0, 1.0, {}))
         if self._side is not None:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
     def _begin(self, source: State, target: State, work: Work) -> None:
-        seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + work.rank.number
-        _torch().manual_seed(seed)
+        seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + current_rank().number
+        torch_of_model().manual_seed(seed)
         self._flat.copy_(source["parameters"])
         self._slopes.zero_()
-        self._missing = None
-        if self._side is not None:
-            # The optimizer works in place: what it begins with is copied while the model computes.
-            self._side.wait_stream(_torch().cuda.current_stream())
+        self._waiting = []
+        # The optimizer works in place: what it begins with is copied while the model computes.
         with self._beside():
             for name in ("parameters", *self.plan["states"]):
                 target[name].copy_(source[name])
@@ -304,48 +256,47 @@ class Module:
             made.backward(slope)
         return None if x is None else x.grad
 
-    def _end_with(self, is_last: bool, rank: Any) -> None:
+    def _end_with(self, is_last: bool) -> None:
         if is_last and not self.plan["shard"]:
-            self._data, self._missing = rank.group("data"), [set(inside) for _, inside in self._buckets]
+            # Threads of autograd have no rank of their own.
+            self._data = current_rank().group("data")
+            self._waiting = [(part, set(inside)) for part, inside in self._buckets]
 
     def _there(self, number: int, _parameter: object) -> None:
         """Sum the buckets whose gradients are there, in their order: it is the same on all ranks."""
-        missing = self._missing
-        if missing is None:
-            return
-        for one in missing:
-            one.discard(number)
-        while missing and not missing[0]:
-            self._sum_next(missing)
+        for _, missing in self._waiting:
+            missing.discard(number)
+        while self._waiting and not self._waiting[0][1]:
+            self._sum_next()
 
-    def _sum_next(self, missing: list[set[int]]) -> None:
-        part, _ = self._buckets[len(self._buckets) - len(missing)]
-        missing.pop(0)
-        if self._side is not None:
-            self._side.wait_stream(_torch().cuda.current_stream())
+    def _sum_next(self) -> None:
+        part, _ = self._waiting.pop(0)
         with self._beside():
             if self._total is not self._slopes:
                 self._total[part] = self._slopes[part]
-            self._data.all_reduce(self._total[part], "sum", stream=self._side)
+            self._data.all_reduce(self._total[part], stream=self._side)
 
     def _beside(self) -> AbstractContextManager[object]:
-        """Enqueue beside what the model computes, on a GPU."""
+        """Enqueue behind what is enqueued, and beside what the model computes next, on a GPU."""
         beside: AbstractContextManager[object] = nullcontext()
-        return beside if self._side is None else _torch().cuda.stream(self._side)
+        if self._side is not None:
+            self._side.wait_stream(torch_of_model().cuda.current_stream())
+            beside = torch_of_model().cuda.stream(self._side)
+        return beside
 
     def _summed(self, data: Any) -> Any:
-        while self._missing:
+        while self._waiting:
             # Parameters that the loss does not depend on hold their bucket up.
-            self._sum_next(self._missing)
+            self._sum_next()
         if self._side is not None:
-            _torch().cuda.current_stream().wait_stream(self._side)
-        if not self.plan["shard"]:
-            return self._total
-        if self._total is not self._slopes:
-            self._total.copy_(self._slopes)
-        own = self._total.new_empty(len(self._total) // data.size)
-        data.reduce_scatter(self._total, own)
-        return own
+            torch_of_model().cuda.current_stream().wait_stream(self._side)
+        total = self._total
+        if self.plan["shard"]:
+            if total is not self._slopes:
+                total.copy_(self._slopes)
+            total = total.new_empty(len(total) // data.size)
+            data.reduce_scatter(self._total, total)
+        return total.to(self._master)
 
     def _counts(self) -> Any:
         counts = self._flat.new_full((self.layout.padded,), 1.0 / self.mesh.tensor, dtype=self._master)
@@ -360,7 +311,7 @@ class Module:
 
     def _optimize(self, state: State, g: Any, work: Work) -> None:
         """Compute a step of the optimizer in place, by a gradient: PyTorch's own step is one launch."""
-        torch, numbers, param = _torch(), self.plan["numbers"], state["parameters"]
+        torch, numbers, param = torch_of_model(), self.plan["numbers"], state["parameters"]
         param.grad, kept = g, {name: state[name] for name in self.plan["states"]}
         if self.plan["optimizer"] == "adamw":
             betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
@@ -373,25 +324,11 @@ class Module:
         param.grad = None
 
     def _numbers(self, *numbers: Any) -> Any:
-        torch = _torch()
+        torch = torch_of_model()
         where = self._flat.device
         return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in numbers])
 
-    def _wide(self, array: Any) -> Any:
-        return array.to(self._master)
-
-    def _copied(self, array: Any) -> Any:
-        return array.clone()
-
 
 def _on_host(tensor: Any) -> Any:
-    narrow = tensor.dtype in (_torch().float16, _torch().bfloat16)
+    narrow = tensor.dtype in (torch_of_model().float16, torch_of_model().bfloat16)
     return (tensor.float() if narrow else tensor).detach().cpu().numpy()
-
-
-def _torch() -> Any:
-    """Return PyTorch, which the module of the model has imported."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise ImportError("a model of train.Module needs PyTorch: import torch at the top of its module")
-    return torch

@@ -19,7 +19,7 @@ from ..devices import AccelRef, run_together
 from ..programs import Program, open_program
 from ._config import Config
 from ._grad import value_and_grad
-from ._layout import Batch, Layout, rows_of, shared
+from ._layout import Batch, Layout, Work
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
 
@@ -29,29 +29,6 @@ States: TypeAlias = "list[dict[str, AccelRef]]"
 """Flat arrays of each rank by name."""
 T = TypeVar("T")
 ModuleT = TypeVar("ModuleT")
-
-
-@attrs.frozen
-class Work:
-    """A step, as all ranks compute it.
-
-    Attributes:
-        number: Its number, from 1 on.
-        shares: The samples of each rank that has others.
-        rate: The rate of the optimizer.
-        scale: Factor of the loss.
-    """
-
-    number: int
-    shares: Sequence[Batch]
-    rate: float
-    scale: float
-
-    @property
-    def weights(self) -> list[float]:
-        """The share of each rank in all samples."""
-        rows = [rows_of(share) for share in self.shares]
-        return [count / sum(rows) for count in rows]
 
 
 class Replicas(ABC, Generic[ModuleT]):
@@ -94,8 +71,12 @@ class Replicas(ABC, Generic[ModuleT]):
         """Make what computes, from `states`."""
 
     @abstractmethod
-    async def compute(self, work: Work) -> Told:
-        """Compute a step from `states`, which stay; returns the mean loss, and the norm of its gradient."""
+    async def compute(self, works: Sequence[Work]) -> Told:
+        """Compute a step from `states`, which stay; returns the mean loss, and the norm of its gradient.
+
+        Args:
+            works: What ranks with other samples compute.
+        """
 
     @abstractmethod
     def commit(self) -> None:
@@ -103,8 +84,7 @@ class Replicas(ABC, Generic[ModuleT]):
 
     async def place(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
         """Put flat arrays of the host on a rank, which gets its part of the optimizer's."""
-        own = self.own(rank)
-        device = self._world.devices[rank]
+        own, device = self.own(rank), self._world.devices[rank]
         return {
             name: await device.put(array if name in self.layouts[rank] else array[own])
             for name, array in flat.items()
@@ -112,11 +92,7 @@ class Replicas(ABC, Generic[ModuleT]):
 
     def own(self, rank: int) -> slice:
         """Return the part of flat arrays of the optimizer that a rank has."""
-        if not self.is_apart:
-            return slice(None)
-        part = self.layouts[rank]["parameters"].padded // self.meshes[rank].data
-        first = self.meshes[rank].data_rank * part
-        return slice(first, first + part)
+        return self.layouts[rank]["parameters"].own(self.meshes[rank].data_rank)
 
     async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
         """Do work for all ranks at once; returns what came of it, or raises the first error."""
@@ -148,52 +124,47 @@ class ProgramReplicas(Replicas[Module]):
             {name: await array.copy() for name, array in state.items()} for state in self.states
         ]
         self._to_b = True
-        self._programs: list[Program[Module]] = []
         # A loss may come when some of them are open: they stay.
-        self._opened: dict[int, Program[Module]] = {}
+        self._programs: dict[int, Program[Module]] = {}
 
     async def _open_programs(self, batch: Batch) -> None:
         """Make the models; a batch tells what kernels are warmed up with, also those of spare workers."""
-        config, precision = self._config, self._config.precision
+        config, optimizer = self._config, self._config.optimizer
         plan: dict[str, Any] = {
-            "optimizer": config.optimizer.kind,
-            "numbers": dict(config.optimizer.numbers),
-            "states": list(config.optimizer.states),
+            **attrs.asdict(config.parallel),
+            **attrs.asdict(config.precision),
+            "reduce": config.precision.reduce or config.precision.compute,
+            "optimizer": optimizer.kind,
+            "numbers": dict(optimizer.numbers),
+            "states": [*optimizer.states],
             "shard": self.is_apart,
-            "order": config.parallel.schedule,
-            "bucket": config.parallel.bucket,
-            "compute": precision.compute,
-            "master": precision.master,
-            "reduce": precision.reduce or precision.compute,
-            "clip": config.clip_norm,
+            "clip_norm": config.clip_norm,
             "accumulate": config.accumulate,
             "seed": config.seed,
-            "sample": {name: [array.dtype.name, list(array.shape[1:])] for name, array in batch.items()},
+            "sample": {name: [array.dtype.name, [*array.shape[1:]]] for name, array in batch.items()},
         }
 
-        async def make(rank: int) -> Program[Module]:
-            if rank not in self._opened:
+        async def make(rank: int) -> None:
+            if rank not in self._programs:
                 state = self.states[rank], self._next[rank]
                 device, options = self._world.devices[rank], dict(self._options)
-                own = plan | {kind: layout.described() for kind, layout in self.layouts[rank].items()}
+                own = plan | {kind: attrs.astuple(layout) for kind, layout in self.layouts[rank].items()}
                 own["mesh"] = attrs.astuple(self.meshes[rank])
-                self._opened[rank] = await open_program(device, self._module, *state, own, options)
-            return self._opened[rank]
+                self._programs[rank] = await open_program(device, self._module, *state, own, options)
 
-        self._programs = await self._on_each(make)
+        await self._on_each(make)
 
-    async def compute(self, work: Work) -> Told:
-        if not self._programs:
-            await self._open_programs(work.shares[0])
-        step = Module.step_to_b if self._to_b else Module.step_to_a
-        common = {"number": work.number, "rate": work.rate, "scale": work.scale}
-        chosen = [mesh.data_rank for mesh in self.meshes]
-        works = [{**common, "weight": work.weights[rank]} for rank in chosen]
+    async def compute(self, works: Sequence[Work]) -> Told:
+        if len(self._programs) < self._world.size:
+            await self._open_programs(works[0].batch)
         told = await self._world.call(
-            self._programs,
-            step,
-            works,
-            [work.shares[rank] for rank in chosen],
+            [self._programs[rank] for rank in range(self._world.size)],
+            Module.step_to_b if self._to_b else Module.step_to_a,
+            [
+                attrs.asdict(works[mesh.data_rank], filter=attrs.filters.exclude("batch"))
+                for mesh in self.meshes
+            ],
+            [works[mesh.data_rank].batch for mesh in self.meshes],
             within=self._config.timeout,
             groups=self.meshes[0].groups(),
         )
@@ -233,10 +204,10 @@ class CallReplicas(Replicas[CallModule]):
     async def open(self) -> None:
         self._next = self.states
 
-    async def compute(self, work: Work) -> Told:
+    async def compute(self, works: Sequence[Work]) -> Told:
         config, size = self._config, self._world.size
         with trio.fail_after(math.inf if config.timeout is None else config.timeout):
-            made = await self._on_each(lambda rank: self._gradient(rank, work))
+            made = await self._on_each(lambda rank: self._gradient(rank, works[rank]))
             totals = [total for _, total in made]
             if self.is_apart:
                 totals = await self._world.reduce_scatter(totals)
@@ -245,10 +216,10 @@ class CallReplicas(Replicas[CallModule]):
             squares = await self._on_each(lambda rank: self._squares(totals[rank]))
             # Without shares of the optimizer, all ranks have the same sum.
             total = sum(squares) if self.is_apart else squares[0]
-            norm, factor = math.sqrt(total) / work.scale, 1.0 / work.scale
-            if config.clip_norm is not None and norm > config.clip_norm:
-                factor *= config.clip_norm / norm
-            self._next = await self._on_each(lambda rank: self._changed(rank, totals[rank], factor, work))
+            norm, factor = works[0].clipped(total, config.clip_norm)
+            self._next = await self._on_each(
+                lambda rank: self._changed(rank, totals[rank], factor, works[rank])
+            )
             if self.is_apart:
                 parts = [state["parameters"][self.own(rank)] for rank, state in enumerate(self._next)]
                 for state, whole in zip(self._next, await self._world.all_gather(parts), strict=True):
@@ -272,16 +243,14 @@ class CallReplicas(Replicas[CallModule]):
     async def _gradient(self, rank: int, work: Work) -> tuple[float, AccelRef]:
         """Compute a rank's part of the loss, and the flat gradient of that."""
         config, layout, device = self._config, self.layouts[rank]["parameters"], self._world.devices[rank]
-        share, weight = work.shares[rank], work.weights[rank]
         flat = await self.states[rank]["parameters"].cast(config.precision.compute)
         views, total, loss = layout.views(flat), None, 0.0
         end = await device.zeros(layout.padded - layout.size, flat.dtype)
-        for part in shared(share, config.accumulate):
-            factor = weight * rows_of(part) / rows_of(share)
+        for part, factor in work.parts(work.batch, config.accumulate):
             samples = {name: await device.put(array) for name, array in part.items()}
             value, slopes = await self._value_and_grad(views, samples)
             loss += factor * float(await value.to_host())
-            joined = arrays.concat([*[slopes[name].reshape(-1) for name in layout.names], end])
+            joined = arrays.concat([*[slopes[name] for name in layout.names], end], axis=None)
             scaled = joined * (factor * work.scale)
             total = await (scaled if total is None else total + scaled)
         assert total is not None  # there is one part at least

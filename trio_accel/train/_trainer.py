@@ -7,22 +7,24 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
+import outcome
 import trio
 
 from ..actors import ActorRestartingError
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..collectives import open_world
 from ..devices import Device
-from ._checkpoints import Progress, newest, read, write
+from ._checkpoints import Progress, name_of, newest, read, write
 from ._config import Config
-from ._layout import Batch, Layout, rows_of, shared
+from ._layout import Batch, Layout, Work, rows_of, shared
 from ._module import Module, Told
-from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, Work
+from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
 
 __all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
 
@@ -138,8 +140,7 @@ class Trainer:
         self._replicas = replicas
         self._nursery = nursery
         self._lost = self._losses()
-        self._saved = trio.Event()
-        self._saved.set()
+        self._saving = trio.Lock()
 
     def __repr__(self) -> str:
         return f"<Trainer of {len(self.devices)} ranks, step {self.progress.step}>"
@@ -155,21 +156,19 @@ class Trainer:
     async def begin(self) -> None:
         """Make the state, or read it."""
         config, replicas = self.config, self._replicas
-        layouts: dict[int, dict[str, Layout]] = {}
-        flats: dict[int, dict[str, np.ndarray]] = {}
+        begun: dict[int, tuple[dict[str, Layout], dict[str, np.ndarray]]] = {}
         for mesh in replicas.meshes:
-            if mesh.cell not in layouts:
-                named = await replicas.begin(mesh)
-                layouts[mesh.cell], flats[mesh.cell] = self._flat(named, mesh.data)
-        cells = [layouts[cell] for cell in range(len(layouts))]
+            if mesh.cell not in begun:
+                ranks = mesh.data if config.parallel.shard_optimizer else 1
+                begun[mesh.cell] = self._flat(await replicas.begin(mesh), ranks)
         if (path := await self._to_load()) is not None:
-            saved = await read(path, self.devices[0], config.optimizer.kind, cells)
-            for cell, state in enumerate(saved.states):
-                for name, array in flats[cell].items():
+            cells = [layouts for layouts, _ in begun.values()]
+            self.progress, states = await read(path, self.devices[0], config.optimizer.kind, cells)
+            for (_, flat), state in zip(begun.values(), states, strict=True):
+                for name, array in flat.items():
                     array[: len(state[name])] = state[name]
-            self.progress = saved.progress
-        replicas.layouts = [layouts[mesh.cell] for mesh in replicas.meshes]
-        replicas.states = [await replicas.place(mesh.rank, flats[mesh.cell]) for mesh in replicas.meshes]
+        replicas.layouts = [begun[mesh.cell][0] for mesh in replicas.meshes]
+        replicas.states = [await replicas.place(mesh.rank, begun[mesh.cell][1]) for mesh in replicas.meshes]
         self.snapshot_bytes = sum(array.nbytes for array in replicas.states[0].values())
         await replicas.open()
 
@@ -181,17 +180,16 @@ class Trainer:
             kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
             for kind, arrays in named.items()
         }
-        flat = {
-            "parameters": layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
-        }
-        flat |= {name: np.zeros_like(flat["parameters"]) for name in self.config.optimizer.states}
+        first = layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
+        flat = {"parameters": first, **{name: np.zeros_like(first) for name in self.config.optimizer.states}}
         if named["buffers"]:
             flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
         return layouts, flat
 
     async def wait_saved(self) -> None:
         """Wait until a checkpoint that is being written is whole."""
-        await self._saved.wait()
+        async with self._saving:
+            pass
 
     async def _to_load(self) -> Path | None:
         checkpoint = self.config.checkpoint
@@ -210,16 +208,14 @@ class Trainer:
 
     async def _on_host(self) -> dict[str, np.ndarray]:
         found: dict[str, Any] = {}
-        for mesh, layouts, state in zip(
-            self._replicas.meshes, self._replicas.layouts, self._replicas.states, strict=True
-        ):
-            if mesh.data_rank:
-                continue
-            for name, array in layouts["parameters"].views(await state["parameters"].to_host()).items():
-                if mesh.tensor == 1:
-                    found[name] = array
-                else:
+        replicas = self._replicas
+        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
+            if mesh.data_rank == 0:
+                flat = await state["parameters"].to_host()
+                for name, array in layouts["parameters"].views(flat).items():
                     found.setdefault(name, []).append(array)
+        if replicas.meshes[0].tensor == 1:
+            return {name: parts[0] for name, parts in found.items()}
         return found
 
     async def save(self, folder: str | Path | None = None) -> Path:
@@ -236,14 +232,28 @@ class Trainer:
             if checkpoint is None:
                 raise ValueError("save: there is no Config.checkpoint, so folder must be given")
             folder = Path(checkpoint.folder)
-        await self._saved.wait()
-        return await self._write(Path(folder), self.progress, await self._copies())
+        return await self._write(Path(folder))
 
-    async def _copies(self) -> _Cells:
-        """Copy what a checkpoint has on the devices, so that steps may go on."""
-        return (await self._again("the copy for a checkpoint", self._copied))[0]
+    async def _write(
+        self,
+        folder: Path,
+        *,
+        is_behind: bool = False,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> Path:
+        """Write a checkpoint when the one before is whole; it has started when steps may go on."""
+        keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
+        async with self._saving:
+            progress, target = self.progress, folder / name_of(self.progress)
+            cells, _ = await self._again("the copy for a checkpoint", self._copied)
+            task_status.started()
+            given = target, keep, progress, self.config.optimizer.kind, cells
+            with trio.CancelScope(shield=is_behind):
+                await self._again("a checkpoint", lambda: write(*given))
+        return target
 
     async def _copied(self) -> _Cells:
+        """Copy what a checkpoint has on the devices."""
         replicas = self._replicas
         cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
         for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
@@ -251,29 +261,13 @@ class Trainer:
             if not states or replicas.is_apart:
                 wanted = {name: one for name, one in state.items() if not states or name not in layouts}
                 states.append({name: await array.copy() for name, array in wanted.items()})
-        return [cells[cell] for cell in range(len(cells))]
-
-    async def _write(self, folder: Path, progress: Progress, cells: _Cells) -> Path:
-        keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
-        given = folder, keep, progress, self.config.optimizer.kind, cells
-        return (await self._again("a checkpoint", lambda: write(*given)))[0]
+        return [*cells.values()]
 
     async def _save_behind(self) -> None:
-        """Write a checkpoint while steps go on; the next one waits for it."""
+        """Write a checkpoint while steps go on."""
         checkpoint = self.config.checkpoint
-        if checkpoint is None or not checkpoint.every or self.progress.step % checkpoint.every:
-            return
-        await self._saved.wait()
-        cells, self._saved = await self._copies(), trio.Event()
-
-        async def write_behind(progress: Progress, saved: trio.Event) -> None:
-            try:
-                with trio.CancelScope(shield=True):
-                    await self._write(Path(checkpoint.folder), progress, cells)
-            finally:
-                saved.set()
-
-        self._nursery.start_soon(write_behind, self.progress, self._saved)
+        if checkpoint is not None and checkpoint.every and not self.progress.step % checkpoint.every:
+            await self._nursery.start(partial(self._write, Path(checkpoint.folder), is_behind=True))
 
     def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
         """Train, and yield each step when it is committed on all ranks.
@@ -309,12 +303,15 @@ class Trainer:
         data = self._replicas.meshes[0].data
         # Each part of each rank has a sample at least.
         shared(batch, data * config.accumulate)
-        work = Work(progress.step + 1, shared(batch, data), rate, progress.scale)
-        told, replays = await self._again(f"step {work.number}", lambda: self._replicas.compute(work))
+        number, rows = progress.step + 1, rows_of(batch)
+        works = [
+            Work(number, rate, progress.scale, rows_of(share) / rows, share) for share in shared(batch, data)
+        ]
+        told, replays = await self._again(f"step {number}", lambda: self._replicas.compute(works))
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
         if is_finite:
             self._replicas.commit()
-        elif not self._goes_on(work.number, told):
+        elif not self._goes_on(number, told):
             return None
         self._count(is_finite=is_finite)
         if is_finite:
@@ -324,7 +321,7 @@ class Trainer:
             loss=told["loss"],
             gradient_norm=told["norm"],
             rate=rate,
-            samples=rows_of(batch),
+            samples=rows,
             tokens=0 if config.tokens is None else config.tokens(batch),
             seconds=trio.current_time() - began,
             replays=replays,
@@ -384,12 +381,10 @@ class Steps:
         self, trainer: Trainer, source: Any, skipped: int, until: int | None, *, is_shown: bool
     ) -> None:
         self._trainer, self._until, self._source, self._skipped = trainer, until, source, skipped
-        self._bar = ExitStack()
+        self._bar, self._is_shown = ExitStack(), is_shown
         self._show: Callable[[Step], None] | None = None
-        self._is_shown = is_shown
-        self._send, self._receive = trio.open_memory_channel[Batch](0)
+        self._send, self._receive = trio.open_memory_channel[outcome.Outcome[Batch]](0)
         self._scope, self._is_begun = trio.CancelScope(), False
-        self._failures: list[Exception] = []
 
     def __aiter__(self) -> Self:
         return self
@@ -400,29 +395,26 @@ class Steps:
             if self._is_shown:
                 self._show = self._bar.enter_context(_bar(self._until))
             self._trainer.begin_task(self._fetch)
-        step: Step | None = None
         try:
             step = await self._next()
-        finally:
-            if step is None:
-                self._scope.cancel(reason="no more batches are wanted")
-                self._bar.close()
-        if step is None:
-            raise StopAsyncIteration
+        except BaseException:
+            self._scope.cancel(reason="no more batches are wanted")
+            self._bar.close()
+            raise
         if self._show is not None:
             self._show(step)
         return step
 
-    async def _next(self) -> Step | None:
+    async def _next(self) -> Step:
         if self._until is not None and self._trainer.progress.step >= self._until:
-            return None
+            raise StopAsyncIteration
         try:
-            batch = await self._receive.receive()
+            fetched = await self._receive.receive()
         except trio.EndOfChannel:
-            if self._failures:
-                raise self._failures.pop() from None
-            return None
-        return await self._trainer.step(batch)
+            raise StopAsyncIteration from None
+        if (step := await self._trainer.step(fetched.unwrap())) is None:
+            raise StopAsyncIteration
+        return step
 
     async def _fetch(self) -> None:
         """Fetch batches, one ahead; a plain iterator is asked in a thread."""
@@ -435,15 +427,15 @@ class Steps:
                     return
                 iterator, end = iter(source), object()
                 while (batch := await trio.to_thread.run_sync(next, iterator, end)) is not end:
-                    await self._give(cast("Batch", batch))
+                    await self._give(batch)
             except Exception as error:  # noqa: BLE001  # raised where the batches are read
-                self._failures.append(error)
+                await self._send.send(outcome.Error(error))
 
-    async def _give(self, batch: Batch) -> None:
+    async def _give(self, batch: Any) -> None:
         if self._skipped:
             self._skipped -= 1
         else:
-            await self._send.send(batch)
+            await self._send.send(outcome.Value(batch))
 
 
 @contextmanager

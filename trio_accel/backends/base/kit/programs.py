@@ -296,7 +296,7 @@ class ProgramHost:
             if takes_out and spec.results:
                 kwargs["out"] = out
             with self._code(spec, where, function):
-                with as_rank(self._rank(spec, meeting)):
+                with as_rank(self._arrays.rank(meeting[0], spec.asker or ops.Asker()) if meeting else None):
                     returned = function(*args, **kwargs)
                 if isinstance(spec, ops.ProgramReturn):
                     self._keep(where, spec, returned, outputs)
@@ -307,10 +307,6 @@ class ProgramHost:
         finally:
             lent = self._arrays.end([*inputs, *updated, *outputs])
         return lent
-
-    def _rank(self, spec: ops.ProgramCall, meeting: Sequence[Mapping[str, Any]]) -> ProgramRank | None:
-        """Make the rank of a call of all ranks; None for any other call."""
-        return self._arrays.rank(meeting[0], spec.asker or ops.Asker()) if meeting else None
 
     @contextmanager
     def _code(

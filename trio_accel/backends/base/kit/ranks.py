@@ -8,16 +8,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import mmap
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -32,8 +31,7 @@ Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
 Pair: TypeAlias = "tuple[Any, int]"
 """An array, and the rank that gets it or gives it."""
 
-Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-Way: TypeAlias = "Generator[None, None, None]"
+Way: TypeAlias = "Iterator[None]"
 
 _LOCK, _END = threading.Lock(), object()
 _RANK: ContextVar[ProgramRank | None] = ContextVar("trio_accel.rank", default=None)
@@ -45,10 +43,8 @@ MEETING: ContextVar[Mapping[str, Any] | None] = ContextVar("trio_accel.meeting",
 _HALF, _PAIR_HALF = 1 << 20, 1 << 18
 # Words of a place: the last call that began, the last that ended, the pieces that are there, those read.
 _BEGUN, _ENDED, _READY, _READ = range(4)
-_TEXT, _HEAD = 192, 512
 # Looks without a pause; by how much a pause grows, and the longest one, in seconds.
 _EAGER, _LONGER, _LONGEST = 50, 2e-5, 1e-3
-_PAGE = mmap.ALLOCATIONGRANULARITY
 _OPERATIONS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 ENDED, MISMATCH, AGAIN = "ENDED", "MISMATCH", "AGAIN"
@@ -94,11 +90,12 @@ class ProgramRank(ABC):
         size: How many ranks there are.
     """
 
-    def __init__(self, ranks: Sequence[int], number: int, *given: Any) -> None:
-        self.number: int = list(ranks).index(number)
+    def __init__(self, meeting: Mapping[str, Any], by: Any, name: str = "") -> None:
+        # A group is made of these, and its name; the group of all has an empty name.
+        self._meeting, self._by = meeting, by
+        self._room, ranks = meeting["rooms"][name]
+        self.number: int = list(ranks).index(meeting["number"])
         self.size: int = len(ranks)
-        # A group is made of these, and its name.
-        self._given = given
         self._groups: dict[str, ProgramRank] = {}
 
     def group(self, name: str) -> ProgramRank:
@@ -108,8 +105,7 @@ class ProgramRank(ABC):
             KeyError: There is no such group.
         """
         if name not in self._groups:
-            make: Any = type(self)
-            self._groups[name] = make(*self._given, name)
+            self._groups[name] = type(self)(self._meeting, self._by, name)
             self._groups[name].begin()
         return self._groups[name]
 
@@ -229,10 +225,8 @@ class Memory:
 
     def on_host(self) -> npt.NDArray[Any]:
         """Return memory of the host as an array of NumPy, with one axis."""
-        if not self.size:
-            return np.empty(0, self.dtype.dtype)
         memory: Any = (ctypes.c_byte * self.nbytes).from_address(self.address)
-        return np.frombuffer(memory, self.dtype.dtype)
+        return np.ndarray(self.size, self.dtype.dtype, memory)
 
 
 Move: TypeAlias = tuple[str, Memory, int]
@@ -258,71 +252,42 @@ class Collective:
     root: int | None
 
 
+def room_of(size: int) -> np.dtype[Any]:
+    """Return the layout of a room of so many ranks: a place of each rank for all, and one for each other.
+
+    A place is where one rank writes: words, and two halves with a text each. A piece is written to one half
+    while others read the last one from the other. The writer says that it is there by a word behind the data.
+    Stores of x86 are seen in their order; elsewhere the lock is a barrier.
+    """
+    of_all, of_one = [
+        np.dtype([("words", np.int64, 8), ("texts", "S192", 2), ("halves", np.uint8, (2, half))])
+        for half in (_HALF, _PAIR_HALF)
+    ]
+    return np.dtype([("ranks", of_all, size), ("pairs", of_one, (size, size))])
+
+
 @lru_cache(maxsize=8)
-def _mapped(path: str, file_number: int, first: int, size: int) -> mmap.mmap:
+def _mapped(path: str, file_number: int, size: int) -> Any:
     """Map the room of some ranks; the number tells files apart that had one descriptor after the other."""
-    file = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(file, room_bytes(size), offset=first)
-    finally:
-        os.close(file)
+    return np.asarray(np.memmap(path, room_of(size), "r+", shape=()))
 
 
-def last_calls(path: str, first: int, size: int, call: int) -> Iterator[tuple[int, str]]:
+def last_calls(path: str, size: int, call: int) -> Iterator[tuple[int, str]]:
     """Yield for each rank of a room how often it has come in a call, and to what it came last.
 
     Args:
         path: See `RoomRank`.
-        first: Where the room begins.
         size: How many ranks it has.
         call: The number of the call.
     """
-    memory = _mapped(path, os.stat(path).st_ino, first, size)
-    for rank in range(size):
-        place = _Place(memory, rank * (_HEAD + 2 * _HALF), _HALF)
-        of, count = divmod(int(place.words[_READY]), 1 << 32)
-        yield (count, place.text(count)) if of == call else (0, "")
+    for place in _mapped(path, os.stat(path).st_ino, size)["ranks"]:
+        of, count = divmod(int(place["words"][_READY]), 1 << 32)
+        yield (count, place["texts"][count % 2].decode(errors="replace")) if of == call else (0, "")
 
 
 def forget_rooms() -> None:
     """Let the memory of rooms go that nobody is in."""
     _mapped.cache_clear()
-
-
-def room_bytes(size: int) -> int:
-    """Return the bytes of a room of so many ranks."""
-    nbytes = size * (_HEAD + 2 * _HALF) + size * size * (_HEAD + 2 * _PAIR_HALF)
-    return -(-nbytes // _PAGE) * _PAGE
-
-
-class _Place:
-    """Where one rank writes, for all others or for one: words, and two halves with a text each.
-
-    A piece is written to one half while others read the last one from the other. The writer says that it is
-    there by a word behind the data. Stores of x86 are seen in their order; elsewhere the lock is a barrier.
-    """
-
-    def __init__(self, memory: mmap.mmap, first: int, half: int) -> None:
-        self.words: Any = np.frombuffer(memory, np.int64, _HEAD // 8, first)
-        self.half = half
-        self._texts = memoryview(memory)[first + 64 : first + 64 + 2 * _TEXT]
-        self._data: Any = np.frombuffer(memory, np.uint8, 2 * half, first + _HEAD)
-
-    def write(self, number: int, text: str, piece: Bytes) -> None:
-        """Write a piece."""
-        side, told = number % 2, text.encode()[:_TEXT].ljust(_TEXT)
-        self._texts[side * _TEXT : (side + 1) * _TEXT] = told
-        self._data[side * self.half : side * self.half + piece.size] = piece
-
-    def text(self, number: int) -> str:
-        """Return the text of a piece."""
-        return bytes(self._texts[number % 2 * _TEXT :][:_TEXT]).decode(errors="replace").rstrip()
-
-    def read(self, number: int, nbytes: int) -> Bytes:
-        """Return a piece, as it lies there."""
-        first: int = number % 2 * self.half
-        found: Bytes = self._data[first : first + nbytes]
-        return found
 
 
 class RoomRank(ProgramRank):
@@ -331,40 +296,22 @@ class RoomRank(ProgramRank):
     Words have the number of the call in their upper half, so what an earlier call has left is seen as such.
 
     Args:
-        path: The file, which the application holds open.
-        rooms: For each group its offset in the file, and its ranks; the group of all has an empty name.
-        number: The number of this rank.
-        call: The number of the call, above all before.
-        asker: The asker of the call: it may have left, and is told while the rank waits for others.
+        meeting: The number of the rank, and that of the call, above all before. For each group its file,
+            which the application holds open, and its ranks.
+        by: The asker of the call: it may have left, and is told while the rank waits for others.
         name: The group.
     """
 
-    def __init__(
-        self,
-        path: str,
-        rooms: Mapping[str, tuple[int, Sequence[int]]],
-        number: int,
-        call: int,
-        asker: Asker,
-        name: str = "",
-    ) -> None:
-        first, ranks = rooms[name]
-        super().__init__(ranks, number, path, rooms, number, call, asker)
-        self._call, self._asker, self._name = call, asker, name
+    def __init__(self, meeting: Mapping[str, Any], by: Asker, name: str = "") -> None:
+        super().__init__(meeting, by, name)
+        self._call: int = meeting["call"]
         self._counts: Counter[tuple[int, int]] = Counter()
-        memory = _mapped(path, os.stat(path).st_ino, first, self.size)
-        step = _HEAD + 2 * _PAIR_HALF
-        pairs = self.size * (_HEAD + 2 * _HALF)
-        self._places = [_Place(memory, rank * (_HEAD + 2 * _HALF), _HALF) for rank in range(self.size)]
-        self._pairs = {
-            (one, other): _Place(memory, pairs + (one * self.size + other) * step, _PAIR_HALF)
-            for one in range(self.size)
-            for other in range(self.size)
-        }
+        room = _mapped(self._room, os.stat(self._room).st_ino, self.size)
+        self._places, self._pairs = room["ranks"], room["pairs"]
 
     def begin(self) -> None:
         """See `ProgramRank`."""
-        own = self._places[self.number].words
+        own = self._places[self.number]["words"]
         if own[_BEGUN] == self._call:
             # A worker was lost, and the next one has got its call, where the others went on.
             raise Refused(f"rank {self.number} has begun this call before", code=AGAIN)
@@ -373,7 +320,7 @@ class RoomRank(ProgramRank):
     def end(self) -> None:
         """See `ProgramRank`."""
         super().end()
-        self._places[self.number].words[_ENDED] = self._call
+        self._places[self.number]["words"][_ENDED] = self._call
 
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`. All give pieces, one after the other, and take from those of all."""
@@ -381,27 +328,24 @@ class RoomRank(ProgramRank):
         # This rank's part begins here in what is reduced, and ranks are so far apart in what is joined.
         start = self.number * out.size if asked.kind == "reduce_scatter" else 0
         step = host.size if asked.kind == "all_gather" else 0
-
-        def take(first: int, pieces: Sequence[Any]) -> None:
+        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
+        own, each = self._places[self.number :][:1], max(1, _HALF // host.itemsize)
+        for first in range(0, max(host.size, 1), each):
+            number, given = self._next(-1, -1), host[first : first + each]
+            parts = [given if root in (None, rank) else given[:0] for rank in range(self.size)]
+            text = f"number {number}, {what}"
+            put = self._put(own, self._places, number, text, parts[self.number])
+            come = self._come(self._places, number, text, range(self.size))
+            self._run([(itertools.chain(put, come), range(self.size))], what)
+            halves = self._places["halves"][:, number % 2]
+            pieces = [half[: part.nbytes].view(part.dtype) for half, part in zip(halves, parts, strict=True)]
             if not asked.reduction:
                 for rank, piece in enumerate(pieces):
                     out[rank * step + first :][: len(piece)] = piece
-                return
-            low, high = max(first, start), min(first + len(pieces[0]), start + out.size)
-            if low < high:
+            elif (low := max(first, start)) < (high := min(first + len(given), start + out.size)):
                 chosen = [piece[low - first : high - first] for piece in pieces]
                 out[low - start : high - start] = _reduced(chosen, asked.reduction)
-
-        if self.size == 1:
-            take(0, [host.copy()])
-            return
-        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
-        each = max(1, _HALF // host.itemsize)
-        for first in range(0, max(host.size, 1), each):
-            piece = host[first : first + each]
-            parts = [piece if root in (None, rank) else piece[:0] for rank in range(self.size)]
-            way = self._met(f"number {self._counts[-1, -1] + 1}, {what}", parts, partial(take, first))
-            self._run([(way, range(self.size))], what)
+            own["words"][0, _READ] = self._word(number)
 
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
         """See `ProgramRank`."""
@@ -409,90 +353,83 @@ class RoomRank(ProgramRank):
         ways = [(functions[name](memory.on_host(), rank), [rank]) for name, memory, rank in moves]
         self._run(ways, f"exchange: {', '.join(f'{name} {rank}' for name, _, rank in moves)}")
 
-    def _met(self, text: str, parts: Sequence[Any], take: Callable[[Sequence[Any]], None]) -> Way:
-        self._counts[-1, -1] += 1
-        number, places, own = self._counts[-1, -1], self._places, self._places[self.number]
-        while not all(self._has(place, _READ, number - 2) for place in places):
-            yield
-        own.write(number, text, parts[self.number].view(np.uint8))
-        own.words[_READY] = self._word(number)
-        while not all(self._has(place, _READY, number) for place in places):
-            yield
-        for rank, place in enumerate(places):
-            if place.text(number) != text:
-                told = f"rank {rank} asks for {place.text(number)} where rank {self.number} asks for {text}"
-                raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)
-        pairs = zip(places, parts, strict=True)
-        take([place.read(number, part.nbytes).view(part.dtype) for place, part in pairs])
-        own.words[_READ] = self._word(number)
-
     def _sent(self, host: Any, to: int) -> Way:
-        place, data = self._pairs[self.number, to], host.view(np.uint8)
+        place, data = self._pairs[self.number, to : to + 1], host.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
-            self._counts[self.number, to] += 1
-            number = self._counts[self.number, to]
-            while not self._has(place, _READ, number - 2):
-                yield
-            place.write(number, f"{host.size} {host.dtype}", data[first : first + _PAIR_HALF])
-            place.words[_READY] = self._word(number)
+            part, number = data[first : first + _PAIR_HALF], self._next(self.number, to)
+            yield from self._put(place, place, number, f"an exchange of {host.size} {host.dtype}", part)
 
     def _received(self, out: Any, source: int) -> Way:
-        place, data, text = self._pairs[source, self.number], out.view(np.uint8), f"{out.size} {out.dtype}"
+        place, data = self._pairs[source, self.number :][:1], out.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
-            self._counts[source, self.number] += 1
-            number = self._counts[source, self.number]
-            while not self._has(place, _READY, number):
-                yield
-            if place.text(number) != text:
-                told = f"rank {source} sends {place.text(number)}, and rank {self.number} receives {text}"
-                raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)
-            part = data[first : first + _PAIR_HALF]
-            part[:] = place.read(number, part.size)
+            part, number = data[first : first + _PAIR_HALF], self._next(source, self.number)
+            yield from self._come(place, number, f"an exchange of {out.size} {out.dtype}", [source])
+            part[:] = place["halves"][0, number % 2, : part.size]
             # The reader has a word of its own in the writer's place.
-            place.words[_READ] = self._word(number)
+            place["words"][0, _READ] = self._word(number)
+
+    def _next(self, source: int, to: int) -> int:
+        self._counts[source, to] += 1
+        return self._counts[source, to]
+
+    def _put(self, place: Any, readers: Any, number: int, text: str, piece: Any) -> Way:
+        """Write a piece when all have read the one before the last."""
+        while not self._have(readers, _READ, number - 2):
+            yield
+        place["texts"][0, number % 2] = text.encode()
+        place["halves"][0, number % 2, : piece.nbytes] = piece.view(np.uint8)
+        place["words"][0, _READY] = self._word(number)
+
+    def _come(self, places: Any, number: int, text: str, ranks: Sequence[int]) -> Way:
+        """Wait for a piece of ranks, and require that they call the same."""
+        while not self._have(places, _READY, number):
+            yield
+        for rank, told in zip(ranks, places["texts"][:, number % 2].tolist(), strict=True):
+            if told != text.encode():
+                said = told.decode(errors="replace")
+                raise _mismatch(f"rank {rank} asks for {said} where rank {self.number} asks for {text}")
 
     def _word(self, number: int) -> int:
         return (self._call << 32) + number
 
-    def _has(self, place: _Place, word: int, number: int) -> bool:
-        """Tell whether a rank has come to a piece, or has none to come to."""
+    def _have(self, places: Any, word: int, number: int) -> bool:
+        """Tell whether all ranks have come to a piece, or have none to come to."""
         with _LOCK:
-            return number <= 0 or int(place.words[word]) >= self._word(number)
+            return number <= 0 or min(places["words"][:, word].tolist()) >= self._word(number)
 
     def _run(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
         """Go all ways to their ends, whichever can go on; each has the ranks that it waits for."""
-        try:
-            self._go(ways, what)
-        finally:
-            self._asker.waits_for_others = False
-
-    def _go(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
         pause, left = 0.0, list(ways)
-        for look in itertools.count():
-            left = [each for each in left if next(each[0], _END) is not _END]
-            if not left:
-                return
-            if look < _EAGER:
-                continue
-            # The one that it waits for has a limit of its own.
-            self._asker.waits_for_others = True
-            if self._asker.has_left:
-                raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
-            for way, ranks in left:
-                ended = [rank for rank in ranks if self._places[rank].words[_ENDED] == self._call]
-                # A rank may have given something before its end: this is the last look for it.
-                if ended and next(way, _END) is not _END:
-                    told = f"rank {ended[0]} has ended its call, and rank {self.number} waits in {what}"
-                    raise Refused(f"ranks do not call the same: {told}", code=MISMATCH)
-            time.sleep(pause)
-            pause = min(pause + _LONGER, _LONGEST)
+        try:
+            for look in itertools.count():
+                left = [each for each in left if next(each[0], _END) is not _END]
+                if not left:
+                    return
+                if look < _EAGER:
+                    continue
+                # The one that it waits for has a limit of its own.
+                self._by.waits_for_others = True
+                if self._by.has_left:
+                    raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
+                for way, ranks in left:
+                    ended = [rank for rank in ranks if self._places[rank]["words"][_ENDED] == self._call]
+                    # A rank may have given something before its end: this is the last look for it.
+                    if ended and next(way, _END) is not _END:
+                        told = f"rank {ended[0]} has ended its call, and rank {self.number} waits in {what}"
+                        raise _mismatch(told)
+                time.sleep(pause)
+                pause = min(pause + _LONGER, _LONGEST)
+        finally:
+            self._by.waits_for_others = False
+
+
+def _mismatch(told: str) -> Refused:
+    return Refused(f"ranks do not call the same: {told}", code=MISMATCH)
 
 
 def _reduced(pieces: Sequence[Any], reduction: str) -> Any:
     """Reduce pieces in the order of the ranks; narrow ones in float32."""
     dtype = pieces[0].dtype
-    if dtype == np.bool_:
-        return np.logical_and.reduce(pieces) if reduction in ("prod", "min") else np.logical_or.reduce(pieces)
     is_narrow = DType.of(dtype).kind == "float" and dtype.itemsize == 2
     wide = [piece.astype(np.float32) for piece in pieces] if is_narrow else list(pieces)
     made = reduce(_OPERATIONS["sum" if reduction == "mean" else reduction], wide)

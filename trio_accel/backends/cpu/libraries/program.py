@@ -91,7 +91,7 @@ class _Arrays:
         return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> RoomRank:
-        return RoomRank(**meeting, asker=asker)
+        return RoomRank(meeting, asker)
 
     def when_done(self, look: Callable[[], None]) -> None:
         look()

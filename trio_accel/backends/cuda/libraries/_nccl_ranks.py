@@ -2,45 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import DType, LibraryError, Refused
 from ...base.kit.ranks import AGAIN, ENDED, Collective, Move, ProgramRank
+from ..runtime._signals import StatusWord, StatusWords
 from .nccl import OPEN, TYPES, enqueue, exchange
+
+_MASK = 0xFFFFFFFF
+
+
+@attrs.define(eq=False)
+class Marks:
+    """Tells where the streams of a program are: each writes a number ahead of a collective, and behind it.
+
+    Events would not do: who looks at one ends a capture of PyTorch.
+
+    Attributes:
+        words: Where the numbers are.
+        stream: The stream of the call that runs.
+    """
+
+    words: StatusWords
+    stream: int = attrs.field(default=0, init=False)
+    _pairs: dict[int, tuple[StatusWord, StatusWord]] = attrs.field(factory=dict[int, Any], init=False)
+
+    @contextmanager
+    def around(self, stream: int) -> Generator[None, None, None]:
+        """Have a stream tell when it comes to what is enqueued inside, and when it has left that."""
+        if stream not in self._pairs:
+            self._pairs[stream] = self.words.take(), self.words.take()
+        came, left = self._pairs[stream]
+        came.sequence += 1
+        driver.cuStreamWriteValue32(stream, came.native, came.sequence & _MASK, 0)
+        try:
+            yield
+        finally:
+            driver.cuStreamWriteValue32(stream, left.native, came.sequence & _MASK, 0)
+
+    def wait_for_others(self) -> bool:
+        """Tell whether a stream is in a collective now. Any thread may ask."""
+        return any(came.read() != left.read() for came, left in list(self._pairs.values()))
 
 
 class NcclRank(ProgramRank):
     """A rank of a communicator that the application has had opened.
 
-    Args:
-        rooms: For each group the number of its communicator, 0 where it is one rank, and its ranks; the group
-            of all has an empty name.
-        number: The number of this rank.
-        call: Not used here: the communicator is another one after a loss.
-        stream: The stream of the call.
-        name: The group.
+    The number of that is the room; it is 0 where there is one rank. It is called by the marks of its program.
     """
-
-    def __init__(
-        self,
-        rooms: Mapping[str, tuple[int, Sequence[int]]],
-        number: int,
-        call: int,
-        stream: int,
-        name: str = "",
-    ) -> None:
-        self._communicator, ranks = rooms[name]
-        super().__init__(ranks, number, rooms, number, call, stream)
-        self._stream = stream
 
     def begin(self) -> None:
         """See `ProgramRank`."""
-        if self._communicator:
+        if self._room:
             try:
-                OPEN.find(self._communicator)
+                OPEN.find(self._room)
             except LibraryError as error:
                 raise Refused(f"rank {self.number} has a new worker: {error.message}", code=AGAIN) from error
 
@@ -50,20 +70,21 @@ class NcclRank(ProgramRank):
         if asked.reduction and (given.dtype not in TYPES or given.dtype is DType.bool):
             raise TypeError(f"NCCL reduces no {given.dtype}")
         if self.size > 1:
-            self._run(lambda one: enqueue(one, asked, handle))
+            self._run(lambda one: enqueue(one, asked, handle), handle)
         elif given.nbytes and given.address != own.address:
             driver.cuMemcpyDtoDAsync(own.address, given.address, given.nbytes, handle)
 
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
         """See `ProgramRank`."""
         handle = self._handle(stream)
-        self._run(lambda one: exchange(one, moves, handle))
+        self._run(lambda one: exchange(one, moves, handle), handle)
 
-    def _run(self, call: Callable[[Any], object]) -> None:
+    def _run(self, call: Callable[[Any], object], stream: int) -> None:
         try:
-            communicator = OPEN.find(self._communicator)
-            communicator.call(call)
-            communicator.settle()
+            communicator = OPEN.find(self._room)
+            with self._by.around(stream):
+                communicator.call(call)
+                communicator.settle()
         except LibraryError as error:
             raise Refused(f"the ranks do not meet any more: {error.message}", code=ENDED) from error
 
@@ -72,4 +93,4 @@ class NcclRank(ProgramRank):
         for name in ("cuda_stream", "ptr"):
             if hasattr(stream, name):
                 return int(getattr(stream, name))
-        return self._stream if stream is None else int(stream)
+        return int(self._by.stream) if stream is None else int(stream)

@@ -23,8 +23,9 @@ from ...base.kit.programs import ProgramHost
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._foreign import ProgramArray, described, foreign_array
+from ..runtime._signals import StatusWords
 from ..runtime._stream import CudaStream
-from ._nccl_ranks import NcclRank
+from ._nccl_ranks import Marks, NcclRank
 
 # A call that takes longer holds up the loop: the next one is made in the thread.
 _SHORT = 0.002
@@ -71,6 +72,8 @@ class ProgramLibrary(CudaLibrary):
     def _destroy(self) -> None:
         self._host.close()
         driver.cuStreamDestroy(self._first)
+        if self._arrays.marks is not None:
+            self._arrays.marks.words.close()
 
     def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:
         """Tell where an operation is to be called; see `KernelLibrary.prepare`."""
@@ -147,6 +150,8 @@ class _Arrays:
         self._device = device
         self._streams = streams
         self._call: KernelCall | None = None
+        # There when ranks have met.
+        self.marks: Marks | None = None
         # Arguments of the call.
         self._lent: list[DeviceArray] = []
 
@@ -161,7 +166,10 @@ class _Arrays:
             self._lent.clear()
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> NcclRank:
-        return NcclRank(**meeting, stream=self._in_call().handle)
+        if self.marks is None:
+            self.marks = Marks(StatusWords(self._device.context))
+        self.marks.stream, asker.waits_on_stream = self._in_call().handle, self.marks.wait_for_others
+        return NcclRank(meeting, self.marks)
 
     def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device

@@ -18,12 +18,14 @@ class Asker:
     Attributes:
         has_left: Whether nobody waits for the result any more.
         waits_for_others: Whether the call waits for those of other devices now, and not for its own.
+        waits_on_stream: Tells whether a stream of the call waits for those of other devices now.
         notify: Called in any thread behind a report; None where nobody wants to hear of them.
         reports: The last report, until it is taken.
     """
 
     has_left: bool = attrs.field(default=False, init=False)
     waits_for_others: bool = attrs.field(default=False, init=False)
+    waits_on_stream: Callable[[], bool] = attrs.field(default=bool, init=False)
     notify: Callable[[], None] | None = attrs.field(default=None, init=False)
     # One report at most: it may be written in a thread while the loop takes the one before.
     reports: deque[str] = attrs.field(factory=partial(deque[str], maxlen=1), init=False)

@@ -227,7 +227,11 @@ class ProgramCall(OperationSpec):
     @property
     def waits_for_others(self) -> bool:
         """See `OperationSpec.waits_for_others`."""
-        return self.asker is not None and self.asker.waits_for_others
+        asker = self.asker
+        if asker is None:
+            return False
+        # When its asker has left, the ranks have given each other up, and what does not end is stuck.
+        return asker.waits_for_others or (asker.waits_on_stream() and not asker.has_left)
 
 
 @specification
