@@ -14,8 +14,7 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Call
-from ..devices.operations._calls import Chain, Function, arguments_of, called
+from ..devices import AccelRef, Call, Chain, Function, arguments_of, called
 
 __all__ = ["grad", "value_and_grad"]
 
