@@ -77,7 +77,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
-        "describe_workers lend opened overlaps record refuse_recording run_together DECLARED operation_like"
+        "describe_workers lend opened overlaps record refuse_recording run_together DECLARED operation_like "
+        "Chain Function arguments_of called"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -58,6 +59,32 @@ def of_first(name: str) -> Case:
     return Case(lambda x: f(x, *rest), (X,), *RANGES.get(name, (-2.0, 2.0)))
 
 
+IMAGE = (5, 4, 3)
+MEANS, VARIANCES, MASK = numbers((4,)), numbers((4,), 1, 0.5, 2.0), numbers((3, 5), 3)
+
+
+def convolutions(f: Any, axes: int) -> list[Case]:
+    """Convolutions of images of so many axes: plain ones, and with all options."""
+    options = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+    return [
+        Case(f, ((2, 4, *IMAGE[:axes]), (3, 4, *(2,) * axes), (3,))),
+        Case(partial(f, padding="same"), ((4, *IMAGE[:axes]), (3, 4, *(3,) * axes))),
+        Case(partial(f, **options), ((2, 4, *IMAGE[:axes]), (6, 2, *(2,) * axes), (6,))),
+    ]
+
+
+def pools(kind: str, f: Any, axes: int) -> list[Case]:
+    """Pools of images of so many axes: plain ones, and with options."""
+    if kind.startswith("adaptive"):
+        return [Case(lambda x: f(x, 2), ((2, 3, *IMAGE[:axes]),))]
+    options = {"stride": 2, "padding": 1, "ceil_mode": True}
+    options |= {"count_include_pad": False} if kind == "avg" else {}
+    return [
+        Case(lambda x: f(x, 2), ((3, *IMAGE[:axes]),)),
+        Case(lambda x: f(x, 3, **options), ((2, 3, *IMAGE[:axes]),)),
+    ]
+
+
 CASES: dict[str, Case | list[Case]] = {
     **{f"nn.{name}": of_first(name) for name in _grad._OF_FIRST if hasattr(n, name)},
     **{
@@ -68,6 +95,7 @@ CASES: dict[str, Case | list[Case]] = {
     **{
         f"arrays.{name}": Case(getattr(a, name), ((3, 1, 4), (2, 1)), 0.5, 2.0 + ("i" in name))
         for name in _grad._OF_TWO
+        if name != "prelu"
     },
     "arrays.where": Case(lambda x, y: a.where(Y > 0.5, x, y), (X, (4,))),
     "arrays.softmax": Case(lambda x: a.softmax(x, axis=1)),
@@ -107,6 +135,42 @@ CASES: dict[str, Case | list[Case]] = {
             ((3, 4), (4, 2)), ((4,), (4, 2)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)),
             ((3, 4), (5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)), ((4,), (2, 4, 3)),
         )
+    ],
+    "nn.batch_norm": [
+        Case(lambda x, w, b: n.batch_norm(x, MEANS, VARIANCES, w, b), ((2, 4, 3), (4,), (4,))),
+        Case(lambda x: n.batch_norm(x, MEANS, VARIANCES, eps=0.1), ((2, 4),)),
+    ],
+    **{f"nn.conv{k}d": convolutions(getattr(n, f"conv{k}d"), k) for k in (1, 2, 3)},
+    **{
+        f"nn.conv_transpose{k}d": [
+            Case(getattr(n, f"conv_transpose{k}d"), ((2, 4, *IMAGE[:k]), (4, 3, *(2,) * k), (3,))),
+            Case(
+                partial(getattr(n, f"conv_transpose{k}d"), stride=2, padding=1, output_padding=1, groups=2),
+                ((4, *IMAGE[:k]), (4, 3, *(3,) * k), (6,)),
+            ),
+        ]
+        for k in (1, 2, 3)
+    },
+    **{
+        f"nn.{kind}_pool{k}d": pools(kind, getattr(n, f"{kind}_pool{k}d"), k)
+        for kind in ("max", "avg", "adaptive_max", "adaptive_avg") for k in (1, 2, 3)
+    },
+    "nn.group_norm": [
+        Case(lambda x, w, b: n.group_norm(x, 2, w, b), ((2, 4, 3, 2), (4,), (4,))),
+        Case(lambda x, b: n.group_norm(x, 4, 1, b, eps=0.1), ((2, 4, 3), (4,))),
+    ],
+    "nn.instance_norm": Case(n.instance_norm, ((2, 4, 3, 2), (4,), (4,))),
+    "nn.margin_ranking_loss": [
+        Case(lambda x, y: n.margin_ranking_loss(x, y, SIGNS, margin=0.3), (X, X)),
+        Case(lambda x, y: n.margin_ranking_loss(x, y, SIGNS, reduction="none"), (X, X)),
+    ],
+    "nn.prelu": Case(n.prelu, ((3, 4, 2), (4, 1))),
+    "nn.scaled_dot_product_attention": [
+        Case(n.scaled_dot_product_attention, ((2, 3, 4), (2, 5, 4), (2, 5, 6))),
+        Case(lambda q, k, v: n.scaled_dot_product_attention(q, k, v, None, 0.0, True, 0.3),
+             ((2, 4, 3, 4), (2, 4, 3, 4), (2, 4, 3, 4))),
+        Case(lambda q, k, v: n.scaled_dot_product_attention(q, k, v, MASK, enable_gqa=True),
+             ((2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4))),
     ],
     "nn.embedding": Case(lambda w: n.embedding(ROWS, w), ((5, 3),)),
     "nn.linear": [Case(n.linear, ((2, 3, 4), (5, 4), (5,))), Case(n.linear, ((3, 4), (5, 4)))],

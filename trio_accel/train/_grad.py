@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,7 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Call
-from ..devices.operations._calls import Chain, arguments_of
+from ..devices import AccelRef, Call, Chain, Function, arguments_of, called
 
 __all__ = ["grad", "value_and_grad"]
 
@@ -84,6 +84,7 @@ _OF_TWO: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], ...]] = {
         lambda g, a, b, y: arrays.where(a <= b, 0, g),
     ),
     "pow": (lambda g, a, b, y: g * b * a ** (b - 1), lambda g, a, b, y: g * y * arrays.log(a)),
+    "prelu": (lambda g, a, b, y: nn.prelu_grad(g, a, b), lambda g, a, b, y: arrays.where(a < 0, g * a, 0)),
 }
 
 
@@ -217,7 +218,7 @@ def gradients(call: Any, g: Any) -> Iterator[Rule]:
     room, _, base = name.partition(".")
     if room == "arrays" and base in _OF_ONE:
         yield args[0], partial(_OF_ONE[base], g, args[0], call)
-    elif room == "arrays" and base in _OF_TWO:
+    elif room in ("arrays", "nn") and base in _OF_TWO:
         for one, rule in zip(args, _OF_TWO[base], strict=False):
             yield one, partial(_summed_from, rule, (g, *args[:2], call), np.shape(one))
     elif base in _OF_FIRST:
@@ -316,6 +317,111 @@ def _normed(call: Any, g: Any) -> Iterator[Rule]:
     yield bias, lambda: _summed_to(g, np.shape(bias))
 
 
+async def _make_slopes(name: str, g: Any, *args: Any, **named: Any) -> Any:
+    """Make all gradients of an attention or a norm, each flat, behind one another."""
+    if "attention" in name:
+        args += await getattr(nn, name)(*args, **named, return_lse=True)
+    made = await getattr(nn, f"{name}_grad")(g, *args, **named)
+    return await arrays.concat([arrays.reshape(one, (-1,)) for one in made])
+
+
+async def _make_slope_of_maxima(name: str, g: Any, x: AccelRef, **named: Any) -> Any:
+    """Make the gradient of maxima of windows, which are found again, with their places."""
+    made = await getattr(nn, name)(x, **named | {"return_indices": True})
+    return await nn.max_pool_grad(g, made.indices, x.shape)
+
+
+_slopes = called(Function("train.slopes", _make_slopes, "awaitable"))
+_slope_of_maxima = called(Function("train.slope_of_maxima", _make_slope_of_maxima, "awaitable"))
+
+
+def _bound(call: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of a function of `nn`, and its arguments with their defaults, but for `out`."""
+    name = call.function.name.removeprefix("nn.")
+    parameters = inspect.signature(getattr(nn, name)).parameters
+    at = {one: parameter.default for one, parameter in parameters.items()}
+    # An operation that is declared has all of its arguments by their places.
+    at |= dict(zip(parameters, call.args, strict=False)) | _named(call)
+    at.pop("out", None)
+    return name, at
+
+
+def _split(flat: Any, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Iterator[Rule]:
+    """Yield arguments with their gradients, which lie behind one another in one array."""
+    stop = 0
+    for one, shape in zip(wanted, shapes, strict=True):
+        first, stop = stop, stop + math.prod(shape)
+        yield one, partial(lambda part, shape: arrays.reshape(flat[part], shape), slice(first, stop), shape)
+
+
+def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x, weight, bias = at.pop("x"), at.pop("weight"), at.pop("bias")
+    groups = [at.pop("num_groups")] if "num_groups" in at else []
+    shapes = x.shape, (x.shape[1],), (x.shape[1],)
+    yield from _split(_slopes(name, g, x, *groups, weight, **at), (x, weight, bias), shapes)
+
+
+def _attention(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    given = [at.pop(one) for one in ("query", "key", "value")]
+    del at["dropout_p"], at["return_lse"]
+    yield from _split(_slopes(name, g, *given, **at), given, [one.shape for one in given])
+
+
+def _convolution(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x, weight = at["input"], at["weight"]
+    how = {one: at[one] for one in ("stride", "padding", "dilation", "groups")}
+    if "transpose" in name:
+        yield x, partial(getattr(nn, name.replace("_transpose", "")), g, weight, **how)
+        x, g_of_weight = g, x
+    else:
+        yield x, partial(nn.conv_input_grad, x.shape, weight, g, **how)
+        g_of_weight = g
+    yield weight, partial(nn.conv_weight_grad, x, weight.shape, g_of_weight, **how)
+    yield at["bias"], lambda: nn.conv_bias_grad(_images(name, g))
+
+
+def _images(name: str, array: Any) -> Any:
+    """Return an array as several images of so many axes as a function has in its name."""
+    return arrays.reshape(array, (1, *array.shape)[-2 - int(name[-2]) :])
+
+
+def _pool(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x, g = at.pop("input"), _images(name, g)
+    shape = (1, *x.shape)[-len(g.shape) :]
+    if "max" in name:
+        slope = partial(_slope_of_maxima, name, g, arrays.reshape(x, shape), **at)
+    elif "adaptive" in name:
+        slope = partial(nn.adaptive_avg_pool_grad, g, shape)
+    else:
+        slope = partial(nn.avg_pool_grad, g, shape, **at)
+    yield x, lambda: arrays.reshape(slope(), x.shape)
+
+
+def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of a norm by numbers that were found before: those of the numbers are not there."""
+    at = _bound(call)[1]
+    x, mean, var, weight = (at[name] for name in ("x", "running_mean", "running_var", "weight"))
+
+    def spread(one: Any) -> Any:
+        return one.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(one) else one
+
+    root = (spread(var) + at["eps"]) ** -0.5
+    others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
+    yield x, lambda: g * (root * spread(weight))
+    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root, axis=others)
+    yield at["bias"], lambda: arrays.sum(g, axis=others)
+
+
+def _ranking(call: Any, g: Any) -> Iterator[Rule]:
+    at = _bound(call)[1]
+    yield at["x1"], lambda: nn.margin_ranking_loss_grad(g, **at)
+    yield at["x2"], lambda: -nn.margin_ranking_loss_grad(g, **at)
+
+
 def _reshaped(call: Any, g: Any) -> Iterator[Rule]:
     yield call.args[0], lambda: arrays.reshape(g, call.args[0].shape)
 
@@ -385,11 +491,16 @@ _TURNED = (
     "AccelRef.T", "AccelRef.mT", "arrays.matrix_transpose", "arrays.permute_dims", "arrays.moveaxis",
     "arrays.swapaxes",
 )  # fmt: skip
+_POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 _RULES: dict[str, Callable[[Any, Any], Iterator[Rule]]] = {
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
     "arrays.broadcast_to": _broadcast, "arrays.concat": _concat, "arrays.expand_dims": _reshaped,
     "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp, "arrays.mean": _mean,
     "arrays.reshape": _reshaped, "arrays.rms_norm": _normed, "arrays.squeeze": _reshaped,
     "arrays.stack": _stack, "arrays.sum": _sum, "arrays.where": _where, "linalg.matmul": _matmul,
-    "nn.embedding": _embedding, "nn.linear": _linear, **dict.fromkeys(_TURNED, _turned),
+    "nn.batch_norm": _batch_norm, "nn.embedding": _embedding, "nn.group_norm": _group_norm,
+    "nn.instance_norm": _group_norm, "nn.linear": _linear, "nn.margin_ranking_loss": _ranking,
+    "nn.scaled_dot_product_attention": _attention, **dict.fromkeys(_TURNED, _turned),
+    **{f"nn.conv{kind}{n}d": _convolution for kind in ("", "_transpose") for n in (1, 2, 3)},
+    **{f"nn.{kind}_pool{n}d": _pool for kind in _POOLS for n in (1, 2, 3)},
 }  # fmt: skip

@@ -23,7 +23,7 @@ from ..base._refusals import OnDevice
 from ..base._views import Index
 from ._pending import Pending
 
-__all__ = ["Call"]
+__all__ = ["Call", "Chain", "Function", "arguments_of", "called"]
 
 T_co = TypeVar("T_co", covariant=True)
 ParametersP = ParamSpec("ParametersP")
