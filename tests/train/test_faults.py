@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 from test_trainer import OPTIONS, assert_same, config, trained
-from train_models import CallMlp, DyingMlp, NumpyMlp, StagedMlp, batches, reference
+from train_models import CallMlp, DyingMlp, NumpyMlp, PartedMlp, StagedMlp, batches, reference
 
 import trio_accel as ta
 from trio_accel import train
@@ -89,6 +89,28 @@ async def test_a_worker_dies_inside_of_a_step(tmp_path: Path, ranks: int) -> Non
     # Step 2 r + 1 kills rank r: the device asks again, or the step is done again.
     assert found[-1].workers_lost == ranks
     assert sorted(os.listdir(tmp_path)) == [str(rank) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("times", [2, 9])
+async def test_ranks_that_do_not_meet_do_the_step_again(tmp_path: Path, times: int) -> None:
+    given = [{**batch, "number": np.full(64, number)} for number, batch in zip(range(3), batches(64), strict=False)]
+    async with (
+        ta.open_system("training") as system,
+        system.open_devices(["cpu"] * 2, options=OPTIONS) as devices,
+        train.open_trainer(devices, PartedMlp, config(), folder=str(tmp_path), times=times) as trainer,
+    ):
+        steps = trainer.steps(given)
+        if times > trainer.config.replays:
+            with pytest.raises(ta.collectives.RankFailedError, match="do not meet"):
+                [step async for step in steps]
+            assert (trainer.progress.step, len(os.listdir(tmp_path))) == (1, trainer.config.replays + 1)
+            return
+        found = [step async for step in steps]
+        # Once more where a rank had not ended when the others tried again.
+        assert found[1].replays in (times, times + 1)
+        assert [found[0].replays, found[2].replays] == [0, 0]
+        assert_same(([step.loss for step in found], await trainer.parameters()), reference(3, 64))
+    assert found[-1].workers_lost == 0
 
 
 async def test_a_rank_that_dies_again_and_again_ends_the_training(tmp_path: Path) -> None:

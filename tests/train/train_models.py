@@ -15,6 +15,8 @@ from array_module import ArrayModule
 
 import trio_accel as ta
 from trio_accel import train
+from trio_accel.backends.base import Refused
+from trio_accel.backends.base.kit.ranks import ENDED
 from trio_accel.programs import current_rank
 
 Arrays = Mapping[str, Any]
@@ -76,6 +78,22 @@ class DyingMlp(NumpyMlp):
         if batch["number"][0] == 2 * rank and (self.options.get("again") or not mark.exists()):
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().gradients(parameters, batch)
+
+
+class PartedMlp(NumpyMlp):
+    """In batch 1, rank 1 meets nobody, so many times: NCCL may say so before a loss is known."""
+
+    @classmethod
+    def initial(cls, rng: np.random.Generator, *, folder: str, times: int) -> Arrays:
+        return start(rng, 16)
+
+    def gradients(self, parameters: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        marks = Path(self.options["folder"])
+        seen = len(list(marks.iterdir()))
+        if (current_rank().number, batch["number"][0]) == (1, 1) and seen < self.options["times"]:
+            (marks / str(seen)).touch()
+            raise Refused("the ranks do not meet any more", code=ENDED)
         return super().gradients(parameters, batch)
 
 

@@ -231,6 +231,4 @@ def _code(error: Exception) -> str:
 
 def _order(error: Exception) -> int:
     """Tell how near an error is to the cause of all."""
-    return (
-        0 if isinstance(error, ContextLostError) else {MISMATCH: 2, AGAIN: 2, ENDED: 3}.get(_code(error), 1)
-    )
+    return 0 if isinstance(error, ContextLostError) else _CONSEQUENCES.get(_code(error), 1)

@@ -18,6 +18,7 @@ import trio
 
 from ..actors import ActorRestartingError
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
+from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device
 from ._checkpoints import Progress, name_of, newest, read, write
@@ -368,7 +369,8 @@ def _is_loss(error: BaseException | None) -> bool:
         if isinstance(error, CompletionTimeoutError):
             # A deadline of the whole step has lost no context.
             return error.generation is not None
-        if isinstance(error, _LOSSES):
+        # A rank's NCCL may fail before anybody knows that another rank was lost.
+        if isinstance(error, _LOSSES) or getattr(error, "code", None) == ENDED:
             return True
         error = error.__cause__
     return False
