@@ -93,7 +93,7 @@ async def test_a_worker_dies_inside_of_a_step(tmp_path: Path, ranks: int) -> Non
 
 @pytest.mark.parametrize("times", [2, 9])
 async def test_ranks_that_do_not_meet_do_the_step_again(tmp_path: Path, times: int) -> None:
-    given = [{**batch, "number": np.full(64, number)} for number, batch in zip(range(3), batches(64), strict=False)]
+    given = [{**batch, "number": np.full(64, at)} for at, batch in zip(range(3), batches(64), strict=False)]
     async with (
         ta.open_system("training") as system,
         system.open_devices(["cpu"] * 2, options=OPTIONS) as devices,
