@@ -66,6 +66,15 @@ def main() -> None:
     def of_atanh(z: Any) -> Any:
         return 2 * mp.atanh(root(z)) / root(z)
 
+    def erfc(t: Any) -> Any:
+        x = mpf("3.5") * (1 + t) / (1 - t)
+        return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
+
+    # The places of 0 and of 27.3, where `erfc` is 0 in float64.
+    last, middle = mpf("23.8") / mpf("30.8"), erfc(mpf(0))
+    print(f"middle of erfc: {_short(middle)}, {_short(middle - mpf(float(middle)))}")
+    per_pi = 2 / root(mp.pi)
+    print(f"2 / sqrt(pi): {_short(per_pi)}, {_short(per_pi - mpf(float(per_pi)))}")
     sin, of_sin = odd(mp.sin)
     atan, of_atan = odd(mp.atan)
     cases: list[Case] = [
@@ -83,6 +92,15 @@ def main() -> None:
         ("sin(r) = r + r * z * p(z)", sin, _LEAST, quarter, 6, of_sin),
         ("the same as far as pi / 2, float32", sin, _LEAST, half, 4, of_sin),
         ("cos(r) = 1 - z / 2 + z * z * p(z)", cos, _LEAST, quarter, 5, lambda z: z * z / mp.cos(root(z))),
+        (
+            "(1 + 2 * x) * exp(x * x) * erfc(x) = middle + t * p(t), t = (x - 3.5) / (x + 3.5)",
+            lambda t: (erfc(t) - middle) / t, mpf(-1), last, 23, abs,
+        ),
+        (
+            "erf(x) = x * 2 / sqrt(pi) + x * z * p(z)",
+            lambda z: (mp.erf(root(z)) / root(z) - per_pi) / z, _LEAST, mpf(1) / 4, 8,
+            lambda z: z * root(z) / mp.erf(root(z)),
+        ),
         ("atan(t) = t + t * z * p(z)", atan, _LEAST, mp.tan(mp.pi / 8) ** 2, 10, of_atan),
     ]  # fmt: skip
     for name, function, low, high, degree, weight in cases:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.special
 
 from trio_accel import DType
 from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
-from trio_accel.backends.cpu.compiled._text import VECTOR, Access, RowLayout, elementwise_text
+from trio_accel.backends.cpu.compiled._text import ALONE, VECTOR, Access, RowLayout, elementwise_text
 
 Numbers: TypeAlias = Any
 OF_TWO = ("arctan2", "hypot", "power")
@@ -79,8 +80,37 @@ def points(count: int, dtype: DType, seed: int) -> Iterator[tuple[Numbers, Numbe
         yield from ((x.astype(dtype.dtype), y.astype(dtype.dtype)) for x, y in pairs)
 
 
+# NumPy does not have these: the C library has them in 64 bits, and SciPy in those of the argument.
+_BY_C = """
+typedef long long i64;
+extern "C" __attribute__((visibility("default"))) i64 run(const void *const *at, i64 first, i64 end)
+{
+    const long double *x = (const long double *)at[0];
+    for (i64 i = first; i < end; i++)
+        ((long double *)at[1])[i] = __builtin_NAMEl(x[i]);
+    return 0;
+}
+"""
+
+
+@cache
+def _by_c(name: str) -> Callable[[Numbers], Numbers]:
+    found = compiler()
+    assert found is not None
+    run = load(found.compile(_BY_C.replace("NAME", name), ()))
+
+    def call(x: Numbers) -> Numbers:
+        made, given = np.empty_like(x), np.ascontiguousarray(x)
+        run(np.array([given.ctypes.data, made.ctypes.data], np.uint64).tobytes(), 0, x.size)
+        return made
+
+    return call
+
+
 def called(name: str, x: Numbers, y: Numbers, out: Numbers | None = None) -> Numbers:
-    """Compute by NumPy."""
+    """Compute by NumPy, or by SciPy what NumPy does not have."""
+    if name in ALONE:
+        return _by_c(name)(x) if x.dtype == np.longdouble else getattr(scipy.special, name)(x, out=out)
     with np.errstate(all="ignore"):
         return getattr(np, name)(*((x, y) if name in OF_TWO else (x,)), out=out)
 

@@ -22,7 +22,7 @@ BOUNDS = {
     **dict.fromkeys(("log", "log2", "log10", "log1p"), 0.7),
     **dict.fromkeys(("exp", "exp2", "sin", "cos"), 0.85),
     **dict.fromkeys(("power", "hypot"), 1.0), **dict.fromkeys(("expm1", "tanh"), 1.1),
-    **dict.fromkeys(("sinh", "cosh", "arctan", "arctan2"), 1.7),
+    **dict.fromkeys(("sinh", "cosh", "arctan", "arctan2"), 1.7), "erf": 2.2, "erfc": 4.1,
 }  # fmt: skip
 SHORT = 0.51
 

@@ -23,7 +23,7 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
-from ._text import VECTOR, Access, RowLayout, depths_of, elementwise_text, scatter_text
+from ._text import ALONE, VECTOR, Access, RowLayout, depths_of, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[Any]"
@@ -53,6 +53,8 @@ _EXACT_REAL = frozenset([
     "bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm",
 ])  # fmt: skip
 _SQUARED = (DType.float32, DType.float64)
+# Beside so many steps, a function of NumPy's decides no longer how long an expression takes.
+_ALONE, _NO_WORK = 3, ("argument", "constant", "cast")
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -265,7 +267,9 @@ def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
     others = [step for typed in parts for step in typed.steps if not is_exact(step, typed.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
-    is_long = any(step.function in ("load", "loop") for step in steps) or len(others) > 1
+    # A function alone has NumPy's bits: it is as fast, and no compiler is waited for.
+    is_long = len(others) > 1 or any(step.function in ("load", "loop", *ALONE) for step in steps)
+    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _ALONE
     return has_fma() and (chosen == "always" or is_long)
 
 

@@ -24,8 +24,10 @@ Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
+ALONE = ("erf", "erfc")
+"""Functions that NumPy does not have: expressions of one are compiled, too."""
 # The C names of functions of our own (D188).
-_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot"]
+_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot", *ALONE]
 _OWN: Mapping[str, str] = {name: name for name in _SAME} | {
     "power": "pow",
     "arctan": "atan",

@@ -94,6 +94,36 @@ OWN double tanh(double x)
     const double rest = fma(-q, below.hi, e.hi) + fma(-q, below.lo + e.lo, e.lo);
     return size(x) < 0x1p-28 ? x : signed_as(fma(rest, inverse, q), x);
 }
+// ---- error functions: (1 + 2 * x) * exp(x * x) * erfc(x) is a polynomial of (x - 3.5) / (x + 3.5)
+OWN double erfc_of(double size)
+{
+    const double a = within(size, 0.0, 27.5), t = (a - 3.5) / (a + 3.5);
+    const double p = poly(t, -0x1.1ebd220ea593bp-3, -0x1.59e2c284b118cp-7, 0x1.8f702ec6b328bp-4, -0x1.d76830c353594p-4,
+                          0x1.6861060470c52p-4, -0x1.8ff5ef76c441dp-5, 0x1.38ec66706fb14p-6, -0x1.143c4cad7929cp-8,
+                          -0x1.3cf3676d3bc24p-12, 0x1.27e66694fe8b6p-11, -0x1.fda9495c0662p-14, -0x1.66e2c090bb43ep-15,
+                          0x1.970d9568f0eecp-16, 0x1.38a518f3ece4p-19, -0x1.003d9fd02a45p-18, -0x1.92c5039a5ep-25,
+                          0x1.4643beb38a98p-21, -0x1.fee3f40208p-29, -0x1.b72e47df0d8p-24, -0x1.ee43895818p-29,
+                          0x1.215a71f774p-26, 0x1.40849f50c8p-29, -0x1.0cc789d088p-29, -0x1.346c195dp-31);
+    const double q = (0x1.3e0a99a0ee914p+0 + fma(t, p, -0x1.902cb7976c65ep-57)) / fma(2.0, a, 1.0);
+    const Two square = product(a, a);
+    const Reduced at = by_ln2(-square.hi);
+    const double e = 1.0 + expm1_near(at.r, at.r_lo).hi;
+    return scaled(q * fma(e, -square.lo, e), at.n);
+}
+OWN double erf_near(double x)
+{
+    const double z = x * x;
+    const double p = poly(z, -0x1.812746b0379e7p-2, 0x1.ce2f21a042bcfp-4, -0x1.b82ce31286cbcp-6, 0x1.565bcd0d2ff7p-8,
+                          -0x1.c02db335c07p-11, 0x1.f9a2dd9e25p-14, -0x1.f4c2b861cp-17, 0x1.b7f36af4p-20,
+                          -0x1.3d8e83p-23);
+    return fma(x, 0x1.20dd750429b6dp+0, x * fma(z, p, 0x1.1ae3a914fed8p-56));
+}
+OWN double erf(double x) { return size(x) < 0.5 ? erf_near(x) : signed_as(1.0 - erfc_of(size(x)), x); }
+OWN double erfc(double x)
+{
+    const double far = erfc_of(size(x));
+    return size(x) < 0.5 ? 1.0 - erf_near(x) : x < 0 ? 2.0 - far : far;
+}
 // ---- logarithms: x = 2**k * m, with m from sqrt(1 / 2) to sqrt(2)
 struct Parts { double m, k; u64 biased; };
 OWN Parts parts(double x)
@@ -273,6 +303,7 @@ OWN float pow(float x, float y) { return y == 2.0f ? x * x : pow_of(x, y); }
 OWN float tanh(float x) { return (float)signed_as(tanh_of(exp_short(2.0 * size(x))), x); }
 #define WIDENED(name) OWN float name(float x) { return (float)name((double)x); }
 WIDENED(atan) WIDENED(exp2) WIDENED(expm1) WIDENED(log2) WIDENED(log10) WIDENED(log1p) WIDENED(sinh) WIDENED(cosh)
+WIDENED(erf) WIDENED(erfc)
 OWN float atan2(float y, float x) { return (float)atan2((double)y, (double)x); }
 OWN float hypot(float x, float y) { return (float)hypot((double)x, (double)y); }
 }
