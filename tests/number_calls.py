@@ -682,7 +682,7 @@ _REASONS: dict[str, str] = {
         "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
         "actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
-        "collectives.World programs.ProgramRank train.Optimizer Optimizer.rate_of train.Step train.Steps "
+        "collectives.World train.Optimizer Optimizer.rate_of train.Step train.Steps "
         "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
         "devices.LibraryStatistics devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "

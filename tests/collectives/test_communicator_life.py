@@ -381,6 +381,26 @@ def test_whatever_happens_to_ranks_each_call_has_one_outcome_and_nobody_waits_on
     trio.run(_run_machine, clock=MockClock())
 
 
+async def test_a_communicator_that_is_closed_while_it_opens_asks_for_nothing_more(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    fake, call = Fake(), Call()
+    joint, (first, second, _) = new(fake), fake.ranks
+    first.is_mute = True
+    nursery.start_soon(call.run, joint)
+    await wait_all_tasks_blocked()
+    second.is_mute = True
+    nursery.start_soon(joint.close)
+    await wait_all_tasks_blocked()
+    # What this rank was told to give up is lost with its worker.
+    second.die(is_rebuilt=True, have_begun=True)
+    first.is_mute = False
+    fake.serve()
+    await trio.sleep(100)
+    assert isinstance(call.outcomes[0], WorldBrokenError)
+    assert fake.waits() == set()
+
+
 def test_every_edge_leads_on_and_every_stage_ends() -> None:
     life = new(Fake()).life
     edges = life.edges

@@ -334,10 +334,13 @@ class Communicator:
         if self.life.stage == "open" and self._workers() != self._opened_by:
             self._give_up("lose")
         await self._leave()
-        if self.life.stage == "closed":
-            raise WorldBrokenError("collectives: the world was closed; open another one")
+        self._check_open()
         if self.life.stage == "none":
             await self._open()
+
+    def _check_open(self) -> None:
+        if self.life.stage == "closed":
+            raise WorldBrokenError("collectives: the world was closed; open another one")
 
     def end(self, *, is_done: bool) -> None:
         """End what `begin` has begun; where it is not done, what waits by the communicator ends, too."""
@@ -390,6 +393,8 @@ class Communicator:
 
         Nothing else would end what the others wait for.
         """
+        # Where the world was closed meanwhile, nobody would give up what ranks are asked for now.
+        self._check_open()
         life, before = self.life, self._workers()
         is_opening = life.stage == "opening"
         asked = _Asked(self._devices, operations)
