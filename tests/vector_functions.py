@@ -18,9 +18,11 @@ import scipy.special
 from trio_accel import DType
 from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
-from trio_accel.backends.cpu.compiled._text import ALONE, VECTOR, Access, RowLayout, elementwise_text
+from trio_accel.backends.cpu.compiled._text import VECTOR, Access, RowLayout, elementwise_text
 
 Numbers: TypeAlias = Any
+# NumPy does not have these.
+ALONE = ("erf", "erfc")
 OF_TWO = ("arctan2", "hypot", "power")
 # What is made of others has errors of its own.
 NAMES = tuple(sorted(VECTOR - {"logaddexp"}))
