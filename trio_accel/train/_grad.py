@@ -351,7 +351,11 @@ def _split(flat: Any, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]) 
     stop = 0
     for one, shape in zip(wanted, shapes, strict=True):
         first, stop = stop, stop + math.prod(shape)
-        yield one, partial(lambda part, shape: arrays.reshape(flat[part], shape), slice(first, stop), shape)
+        yield one, partial(_shaped, flat, slice(first, stop), shape)
+
+
+def _shaped(flat: Any, part: slice, shape: tuple[int, ...]) -> Any:
+    return arrays.reshape(flat[part], shape)
 
 
 def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
