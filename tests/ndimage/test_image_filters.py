@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
-from chosen import IS_STAND_IN
+from chosen import BACKEND, IS_STAND_IN
 from images import MODES, compare, image
 
 import trio_accel as ta
@@ -61,6 +61,9 @@ async def test_each_mode(device: ta.Device, case: str, mode: str) -> None:
 @pytest.mark.parametrize("dtype", ["uint8"] if IS_STAND_IN else DTYPES)
 async def test_each_dtype(device: ta.Device, case: str, dtype: str) -> None:
     name, args, kwargs = CASES[case]
+    if dtype == "uint64" and case in ("sobel", "prewitt", "gaussian_laplace") and BACKEND == "cuda":
+        # A step in between is less than zero. It wraps, and the next one is beyond 64 bits.
+        pytest.skip("C leaves it open what a number beyond the dtype becomes")
     if dtype == "complex64" and case in ORDERED:
         with pytest.raises(TypeError, match=f"ndimage.{name}"):
             await getattr(ndimage, name)(await device.put(image(dtype)), *args, **kwargs)
