@@ -158,6 +158,21 @@ def test_libraries_are_not_taken_for_one_another(fresh: Path) -> None:
     assert [entry(b"", 10, 0) for entry in entries] == [10, 11, 12]
 
 
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_what_waits_for_a_compiler_is_not_stuck(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, isolation: ta.Isolation
+) -> None:
+    compiler_that("sleep 1; exit 1", fresh, monkeypatch)
+    monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", "always")
+    options = ta.DeviceOptions(isolation=isolation, stuck_after=0.3)
+    async with ta.open_system("slow") as system, system.open_device("cpu", options=options) as device:
+        given, begun = await device.put(np.arange(9.0)), time.monotonic()
+        made = await jit.elementwise("x * 7.25 + 1", inputs=("x",))(given)
+        assert time.monotonic() - begun > 0.9
+        np.testing.assert_array_equal(await made.to_host(), np.arange(9.0) * 7.25 + 1)
+        assert device.generation == 1
+
+
 PROGRAM = """
 import sys
 from trio_accel.backends.cpu.compiled import _compiler

@@ -81,6 +81,10 @@ class ManualStream:
         self._put(work)
 
     @property
+    def is_preparing(self) -> bool:
+        return False
+
+    @property
     def failure(self) -> Exception | None:
         return self.device.failure
 

@@ -193,10 +193,12 @@ class Watchdog:
         if limit is None:
             return
         if any(
-            queue.operations and queue.operations[0].launch.spec.waits_for_others for queue in self._queues
+            queue.operations
+            and (queue.operations[0].launch.spec.waits_for_others or queue.stream.is_preparing)
+            for queue in self._queues
         ):
-            # D162: it waits for another device, which has a limit of its own; and others here may wait for it
-            # in turn.
+            # D162: it waits for another device, or a compiler, which has a limit of its own; and others here
+            # may wait for it in turn.
             for queue in self._queues:
                 queue.forget_seen()
             return

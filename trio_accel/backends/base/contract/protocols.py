@@ -202,6 +202,11 @@ class AccelStream(Protocol):
         ...
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether code is compiled now that an operation may wait for: then nothing here counts as stuck."""
+        ...
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is closed and everything enqueued is done, or never will be."""
         ...

@@ -24,6 +24,7 @@ import attrs
 
 from ...base import AccelError
 from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
+from ..runtime._stream import COMPILED
 
 Mode: TypeAlias = Literal["auto", "never", "always"]
 Entry: TypeAlias = Callable[[bytes, int, int], int]
@@ -260,6 +261,7 @@ _numbers = itertools.count(2)
 def _begin() -> None:
     # A thread of the other process may have held the lock.
     _state.lock = threading.Lock()
+    COMPILED.clear()
 
 
 os.register_at_fork(after_in_child=_begin)
@@ -289,6 +291,7 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
         # An entry that is no library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
+    COMPILED.add(key)
     try:
         code = found.compile(text, options)
         entry = load(code)
@@ -303,6 +306,8 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
                 error,
             )
         return None
+    finally:
+        COMPILED.discard(key)
     _state.failures = 0
     cache.store(key, CompiledCode(code))
     return entry

@@ -21,6 +21,9 @@ from ...base import AccelEvent, ContextPoisonedError, Waker
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; its result is dropped."""
 
+COMPILED: set[bytes] = set()
+"""The keys of what is compiled now, in this process."""
+
 _WRITING = 0.0001
 
 
@@ -51,6 +54,11 @@ class CpuStream:
     def failure(self) -> Exception | None:
         """The reason why the context cannot be used any more; None while it can."""
         return self._fault.error()
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a compiler runs now, which has a limit of its own."""
+        return bool(COMPILED)
 
     @property
     def has_ended(self) -> bool:

@@ -125,6 +125,11 @@ class CudaStream:
         return self._context.failure()
 
     @property
+    def is_preparing(self) -> bool:
+        """Kernels are compiled before they are enqueued."""
+        return False
+
+    @property
     def has_ended(self) -> bool:
         """Whether the stream is closed and everything enqueued is done, or never will be."""
         if not self.is_closed or self._users:
