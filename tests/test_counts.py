@@ -31,7 +31,7 @@ FILES = {
 # Compiled expressions, which serve all functions of arrays, brought 4 lines for each.
 LINES_PER_FUNCTION = 53.4
 LINES_OF_THE_MEDIAN = 53.4
-LINES = 69_960  # 70 000 is the ceiling.
+LINES = 69_987  # 70 000 is the ceiling.
 PRIVATE_NAMES = 153
 
 

@@ -34,7 +34,7 @@ OneText: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=1)]
 Tokens: TypeAlias = Annotated[list[int], Field(min_length=1)]
 # Fields that mean nothing here.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
-# Of a query, these are texts as they are; any other value is JSON.
+# These parameters of a query are texts as they are; any other value is JSON.
 TEXTS = IGNORED | {"model", "prompt", "stop"}
 
 
@@ -54,7 +54,7 @@ class ApiError(Exception):
 
 
 LOST = ApiError("the model was lost, and is made again: try again", status=503)
-# What clients are told of other errors. The first that fits.
+# Clients are told the text of the first class that fits an error.
 TOLD: dict[type[Exception], ApiError] = {
     ta.MailboxFullError: ApiError("too many requests wait: try again later", None, "overloaded", 503),
     ta.AccelError: LOST,

@@ -146,7 +146,7 @@ class PartCall:
         """Refuse what is no array of a rank; raises as `checked` does."""
         if not isinstance(array, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
-        # An array of `out` may be spoiled, as the collective overwrites it.
+        # An array of `out` may be half written: the collective overwrites it.
         if is_read or array.block.is_released or array.block.is_lost:
             array.block.check(f"{self.name}: {argument}", array.spec)
         if array.device is not self._devices[rank]:

@@ -134,6 +134,13 @@ class CpuBackend(AccelBackend):
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 
+    @property
+    def unjoined(self) -> frozenset[str]:
+        """A function alone has NumPy's bits, and those of one of our own beside others (D188)."""
+        from .compiled._text import VECTOR
+
+        return VECTOR
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the one device."""
         return (

@@ -350,7 +350,14 @@ class Chains:
             if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
                 reply = await recorder.ask(self._state, Copy(reply))
             return await _made(
-                chain, recorder, hosts, reply, is_host=is_host, is_fetched=is_fetched, is_joined=is_joined
+                chain,
+                recorder,
+                hosts,
+                reply,
+                is_host=is_host,
+                is_fetched=is_fetched,
+                is_joined=is_joined,
+                unjoined=self._state.backend.unjoined,
             )
         except Exception:  # it comes again, or does not, as the chain is asked step by step
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
@@ -448,6 +455,7 @@ async def _made(
     is_host: bool,
     is_fetched: bool,
     is_joined: bool,
+    unjoined: frozenset[str],
 ) -> Template | None:
     """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
     recorded = recorder.recorded()
@@ -471,9 +479,9 @@ async def _made(
         return None
     given = {ref.block.id: ref.block.nbytes for ref in hosts}
     between = recorded.made.keys() - set(returned)
-    may_join = not is_joined and has_neighbours(recorded.nodes, between)
+    may_join = not is_joined and has_neighbours(recorded.nodes, between, unjoined)
     if is_joined:
-        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, between))
+        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, between, unjoined))
     layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
     uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
     for constant in layout.constants:

@@ -26,14 +26,16 @@ _MOST_NODES = 1024
 _MOST_ARGUMENTS = 2048
 
 
-def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int]) -> bool:
+def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]) -> bool:
     """Tell whether `joined` may find some to join; see there for the arguments."""
     uses = _uses(nodes)
     places = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
-    return any(_find_ahead(nodes, place, between, uses) is not None for place in places)
+    return any(_find_ahead(nodes, place, between, uses, unjoined) is not None for place in places)
 
 
-async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[GraphNode]:
+async def joined(
+    nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]
+) -> list[GraphNode]:
     """Join neighbours that are expressions.
 
     To join two takes 0.3 to 4 ms, so the loop turns after each.
@@ -41,6 +43,7 @@ async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[G
     Args:
         nodes: The operations, in their order. Their arrays have ids of blocks.
         between: Blocks of results in between, which nobody sees.
+        unjoined: See `AccelBackend.unjoined`.
 
     Returns:
         The operations: one whose result one other expression reads, element by element, is a part of that.
@@ -49,7 +52,7 @@ async def joined(nodes: Sequence[GraphNode], between: Collection[int]) -> list[G
     uses = _uses(nodes)
     place = 0
     while place < len(left):
-        found = _find_ahead(left, place, between, uses)
+        found = _find_ahead(left, place, between, uses, unjoined)
         made = None if found is None else _one(left[found], left[place])
         if found is None or made is None:
             place += 1
@@ -67,12 +70,25 @@ def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
 
 
 def _find_ahead(
-    nodes: Sequence[GraphNode], place: int, between: Collection[int], uses: Mapping[int, int]
+    nodes: Sequence[GraphNode],
+    place: int,
+    between: Collection[int],
+    uses: Mapping[int, int],
+    unjoined: frozenset[str],
 ) -> int | None:
     """Find the first operation that may be computed where the one at a place reads its result."""
-    if type(nodes[place].spec) is not ElementwiseSpec:
+    if not _may_be_joined(nodes[place].spec, unjoined):
         return None
-    return next((one for one in range(place) if _goes_into(nodes, one, place, between, uses)), None)
+    ahead = (one for one in range(place) if _may_be_joined(nodes[one].spec, unjoined))
+    return next((one for one in ahead if _goes_into(nodes, one, place, between, uses)), None)
+
+
+def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
+    """Tell whether an operation is an expression whose functions have the same bits beside others."""
+    if type(spec) is not ElementwiseSpec:
+        return False
+    steps = SpecializedExpression.decode(spec.expression).typed.steps if unjoined else ()
+    return unjoined.isdisjoint(step.function for step in steps)
 
 
 def _goes_into(

@@ -573,6 +573,11 @@ class AccelBackend(Protocol):
         """The vendor's library of collectives, whose operations its library ``"communicators"`` has."""
         return None
 
+    @property
+    def unjoined(self) -> frozenset[str]:
+        """Functions whose bits depend on what else an expression has: those are not joined in a chain."""
+        return frozenset()
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Find the devices; safe (and empty) where driver or hardware are missing. Blocks."""
         ...

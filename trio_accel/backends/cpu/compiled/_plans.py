@@ -54,7 +54,7 @@ _EXACT_REAL = frozenset([
 ])  # fmt: skip
 _SQUARED = (DType.float32, DType.float64)
 # Beside so many steps, a function of NumPy's decides no longer how long an expression takes.
-_ALONE, _NO_WORK = 3, ("argument", "constant", "cast")
+_FEW, _NO_WORK = 3, ("argument", "constant", "cast")
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -269,7 +269,7 @@ def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
         return False
     # A function alone has NumPy's bits: it is as fast, and no compiler is waited for.
     is_long = len(others) > 1 or any(step.function in ("load", "loop", *ALONE) for step in steps)
-    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _ALONE
+    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _FEW
     return has_fma() and (chosen == "always" or is_long)
 
 

@@ -411,7 +411,7 @@ extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole
 }
 """
 
-# Several rows at a time, so that what was found is read and written less often.
+# Four rows at a time, so that partial results are read and written less often.
 _REDUCE = """{
     STAGE::Partial made[WIDTH];
     for (i64 i = 0; i < m; i++)

@@ -95,9 +95,9 @@ OWN double tanh(double x)
     return size(x) < 0x1p-28 ? x : signed_as(fma(rest, inverse, q), x);
 }
 // ---- error functions: (1 + 2 * x) * exp(x * x) * erfc(x) is a polynomial of (x - 3.5) / (x + 3.5)
-OWN double erfc_of(double size)
+OWN double erfc_of(double x)
 {
-    const double a = within(size, 0.0, 27.5), t = (a - 3.5) / (a + 3.5);
+    const double a = within(x, 0.0, 27.5), t = (a - 3.5) / (a + 3.5);
     const double p = poly(t, -0x1.1ebd220ea593bp-3, -0x1.59e2c284b118cp-7, 0x1.8f702ec6b328bp-4, -0x1.d76830c353594p-4,
                           0x1.6861060470c52p-4, -0x1.8ff5ef76c441dp-5, 0x1.38ec66706fb14p-6, -0x1.143c4cad7929cp-8,
                           -0x1.3cf3676d3bc24p-12, 0x1.27e66694fe8b6p-11, -0x1.fda9495c0662p-14, -0x1.66e2c090bb43ep-15,
