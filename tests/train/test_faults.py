@@ -101,9 +101,11 @@ async def test_ranks_that_do_not_meet_do_the_step_again(tmp_path: Path, times: i
     ):
         steps = trainer.steps(given)
         if times > trainer.config.replays:
-            with pytest.raises(ta.collectives.RankFailedError, match="do not meet"):
+            # The other rank may tell it: its part was ended by this.
+            with pytest.raises(ta.collectives.RankFailedError, match="do not meet|another rank has failed"):
                 [step async for step in steps]
-            assert (trainer.progress.step, len(os.listdir(tmp_path))) == (1, trainer.config.replays + 1)
+            assert trainer.progress.step == 1
+            assert trainer.config.replays <= len(os.listdir(tmp_path)) <= trainer.config.replays + 1
             return
         found = [step async for step in steps]
         # Once more where a rank had not ended when the others tried again.
