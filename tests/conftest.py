@@ -28,6 +28,7 @@ from chosen import BACKEND, IS_STAND_IN
 from driver_spy import Spy, spy_on
 from kept_launcher import KeptLink
 from recorded import OperationRecorder
+from timeouts import *  # noqa: F403  hooks of pytest
 
 import trio_accel as ta
 import trio_accel.fft

@@ -53,7 +53,7 @@ class FaultInjection:
         return self._plan.hit
 
     def remove(self) -> None:
-        """Inject no more."""
+        """Inject no more, not even to a request that runs again."""
         opened(self.device).state.faults.remove(self._plan)
 
 

@@ -131,18 +131,21 @@ class FaultHit:
 
     Attributes:
         fault: The fault.
-        comes_again: Whether it happens again if the request runs again.
         is_struck: Whether it has happened, or was given back.
     """
 
-    __slots__ = ("_faults", "_plan", "comes_again", "fault", "is_struck")
+    __slots__ = ("_faults", "_plan", "fault", "is_struck")
 
     def __init__(self, plan: FaultPlan, faults: Faults) -> None:
         self.fault: Fault = plan.fault
-        self.comes_again: bool = plan.again
         self.is_struck: bool = False
         self._plan = plan
         self._faults = faults
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether it happens again if the request runs again."""
+        return self._plan.again and not self._plan.is_removed
 
     def strike(self) -> None:
         """Note that it happens now."""
