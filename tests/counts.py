@@ -32,13 +32,13 @@ import trio_accel as ta
 __all__ = [
     "PACKAGE",
     "Executed",
-    "Lines",
+    "Tokens",
     "Trace",
-    "code_lines",
-    "count_lines",
+    "code_tokens",
+    "count_tokens",
     "executed_files",
     "library_of",
-    "package_lines",
+    "package_tokens",
     "private_names",
 ]
 
@@ -72,38 +72,37 @@ SILENT = {
 
 
 @functools.cache  # two counts have most files in common
-def code_lines(path: Path) -> int:
-    """Count the lines of a file that hold code: no blank lines, no comments, no docstrings."""
+def code_tokens(path: Path) -> int:
+    """Count the tokens of a file, without comments, docstrings, indentation and line ends.
+
+    Tokens do not depend on how a formatter breaks lines, so nothing is gained by long lines.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".cu", ".cuh"):
-        text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
-        return sum(bool(re.sub(r"//.*", "", line).strip()) for line in text.splitlines())
-    silent: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
-                silent.update(range(first, last + 1))
-            case _:
-                pass
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in SILENT:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - silent)
+        text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+        return len(re.findall(r"\w+|[^\w\s]", text))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    docstrings = sum(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for node in ast.walk(ast.parse(text))
+    )
+    return sum(token.type not in SILENT for token in tokens) - docstrings
 
 
-def package_lines() -> int:
-    """Count the lines of code of the package in Python."""
-    return sum(map(code_lines, PACKAGE.rglob("*.py")))
+def package_tokens() -> int:
+    """Count the tokens of the package in Python."""
+    return sum(map(code_tokens, PACKAGE.rglob("*.py")))
 
 
 @attrs.frozen
-class Lines:
-    """Lines of code behind the public functions that compute.
+class Tokens:
+    """Tokens behind the public functions that compute.
 
     Attributes:
-        by_library: Lines of each library: its capability, specifications, and what both backends have for it.
-        shared: Lines of specifications, kits and kernels that serve several libraries.
+        by_library: Tokens of each library: capability, specifications, and its parts of both backends.
+        shared: Tokens of specifications, kits and kernels that serve several libraries.
         functions: Public functions by library, with the drawing and collective methods of its objects.
     """
 
@@ -113,31 +112,31 @@ class Lines:
 
     @property
     def per_function(self) -> float:
-        """The lines for each function, with those that are shared."""
+        """The tokens for each function, with those that are shared."""
         return (self.by_library.total() + self.shared) / sum(map(len, self.functions.values()))
 
     def of(self, library: str) -> float:
-        """The lines of a library for each of its functions."""
+        """The tokens of a library for each of its functions."""
         return self.by_library[library] / len(self.functions[library])
 
     @property
     def median(self) -> float:
-        """The lines for each function of the median library."""
+        """The tokens for each function of the median library."""
         return statistics.median(map(self.of, self.functions))
 
 
-def count_lines() -> Lines:
+def count_tokens() -> Tokens:
     """Count what stands behind each public function that computes, in Python and in CUDA."""
-    lines, shared = Counter[str](), 0
+    tokens, shared = Counter[str](), 0
     for path in sorted(PACKAGE.rglob("*")):
         name = path.relative_to(PACKAGE).as_posix()
         if path.suffix not in (".py", ".pyi", ".cu", ".cuh") or OWN_CODE.search(name):
             continue
         if library := library_of(name):
-            lines[library] += code_lines(path)
+            tokens[library] += code_tokens(path)
         elif SHARED.match(name.removeprefix("backends/")):
-            shared += code_lines(path)
-    return Lines(lines, shared, {library: set(public_functions(library)) for library in LIBRARIES})
+            shared += code_tokens(path)
+    return Tokens(tokens, shared, {library: set(public_functions(library)) for library in LIBRARIES})
 
 
 def library_of(name: str) -> str | None:
@@ -273,14 +272,14 @@ def main() -> None:
                     print(f"{isolation} {name}, {side}: {calls}")
                     rows = [f"    {n:3} {Path(file).relative_to(PACKAGE)}" for file, n in trace.calls.items()]
                     print("\n".join(rows) if is_long else "", end="\n" if is_long else "")
-    lines = count_lines()
-    for library, names in lines.functions.items():
-        whole = lines.by_library[library]
-        print(f"{lines.of(library):.0f} lines per function of {library}: {whole} for {len(names)}")
+    tokens = count_tokens()
+    for library, names in tokens.functions.items():
+        whole = tokens.by_library[library]
+        print(f"{tokens.of(library):.0f} tokens per function of {library}: {whole} for {len(names)}")
         print(f"    {' '.join(sorted(names))}\n" if is_long else "", end="")
-    print(f"{lines.per_function:.1f} lines per public function, {lines.shared} of all lines shared")
-    print(f"{lines.median:.1f} lines per public function of the median library")
-    print(f"{package_lines()} lines of code in the package")
+    print(f"{tokens.per_function:.1f} tokens per public function, {tokens.shared} of all tokens shared")
+    print(f"{tokens.median:.1f} tokens per public function of the median library")
+    print(f"{package_tokens()} tokens of Python in the package")
     print(f"{len(private_names())} private names that tests import")
 
 
