@@ -1,11 +1,12 @@
 """Hooks that end a test after its time limit without harm to the tests that follow in its process.
 
-pytest-timeout raises its error from a signal handler. If Trio waits for events at that moment, the error leaves
-`trio.run` from inside of the event loop, and Trio still counts the run as active. Every later test of the process then
-fails with "Attempted to call run() from inside a run()", because the traceback of the first failure keeps the run
-alive. So these hooks send what Ctrl-C sends, which Trio delivers as `KeyboardInterrupt` to the main task: nurseries
-cancel, fixtures close, and the run returns. A run that does not return within `_GRACE` ends the process, because
-pytest-xdist then reports this one test and starts a new process for the others.
+pytest-timeout raises its error from a signal handler. If Trio waits for events at that moment, the error
+leaves `trio.run` from inside of the event loop, and Trio still counts the run as active. Every later test
+of the process then fails with "Attempted to call run() from inside a run()", because the traceback of the
+first failure keeps the run alive. So these hooks send what Ctrl-C sends, which Trio delivers as
+`KeyboardInterrupt` to the main task: nurseries cancel, fixtures close, and the run returns. A run that does
+not return within `_GRACE` ends the process, because pytest-xdist then reports this one test and starts a
+new process for the others.
 """
 
 from __future__ import annotations
