@@ -57,7 +57,7 @@ def test_places() -> None:
     assert last == linalg.axpy.spec(1.0, vector(3, 2), vector(1, 2))
     assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 256)
     arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (256,), (1,)))
-    assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
+    assert layout.recipe.bind(arrays, layout)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
 
 
 def test_results_in_between_share_memory() -> None:
