@@ -18,6 +18,10 @@ class Told:
         """Return the first element."""
         return int(self.x[0])
 
+    def plus(self, number: int) -> int:
+        """Add a number to the first element."""
+        return int(self.x[0]) + number
+
     def text(self) -> str:
         """Return a text that status words of a call are too short for."""
         return f"{int(self.x[0])}" * 2000
