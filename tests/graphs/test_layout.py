@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
+import numpy as np
 import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.contract.ops import ArraySpec, CopySpec, GraphNode, OperationSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, CopySpec, GraphNode, GraphRecipe, OperationSpec
+from trio_accel.backends.cpu.runtime._stream import CpuStream
 from trio_accel.devices import Recorded
 from trio_accel.devices.front._layout import lay_out
 
@@ -57,7 +62,22 @@ def test_places() -> None:
     assert last == linalg.axpy.spec(1.0, vector(3, 2), vector(1, 2))
     assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 256)
     arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (256,), (1,)))
-    assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
+    assert layout.recipe.bind(arrays, layout)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
+
+
+def test_a_binding_has_status_words_of_its_own() -> None:
+    """Each stream has others, as it may run the recipe while others do, and the recipe keeps its own."""
+    arrays = [ArraySpec(block, 0, F64, (2, 2), (16, 8)) for block in (0, 1)]
+    of_recipe = np.zeros(1, np.int32)
+    spec = linalg.cholesky.spec(arrays[0], False, arrays[1], of_recipe)
+    recipe = GraphRecipe([GraphNode("linalg.Cholesky", "solver", spec)])
+    streams = [CpuStream(name) for name in ("first", "second")]
+    bound: list[Any] = [recipe.bind(arrays, stream)[0] for stream in streams]
+    words = [of_recipe, *[each.info for each in bound]]
+    assert not any(np.shares_memory(one, other) for one, other in combinations(words, 2))
+    assert [each.shape for each in words] == [(1,)] * 3
+    # A stream has the same ones each time, because a library keeps what it has prepared with them.
+    assert [recipe.bind(arrays, stream)[0] for stream in streams] == bound
 
 
 def test_results_in_between_share_memory() -> None:

@@ -25,10 +25,12 @@ from trio_accel.backends.base.contract.ops import (
     CopyToHostSpec,
     MatmulSpec,
     OperationSpec,
+    StatusArray,
     exact,
     packed,
     reads,
     specification,
+    status,
     writes,
 )
 from trio_accel.devices import Launch
@@ -477,3 +479,23 @@ async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(
         monkeypatch.undo()
         assert (await (await device.put(np.ones(4, np.float32))).to_host()).tolist() == [1, 1, 1, 1]
         assert device.generation == 1
+
+
+@specification
+class TellingSpec(OperationSpec):
+    """A specification with status words."""
+
+    x: ArraySpec = reads()
+    words: StatusArray = status()
+
+
+def test_words_for_an_answer_begin_as_zeros() -> None:
+    """The kernel may fill a part of them, and a worker sends them all: whatever its memory held before."""
+    launch = launch_of(TellingSpec(array(1), np.zeros(100, np.int32)), uses=(("x", 1),))
+    plain = _front.encode_launch(launch, _front.encode_array, _front.result_of, _front.result_of)
+    # NumPy gives the memory of small arrays to the next ones.
+    dirt = [np.full(100, -1, np.int32) for _ in range(16)]
+    del dirt
+    results: list[Any] = []
+    _back.decode_launch(plain, 7, cast("Any", Blocks()), lambda: None, results)
+    assert [each.tobytes() for each in results] == [bytes(400)]

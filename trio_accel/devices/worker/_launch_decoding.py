@@ -65,7 +65,8 @@ def decode_launch(
         dtype: str
         shape: tuple[int, ...]
         dtype, shape = rest
-        results.append(np.empty(shape, DType(dtype).dtype))
+        # An operation may leave words as they are, and what this process had in the memory is not to be sent.
+        results.append(np.zeros(shape, DType(dtype).dtype))
         return results[-1]
 
     main = decode_spec(spec, host)

@@ -42,10 +42,10 @@ _MOST = 128
 _MOST_DUE = 1024
 
 
-def bound_nodes(spec: AnyChain) -> list[tuple[GraphNode, OperationSpec]]:
+def _bound_nodes(spec: AnyChain, stream: object) -> list[tuple[GraphNode, OperationSpec]]:
     """Take the operations of a recipe, each with its specification for the arrays of this replay."""
     recipe = graph_recipe(spec.recipe)
-    return list(zip(recipe.nodes, recipe.bind(spec.arrays), strict=True))
+    return list(zip(recipe.nodes, recipe.bind(spec.arrays, stream), strict=True))
 
 
 def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
@@ -234,7 +234,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         """
         has_conditions = not isinstance(spec, (GraphSpec, ChainSpec))
         is_captured, is_blocking = True, has_conditions
-        for node, bound in bound_nodes(spec):
+        for node, bound in _bound_nodes(spec, self):
             library = self._library(node.library)
             if bound.operation not in library.operations:
                 raise NotSupportedError(
@@ -330,7 +330,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         """
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
-            for node, bound in bound_nodes(spec)
+            for node, bound in _bound_nodes(spec, stream)
         ]
         if stream.is_capturing and isinstance(spec, (BranchSpec, LoopSpec)):
             self._capture_parts(spec, works, stream)

@@ -245,7 +245,11 @@ class PlanCache:
         """Return the plan of a key, and note its use; None if there is none."""
         plan = self._plans.get(key)
         if plan is not None:
-            self._plans.move_to_end(key)
+            try:  # noqa: SIM105  # `suppress` would be three calls for each launch
+                self._plans.move_to_end(key)
+            except KeyError:
+                # The thread of another stream has evicted it meanwhile: graphs on the CPU share libraries.
+                pass
         return plan
 
     def store(self, key: tuple[object, ...], plan: Any) -> None:
@@ -259,7 +263,7 @@ class PlanCache:
             if not excess or old == key:
                 break
             if self._is_busy is None or not self._is_busy(other):
-                del self._plans[old]
+                self._plans.pop(old, None)
                 excess -= 1
                 self._counts.evicted += 1
                 if self._close is not None:

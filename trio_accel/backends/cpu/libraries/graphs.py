@@ -64,7 +64,7 @@ class GraphLibrary(CpuLibrary):
     def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
         """Return the operations of a chain for its arrays; they are kept, as the same ones come again."""
         recipe = graph_recipe(spec.recipe)
-        bound = recipe.bind(spec.arrays)
+        bound = recipe.bind(spec.arrays, call.stream)
         # The recipe keeps what it has bound, and so it is the same object.
         kept, works = self._kept.get(id(bound), ((), ()))
         if kept is bound:

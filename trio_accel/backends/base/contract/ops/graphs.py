@@ -6,8 +6,10 @@ import functools
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from weakref import ref
 
 import attrs
+import numpy as np
 
 from ..dtypes import DType
 from ._array import ArraySpec, StatusArray, exact, packed, reads, status, updates, writes
@@ -15,7 +17,7 @@ from ._spec import OperationSpec, map_arrays, specification
 
 __all__ = ["BranchSpec", "ChainSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
 
-# The most bindings of one recipe, each to other arrays.
+# The most bindings of one recipe, each to other arrays or for another stream.
 _MOST_BOUND = 32
 
 
@@ -157,33 +159,46 @@ class GraphRecipe:
 
     def __init__(self, nodes: Iterable[GraphNode]) -> None:
         self.nodes: tuple[GraphNode, ...] = tuple(nodes)
-        self._bound: OrderedDict[tuple[tuple[int, int], ...], tuple[OperationSpec, ...]] = OrderedDict()
+        self._bound: OrderedDict[tuple[object, ...], tuple[OperationSpec, ...]] = OrderedDict()
 
     def encode(self) -> bytes:
         """Make bytes of it, for a `GraphSpec` of this process or of one that trusts it."""
         return pickle.dumps(self.nodes, protocol=5)
 
-    def bind(self, arrays: Sequence[ArraySpec]) -> tuple[OperationSpec, ...]:
-        """Make the specifications of its nodes for the arrays of a graph."""
-        key = tuple([(array.block, array.offset) for array in arrays])
+    def bind(self, arrays: Sequence[ArraySpec], stream: object) -> tuple[OperationSpec, ...]:
+        """Return the specifications of its nodes for the arrays of a graph; the same ones each time.
+
+        All devices of a process share a recipe. Yet status words must not be shared, because the operation of
+        another device would change them before this one's are read. So a stream has bindings of its own:
+        its operations run one after the other.
+
+        Args:
+            arrays: The arrays.
+            stream: The stream that runs them, or another object that alone uses the binding.
+        """
+        key = (ref(stream), *[(array.block, array.offset) for array in arrays])
         bound = self._bound.get(key)
         if bound is None:
-            bound = tuple([placed(node.spec, arrays) for node in self.nodes])
+            bound = tuple([_placed(node.spec, arrays) for node in self.nodes])
             self._bound[key] = bound
             if len(self._bound) > _MOST_BOUND:
                 self._bound.popitem(last=False)
         return bound
 
 
-def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
-    """Return a specification of a recipe, with arrays in place of their positions."""
+def _placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
+    """Return a specification of a recipe with arrays in place of their positions, and new status words."""
 
     def place(array: ArraySpec) -> ArraySpec:
         base = arrays[array.block]
         return ArraySpec(base.block, base.offset + array.offset, array.dtype, array.shape, array.strides)
 
     described = spec.descriptor()
-    made: OperationSpec = described.make([map_arrays(value, place) for value in described.values(spec)])
+    values = [map_arrays(value, place) for value in described.values(spec)]
+    for index in described.status:
+        words: StatusArray | None = values[index]
+        values[index] = None if words is None else np.zeros_like(words)
+    made: OperationSpec = described.make(values)
     return made
 
 
