@@ -60,8 +60,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("spatial", "tables"), ("actors", "backends.base", "devices", "expressions", "arrays", "jit")
     ),
-    # Composed of transforms and functions of arrays.
-    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft"),
+    # Composed of transforms, functions of arrays, and kernels of filters.
+    "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "jit"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),

@@ -1,7 +1,7 @@
 """Filters, spectra and splines on a device, by SciPy's names; convolutions are in `ta.fft`.
 
-They are composed of products of matrices, transforms and expressions, so they have no kernels of their own.
-Filters, windows and knots are host arrays, from which matrices are made; signals are arrays of a device.
+They are composed of transforms, expressions, and kernels of recursive filters. Filters, windows and knots are
+host arrays; signals are arrays of a device.
 """
 
 import typing as _typing
