@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
-from ..devices.base._refusals import whole
+from ..devices.base._refusals import whole, wholes
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
@@ -118,8 +118,8 @@ def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
 
 async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: Out) -> AccelRef:
     check_ref(name, "x", x)
-    given = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
-    chosen = {axis_of(name, "axes:", whole(name, "axes", axis, "whole numbers"), x) for axis in given}
+    given = range(x.ndim) if axes is None else wholes(name, "axes", axes)
+    chosen = {axis_of(name, "axes:", axis, x) for axis in given}
     shifts = {
         f"s{axis}": (extent + more) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)
     }

@@ -7,6 +7,7 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand
+from ..devices.base._refusals import clamped
 from ..expressions import check_operands, on_device, viewed
 
 __all__ = ["diagonal", "matrix_transpose"]
@@ -42,7 +43,8 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
         numpy.linalg.LinAlgError: `x` has less than two axes.
     """
     check_matrices("diagonal", x)
-    return on_device(viewed(x, lambda array: array.diagonal(offset, -2, -1)))
+    number = clamped("diagonal", "offset", offset)
+    return on_device(viewed(x, lambda array: array.diagonal(number, -2, -1)))
 
 
 def check_matrices(name: str, x: Operand, *, square: bool = False) -> DType:
