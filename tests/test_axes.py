@@ -80,6 +80,13 @@ OTHERS = {
     "cubic_spline", "gradient", "stft", "put", "put_along_axis", "unstack", "top_k", "argsort", "sort",
     "lexsort",
 }  # fmt: skip
+# SciPy copies an array that is transformed along no axis. NumPy takes a sequence of one axis, or a negative
+# number of axes, only because it does not look.
+REFUSED = {
+    **dict.fromkeys(fft.__all__, ("none of them",)),
+    **dict.fromkeys(("cumulative_sum", "cumulative_prod", "resample"), ("one", "list", "array", "range")),
+    "tensordot": ("negative",),
+}
 
 
 def _cases() -> Iterator[Any]:
@@ -145,6 +152,8 @@ async def test_axes_are_taken_in_the_forms_of_numpy_and_scipy(
                 warnings.simplefilter("ignore")
                 wanted = reference(*given, *more, **named, **NAMED.get(name, {}))
         except (TypeError, ValueError, IndexError, RuntimeError):
+            continue
+        if form in REFUSED.get(name, ()):
             continue
         taken += 1
         more, named = _named(function, argument, value)
