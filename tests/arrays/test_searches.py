@@ -43,6 +43,41 @@ async def test_whole_numbers_are_compared_exactly(device: ta.Device, edge: str, 
     assert counted.tolist() == [places.count(number) for number in range(1, len(plain))]
 
 
+KINDS = ("bool", *SIGNED, *UNSIGNED, "float16", "float32", "float64")
+
+
+def even_edges(dtype: str) -> list[Any]:
+    """Edges that are evenly spaced, near 0 and from one end of a dtype to the other, and equal edges."""
+    if dtype == "bool":
+        return [np.array([False, True])]
+    near = [np.array(edges, dtype) for edges in (range(0, 12, 2), [0, 1], [3, 3, 3], [0, 4, 4])]
+    if dtype.startswith("float"):
+        return near
+    limits = np.iinfo(dtype)
+    step = (limits.max - limits.min) // 3
+    ends = [limits.min + step * number for number in range(3)]
+    return [*near, *(np.array(edges, dtype) for edges in ([limits.min, limits.max], [*ends, limits.max]))]
+
+
+@pytest.mark.parametrize("edge", KINDS)
+async def test_bins_of_one_width_are_counted_exactly_in_any_pair_of_dtypes(
+    device: ta.Device, edge: str
+) -> None:
+    for dtype, edges in itertools.product(KINDS, even_edges(edge)):
+        x = np.array([0, 1], bool) if dtype == "bool" else np.arange(12).astype(dtype)
+        if np.dtype(dtype).kind in "iu" and np.dtype(edge).kind in "iu":
+            x = np.concatenate([x, numbers(dtype)])
+        plain = edges.tolist()
+        counted = await (await arrays.histogram(await device.put(x), edges)).counts.to_host()
+        places = [
+            min(bisect.bisect_right(plain, one), len(plain) - 1)
+            for one in x.tolist()
+            if plain[0] <= one <= plain[-1]
+        ]
+        expected = [places.count(number) for number in range(1, len(plain))]
+        assert counted.tolist() == expected, (dtype, plain)
+
+
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_sets_of_whole_numbers_are_exact(device: ta.Device, first: str, second: str) -> None:
     x, y = numbers(first), numbers(second)[::2].copy()

@@ -185,20 +185,20 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         r"fft\.Hfftn: s must be at least 1, got \(4, 0\)",
     ),
     "fewer points": (lambda x, z: fft.fftn(z, s=(4, -2)), ValueError, r"s must be at least 1, got \(4, -2\)"),
-    "one number as s": (
-        lambda x, z: fft.fftn(x, s=4),  # type: ignore[arg-type]
+    "half of a point": (
+        lambda x, z: fft.fftn(x, s=2.5),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: s must be a sequence of whole numbers, or None, got 4",
+        r"Fftn: s must be a whole number, several, or None, got 2\.5",
     ),
     "half a point": (
         lambda x, z: fft.fftn(x, s=(4, 2.5)),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: s must be a sequence of whole numbers, or None, got 2\.5",
+        r"Fftn: s must be a whole number, several, or None, got 2\.5",
     ),
     "axes in text": (
         lambda x, z: fft.fftn(x, axes="01"),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: axes must be a sequence of whole numbers, or None, got '0'",
+        r"Fftn: axes must be a whole number, several, or None, got '0'",
     ),
     "norm": (
         lambda x, z: fft.ihfftn(x, norm="unitary"),  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from numbers import Complex, Real
 from typing import Any
 
@@ -12,25 +11,14 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
-from ..devices.base._refusals import shown, whole
+from ..devices.base._refusals import clamped, integer, shown, whole, wholes
 from ..devices.base._views import reshaped
 from ..expressions import axis_of, check_ref, on_device
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "flag", "flat", "placed",
+    "axis_of", "check_number", "check_real", "check_ref", "clamped", "flag", "flat", "integer", "placed",
     "summed_dtype", "whole", "wholes",
 ]  # fmt: skip
-
-
-def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:
-    """Take whole numbers: a sequence of them, or one by itself.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    given: Any = value
-    is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    return tuple([whole(name, argument, one) for one in (given if is_several else (given,))])
 
 
 async def placed(name: str, **arrays: Operand) -> list[AccelRef]:

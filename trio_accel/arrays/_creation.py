@@ -17,7 +17,7 @@ from ..backends.base.contract.values import check_conversion, element, host_arra
 from ..devices import AccelRef, Device, Operand, check_device
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out
-from ._checks import check_number, check_ref, flag, placed, whole, wholes
+from ._checks import check_number, check_ref, clamped, flag, placed, whole, wholes
 
 __all__ = [
     "arange", "asarray", "diag", "empty", "empty_like", "eye", "full", "full_like", "geomspace", "linspace",
@@ -42,7 +42,8 @@ async def asarray(
 
     Raises:
         TypeError: No device dtype, or complex to real.
-        ValueError: A copy is needed, and there is to be none.
+        ValueError: A copy is needed, and there is to be none. Or an integer is outside `dtype`; this error is an
+            `OverflowError`, too, as NumPy's.
     """
     check_device("arrays.asarray", device)
     wanted = None if dtype is None else DType.of(dtype)
@@ -296,7 +297,7 @@ async def _diagonal(
     rows = whole(where, "n_rows", n_rows)
     shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
     # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(whole(where, "k", k), shape[1]))
+    nearest = max(-shape[0], min(clamped(where, "k", k), shape[1]))
     return await _made(device, name, text, shape, dtype, k=nearest)
 
 
@@ -425,13 +426,13 @@ async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     Raises:
         ValueError: There are fewer than two axes, or `out` has another shape.
     """
-    return await _LOWER(x=x, k=whole("arrays.tril", "k", k), out=out)
+    return await _LOWER(x=x, k=clamped("arrays.tril", "k", k), out=out)
 
 
 @composed
 async def triu(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
-    return await _UPPER(x=x, k=whole("arrays.triu", "k", k), out=out)
+    return await _UPPER(x=x, k=clamped("arrays.triu", "k", k), out=out)
 
 
 _LOWER, _UPPER = (

@@ -19,7 +19,7 @@ from ..devices.base._views import indexed
 from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import written
 from ..expressions import Elementwise, Out, promoted_dtype
-from ._checks import axis_of, check_ref, flat, whole, wholes
+from ._checks import axis_of, check_ref, flat, integer, whole, wholes
 from ._views import broadcast_to, reshape, split
 
 __all__ = [
@@ -139,7 +139,7 @@ async def roll(
         ValueError: An axis that there is not, or not one number for each.
     """
     check_ref("arrays.roll", "x", x)
-    shifts = wholes("arrays.roll", "shift", shift)
+    shifts = wholes("arrays.roll", "shift", shift, take=integer)
     if axis is None:
         flat = await reshape(x, -1)
         return (await roll(flat, shift, axis=0)).reshape(x.shape)

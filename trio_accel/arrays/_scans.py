@@ -209,7 +209,8 @@ async def diff(
         NotSupportedError: float8.
     """
     device = device_of("arrays.diff", x, prepend, append)
-    if whole("arrays.diff", "n", n) < 0:
+    n = whole("arrays.diff", "n", n)
+    if n < 0:
         raise ValueError(f"arrays.diff: n must not be negative, got {n}")
     if DType.of(x.dtype) is DType.bool:
         raise TypeError(

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
+from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
 from ..devices.operations._calls import composed
@@ -418,7 +419,8 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
     """
     name = "arrays.bincount"
     device = device_of(name, x, weights)
-    if x.ndim != 1 or whole(name, "minlength", minlength) < 0:
+    minlength = whole(name, "minlength", minlength)
+    if x.ndim != 1 or minlength < 0:
         raise ValueError(
             f"{name}: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
         )
@@ -460,6 +462,8 @@ async def histogram(
     device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
     if DType.of(x.dtype).kind == "complex":
         raise TypeError(f"{name}: x must not be complex, which has no order; got {x.dtype}")
+    if isinstance(bins, np.ndarray):
+        DType.of(host_array(f"{name}: bins", bins).dtype)
     if isinstance(bins, (AccelRef, np.ndarray)):
         if bins.ndim != 1 or len(bins) < 2:
             raise ValueError(f"{name}: bins must be a vector of at least two edges, got shape {bins.shape}")

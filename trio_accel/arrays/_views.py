@@ -17,7 +17,8 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 from ..devices import AccelRef
 from ..devices.base._views import NoViewError, permuted, seen
 from ..devices.operations._calls import composed
-from ._checks import axis_of, check_ref, flag, whole, wholes
+from ..expressions import diagonal_of
+from ._checks import axis_of, check_ref, flag, integer, whole, wholes
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
@@ -154,8 +155,8 @@ def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
     Raises:
         ValueError: There are fewer than two axes.
     """
-    number = whole("arrays.diagonal", "offset", offset)
-    return _view("diagonal", x, lambda array: np.diagonal(array, number, -2, -1))
+    number = integer("arrays.diagonal", "offset", offset)
+    return _view("diagonal", x, lambda array: diagonal_of(array, number))
 
 
 def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
@@ -169,7 +170,7 @@ def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
     Raises:
         ValueError: These are not two axes that there are.
     """
-    times, plane = whole("arrays.rot90", "k", k), wholes("arrays.rot90", "axes", axes)
+    times, plane = integer("arrays.rot90", "k", k) % 4, wholes("arrays.rot90", "axes", axes)
     return _view("rot90", x, lambda array: np.rot90(array, times, cast("Any", plane)))
 
 

@@ -15,7 +15,16 @@ from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
 from ..devices.base._views import seen
 
-__all__ = ["check_array", "check_operands", "check_ref", "intermediates", "on_device", "permuted", "viewed"]
+__all__ = [
+    "check_array",
+    "check_operands",
+    "check_ref",
+    "diagonal_of",
+    "intermediates",
+    "on_device",
+    "permuted",
+    "viewed",
+]
 
 
 def on_device(array: Operand) -> AccelRef:
@@ -30,6 +39,13 @@ def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]
         return change(array)
     ref = on_device(array)
     return AccelRef(ref.block, seen(ref.spec, change))
+
+
+def diagonal_of(array: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
+    """View the diagonals of the last two axes; the offset of NumPy's own function has 32 bits."""
+    if array.ndim > 1:
+        array = array[..., max(-offset, 0) :, max(offset, 0) :]
+    return array.diagonal(0, -2, -1)
 
 
 def permuted(array: Operand, axes: Sequence[int]) -> Operand:

@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -21,14 +21,13 @@ from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import complex_of
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes, whole
+from ..devices.base._refusals import refuse_dtypes, whole, wholes
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     Fft,
     Fftn,
     Rfftn,
-    all_whole,
     axis_of,
     check_floating,
     check_out,
@@ -484,10 +483,8 @@ def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
 def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
     """Return the axes to convolve along, and hold the shapes along the others against each other."""
     ndim = len(in1.shape)
-    given = range(ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
-    chosen = [
-        axis_of(name, "axes:", axis, in1) for axis in cast("tuple[int, ...]", all_whole(name, "axes", given))
-    ]
+    given = range(ndim) if axes is None else wholes(name, "axes", axes)
+    chosen = [axis_of(name, "axes:", axis, in1) for axis in given]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"{name}: axes must be distinct, got {axes!r}")
     for axis, pair in enumerate(zip(in1.shape, in2.shape, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, ParamSpec
 
 import attrs
@@ -13,7 +13,7 @@ from ..backends.base.contract import ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import whole
+from ..devices.base._refusals import whole, wholes
 from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_NUMBERS = "a sequence of whole numbers, or None"
+_NUMBERS = "a whole number, several, or None"
 
 
 class FftActor(LibraryActor):
@@ -201,13 +201,9 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
     return extent
 
 
-def all_whole(name: str, argument: str, values: Iterable[object] | None) -> tuple[int, ...] | None:
-    """Take a sequence of whole numbers, or None."""
-    if values is None:
-        return None
-    if not isinstance(values, Iterable):
-        raise TypeError(f"{name}: {argument} must be {_NUMBERS}, got {values!r}")
-    return tuple(whole(name, argument, value, _NUMBERS) for value in values)
+def all_whole(name: str, argument: str, values: object) -> tuple[int, ...] | None:
+    """Take a whole number, several, or None."""
+    return None if values is None else wholes(name, argument, values, _NUMBERS)
 
 
 ParametersP = ParamSpec("ParametersP")
@@ -317,8 +313,8 @@ def ihfft() -> None:
 @_transform("c2c", "forward")
 async def fftn(
     a: Operand,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: FftNorm | None = None,
     *,
     out: Out = None,
@@ -328,9 +324,10 @@ async def fftn(
     Args:
         a: See `fft`.
         s: Length of the transform along each of `axes`, which are cut or padded with zeros to it; -1
-            is the length that `a` has there. By default the shape of `a`. Without `axes` it is for the
-            last axes.
-        axes: Axes to transform, distinct; the others are a batch. By default all, or the last ``len(s)``.
+            is the length that `a` has there, and an integer is the length along a single axis. By default the
+            shape of `a`. Without `axes` it is for the last axes.
+        axes: Axis to transform, or several distinct ones; the others are a batch. By default all, or the last
+            ``len(s)``.
         norm: See `fft`; it scales by the product of the lengths.
         out: See `fft`.
 
@@ -347,8 +344,8 @@ async def fftn(
 @_transform("c2c", "forward")
 async def fft2(
     a: Operand,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = (-2, -1),
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = (-2, -1),
     norm: FftNorm | None = None,
     *,
     out: Out = None,

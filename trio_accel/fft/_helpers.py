@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
-from ..devices.base._refusals import whole
+from ..devices.base._refusals import whole, wholes
 from ..devices.operations._calls import composed
 from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
@@ -33,7 +33,7 @@ async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = 
         ValueError: A length below 1, or `d` is 0.
         TypeError: `device` is none, or another dtype.
     """
-    return await _frequencies("fftfreq", device, n, n, d, dtype)
+    return await _frequencies("fftfreq", device, n, d, dtype)
 
 
 @composed
@@ -45,7 +45,7 @@ async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike =
     Returns:
         ``n // 2 + 1`` frequencies, none of them negative.
     """
-    return await _frequencies("rfftfreq", device, n, n // 2 + 1 if isinstance(n, int) else n, d, dtype)
+    return await _frequencies("rfftfreq", device, n, d, dtype)
 
 
 @composed
@@ -99,14 +99,19 @@ def next_fast_len(target: int, real: bool = False) -> int:
     return found(whole("fft.next_fast_len", "target", target), real)
 
 
-async def _frequencies(name: str, device: Device, n: int, count: int, d: float, dtype: DTypeLike) -> AccelRef:
+async def _frequencies(name: str, device: Device, n: int, d: float, dtype: DTypeLike) -> AccelRef:
     check_device(f"fft.{name}", device)
-    if whole(name, "n", n, "a whole number") < 1 or math.fabs(d) == 0:
+    n = whole(name, "n", n)
+    if n < 1 or math.fabs(d) == 0:
         raise ValueError(f"{name}: n must be at least 1, and d not 0, got n {n} and d {d}")
     chosen = DType.of(dtype)
     if chosen not in (DType.float32, DType.float64):
         raise TypeError(f"{name}: dtype must be float32 or float64, got {chosen}")
-    return await device.ask(_frequency(name, chosen.value).compute(n=n, count=n * d, shape=count))
+    return await device.ask(
+        _frequency(name, chosen.value).compute(
+            n=n, count=n * d, shape=n // 2 + 1 if name == "rfftfreq" else n
+        )
+    )
 
 
 @functools.cache
@@ -118,8 +123,8 @@ def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
 
 async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: Out) -> AccelRef:
     check_ref(name, "x", x)
-    given = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
-    chosen = {axis_of(name, "axes:", whole(name, "axes", axis, "whole numbers"), x) for axis in given}
+    given = range(x.ndim) if axes is None else wholes(name, "axes", axes)
+    chosen = {axis_of(name, "axes:", axis, x) for axis in given}
     shifts = {
         f"s{axis}": (extent + more) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)
     }

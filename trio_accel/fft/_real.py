@@ -257,7 +257,12 @@ async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how:
 
 
 async def _several(
-    name: str, a: Operand, s: Sequence[int] | None, axes: Sequence[int] | None, out: Out, **how: Any
+    name: str,
+    a: Operand,
+    s: int | Sequence[int] | None,
+    axes: int | Sequence[int] | None,
+    out: Out,
+    **how: Any,
 ) -> AccelRef:
     """Check the arguments of a function of several axes."""
     device_of(name, a, out)
@@ -336,8 +341,8 @@ def idst() -> None:
 async def dctn(
     a: Operand,
     type: TransformType = 2,  # noqa: A002  # SciPy's name
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
+    s: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
     norm: FftNorm | None = None,
     *,
     orthogonalize: bool | None = None,
@@ -350,9 +355,9 @@ async def dctn(
     Args:
         a: See `dct`.
         type: See `dct`.
-        s: Length of the transform along each of `axes`; -1 is the length that `a` has there. By default the
-            shape of `a`. Without `axes` it is for the last axes.
-        axes: Axes to transform, distinct. By default all, or the last ``len(s)``.
+        s: Length of the transform along each of `axes`, or along a single one; -1 is the length that `a` has
+            there. By default the shape of `a`. Without `axes` it is for the last axes.
+        axes: Axis to transform, or several distinct ones. By default all, or the last ``len(s)``.
         norm: See `dct`.
         orthogonalize: See `dct`.
         out: See `dct`.

@@ -7,7 +7,8 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand
-from ..expressions import check_operands, on_device, viewed
+from ..devices.base._refusals import integer
+from ..expressions import check_operands, diagonal_of, on_device, viewed
 
 __all__ = ["diagonal", "matrix_transpose"]
 
@@ -42,7 +43,8 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
         numpy.linalg.LinAlgError: `x` has less than two axes.
     """
     check_matrices("diagonal", x)
-    return on_device(viewed(x, lambda array: array.diagonal(offset, -2, -1)))
+    number = integer("diagonal", "offset", offset)
+    return on_device(viewed(x, lambda array: diagonal_of(array, number)))
 
 
 def check_matrices(name: str, x: Operand, *, square: bool = False) -> DType:

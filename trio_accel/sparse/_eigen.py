@@ -275,7 +275,8 @@ async def eigsh(
         shifted = await _shifted(problem, sigma, unit)
         problem.a = functools.partial(spsolve, shifted)
     n = len(problem.b)
-    if not 0 < whole("sparse.eigsh", "k", k) < n:
+    k = whole("sparse.eigsh", "k", k)
+    if not 0 < k < n:
         raise ValueError(f"sparse.eigsh: k must be above 0 and below {n}, got {k}")
     if which not in ("LM", "LA", "SA"):
         refuse_value("sparse.eigsh", "which", ("LM", "LA", "SA"), which)

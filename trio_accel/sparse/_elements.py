@@ -67,7 +67,7 @@ async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
         LibraryError: A wrong structure.
     """
     check_csr("multiply", matrix)
-    if isinstance(x, (int, float, complex, np.number)):
+    if isinstance(x, (int, float, complex, np.generic)):
         return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _TIMES(matrix.data, x))
     shape = (1,) * (2 - x.ndim) + tuple(x.shape)
     if x.ndim > 2 or any(given not in (1, extent) for given, extent in zip(shape, matrix.shape, strict=True)):

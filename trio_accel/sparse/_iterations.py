@@ -240,9 +240,10 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
     """
     where = f"sparse.{name}"
     if is_whole:
-        if whole(where, argument, value) < 1:
+        count = whole(where, argument, value)
+        if count < 1:
             raise ValueError(f"{where}: {argument} must be at least 1, got {value!r}")
-        return value
+        return count
     if not 0 <= real(where, argument, value) < math.inf:
         raise ValueError(f"{where}: {argument} must be finite and not negative, got {value!r}")
     return float(value)

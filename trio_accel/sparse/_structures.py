@@ -115,7 +115,8 @@ def _plan(
         spec = MadeSpec(function, numbers, tuple(arrays), None, None, None, count)
         return Planned(spec, finish=lambda: ops.number_of(count))
     limit = int(np.iinfo(index.dtype).max)
-    if whole(planner.name, "size", size) < 0:
+    size = whole(planner.name, "size", size)
+    if size < 0:
         raise ValueError(f"{planner.name}: size must not be negative, got {size}")
     if size > limit:
         raise ValueError(

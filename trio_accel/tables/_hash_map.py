@@ -288,9 +288,10 @@ class HashMap:
 
 
 def _slots(capacity: int) -> int:
-    if whole("HashMap", "capacity", capacity) < 1:
+    count = whole("HashMap", "capacity", capacity)
+    if count < 1:
         raise ValueError(f"HashMap: capacity must be at least 1, got {capacity}")
-    return 1 << (capacity * 4 // 3).bit_length()
+    return 1 << (count * 4 // 3).bit_length()
 
 
 named_methods(_NAME, HashMap)

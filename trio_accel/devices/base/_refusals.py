@@ -6,7 +6,7 @@ import inspect
 import numbers
 import operator
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
@@ -187,6 +187,23 @@ for _kind in _NUMBERS:
     setattr(OnDevice, f"__{_kind}__", _refused(_kind))
 
 
+def integer(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
+    """Take an integer of any size, of Python or NumPy; `whole` says more."""
+    # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
+    if type(value) is int:
+        return value
+    try:
+        # Arrays of NumPy have an index only where they are one whole number.
+        return operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
+    except TypeError:
+        raise TypeError(f"{name}: {argument} must be {allowed}, got {shown(value)}") from None
+
+
+def clamped(name: str, argument: str, value: object) -> int:
+    """Take an integer, such as an offset, of which the nearest one of 64 bits means the same; see `whole`."""
+    return max(_LEAST, min(integer(name, argument, value), sys.maxsize))
+
+
 def whole(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
     """Take a whole number, of Python or NumPy, that fits into a signed one of 64 bits.
 
@@ -200,18 +217,31 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
         TypeError: It is none.
         ValueError: It does not fit.
     """
-    # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
-    if type(value) is not int:
-        try:
-            # Arrays of NumPy have an index only where they are one whole number.
-            value = operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
-        except TypeError:
-            raise TypeError(f"{name}: {argument} must be {allowed}, got {shown(value)}") from None
+    value = integer(name, argument, value, allowed)
     if not _LEAST <= value <= sys.maxsize:
         # Python writes no number of thousands of digits.
         bits = value.bit_length()
         raise ValueError(f"{name}: {argument} must be from -2**63 to 2**63 - 1, got a number of {bits} bits")
     return value
+
+
+def several(value: object) -> Sequence[object]:
+    """Return the elements of a sequence or of an array with axes, else the object as the only element."""
+    given: Any = value
+    is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return given if is_several else (given,)
+
+
+def wholes(
+    name: str, argument: str, value: object, allowed: str = "a whole number", take: Callable[..., int] = whole
+) -> tuple[int, ...]:
+    """Take whole numbers: a sequence of them, or one by itself; `take` takes each. See `whole`.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: One does not fit.
+    """
+    return tuple([take(name, argument, one, allowed) for one in several(value)])
 
 
 def real(name: str, argument: str, value: Any) -> Any:

@@ -21,9 +21,9 @@ from ._calls import Call, Function, called
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
-_PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError, OverflowError)
+_PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError)
 # An attribute that is not there, of what is right, is a defect of this package.
-_HEADLESS = (*_PLAIN, AttributeError, NotSupportedError)
+_HEADLESS = (*_PLAIN, ArithmeticError, AttributeError, NotSupportedError)
 _ARGUMENT = re.compile(r"[\w.]+: (\w\d?)(?=:| (?:must|has|have|is|holds) )")
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real, complex: Complex, inspect.Parameter.empty: object}
 _BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
@@ -35,6 +35,10 @@ _WORDS = {
     Complex: "a number", np.generic: "a number", str: "a text", np.ndarray: "a NumPy array",
     AccelRef: "an AccelRef",
 }  # fmt: skip
+
+
+class RangeError(ValueError, OverflowError):
+    """A number in an argument that no dtype or float64 holds. NumPy raises `OverflowError` there."""
 
 
 def named(package: str) -> None:
@@ -101,19 +105,37 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
         given: Arguments by their names.
 
     Raises:
-        Exception: The error in the same type, or `TypeError` in place of an error of Python's own.
+        Exception: The error in the same type, or `TypeError` or `ValueError` in place of an error of Python's
+            or NumPy's own.
     """
     signature = inspect.signature(function)
     said = error.message if isinstance(error, AccelError) else str(error)
     text = _named_text(name, said, signature, given)
     if not text and isinstance(error, _HEADLESS):
         _check_kinds(name, function, signature, given)
+        if isinstance(error, OverflowError):
+            found = [argument for argument, value in given.items() if _is_huge(value)]
+            said = " and ".join(found) + " must have numbers that float64 holds" if found else said
         if not any(map(callable, given.values())):
             text = f"{name}: {said}"
     if isinstance(error, AccelError):
         error.message = text or said
-    elif text not in ("", said) and type(error) in _PLAIN:
-        raise type(error)(text) from None
+    elif text not in ("", said):
+        if type(error) in _PLAIN:
+            raise type(error)(text) from None
+        # Python's own errors of numbers, and NumPy's classes of errors, which take no text.
+        for own, of in (RangeError, OverflowError), (ValueError, ArithmeticError), (TypeError, TypeError):
+            if isinstance(error, of):
+                raise own(text) from None
+
+
+def _is_huge(value: object) -> bool:
+    """Return whether a value has an integer that is larger than float64 holds."""
+    given: Any = value
+    if isinstance(value, int):
+        return value.bit_length() > _BITS[Real]
+    is_several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
+    return is_several and any(map(_is_huge, np.ravel(given) if isinstance(value, np.ndarray) else given))
 
 
 def _named_text(name: str, said: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:
@@ -181,7 +203,7 @@ class _Kind:
         while hasattr(origin or note, "__value__"):
             note = (origin or note).__value__
             origin = get_origin(note)
-        cls = object if getattr(note, "_is_protocol", False) else origin or note
+        cls = object if note is Any or getattr(note, "_is_protocol", False) else origin or note
         self._cls: Any = _NUMBERS.get(note, NoneType if note is None else cls)
         self._choices = get_args(note) if origin is Literal else ()
         self._is_any = origin in (Union, UnionType)

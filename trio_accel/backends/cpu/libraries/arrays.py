@@ -296,13 +296,17 @@ _MOST_BINS = 1 << 16
 
 def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     """Find the bins of elements, from 1 on; 0 or one too many of NaN, and of what is in none."""
-    count = len(edges) - 1
-    width = (float(edges[-1]) - float(edges[0])) / count
-    off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
-    factor = edges.dtype.type(1 / width if width > 0 else np.inf)
-    if np.result_type(edges, x).name not in ("float32", "float64") or count > _MOST_BINS:
-        factor = np.inf
-    if not np.isfinite(factor) or not off.max() < width / 8:
+    count, wide = len(edges) - 1, np.result_type(edges, x)
+    # Integers of both sorts have no common dtype, and two integers none in which a bin can be guessed.
+    is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
+    if is_guessed and count <= _MOST_BINS:
+        # Integer edges would make an integer of the factor.
+        edges = edges.astype(wide, copy=False)
+        width = (float(edges[-1]) - float(edges[0])) / count
+        off: HostArray = np.abs(edges - (float(edges[0]) + width * np.arange(count + 1)))
+        factor = wide.type(1 / width if width > 0 else np.inf)
+        is_guessed = bool(np.isfinite(factor) and off.max() < width / 8)
+    if not is_guessed or count > _MOST_BINS:
         # The last bin has its upper edge; of NaN nothing is at an edge.
         yield slice(None), np.where(x == edges[-1], count, _places(edges, x, "right"))
         return
