@@ -197,9 +197,11 @@ class RunChain(Operation[Any, Any]):
 
         def see(leaf: Any) -> Any:
             if id(leaf) not in seen:
-                is_part = isinstance(leaf, HostResult) and leaf.start is not None
-                ref = leaf.ref if isinstance(leaf, HostResult) else leaf
-                seen[id(leaf)] = leaf.of(words) if is_part else self._seen(ref, made)
+                is_host = isinstance(leaf, HostResult)
+                if is_host and leaf.start is not None and words is not None:
+                    seen[id(leaf)] = leaf.of(words)
+                else:
+                    seen[id(leaf)] = self._seen(leaf.ref if is_host else leaf, made)
             return seen[id(leaf)]
 
         return map_tree(self.template.reply, see)

@@ -275,6 +275,13 @@ def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT
     return cast("ReplyT", map_tree(reply, one))
 
 
+def leaves_of(value: object) -> list[Any]:
+    """List the leaves of tuples, lists and dictionaries but None."""
+    leaves: list[Any] = []
+    map_tree(value, leaves.append)
+    return leaves
+
+
 def map_tree(value: object, function: Callable[[Any], Any]) -> Any:
     """Replace each leaf of tuples, lists and dictionaries but None."""
     if value is None:

@@ -28,7 +28,7 @@ from ..operations._calls import METHODS, Function
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
-from ._layout import map_tree
+from ._layout import leaves_of, map_tree
 
 __all__ = [
     "Assign", "Copy", "Empty", "Fill", "MemoryActor", "PeerCopy", "PeerCopyActor", "Put", "PutFirst",
@@ -393,7 +393,8 @@ def _to_host(ref: Any, out: npt.NDArray[Any] | None = None) -> Any:
     if out is not None or not isinstance(ref, (tuple, list)):
         told = "" if out is None else "; leave out= away"
         raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{told}")
-    return map_tree(ref, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
+    several: Any = ref  # pyright: ignore[reportUnknownVariableType]
+    return map_tree(several, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
 
 
 def _ask_owner(message: Any) -> Awaitable[Any]:
@@ -401,9 +402,7 @@ def _ask_owner(message: Any) -> Awaitable[Any]:
 
 
 async def _ask_each(messages: Any) -> Any:
-    leaves: list[Any] = []
-    map_tree(messages, leaves.append)
-    replies = iter([await _ask_owner(one) if isinstance(one, ToHost) else one for one in leaves])
+    replies = iter([await _ask_owner(one) if isinstance(one, ToHost) else one for one in leaves_of(messages)])
     return map_tree(messages, lambda _: next(replies))
 
 

@@ -13,7 +13,7 @@ from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
 from ..operations._calls import METHODS, Function
 from ..operations._ref import AccelRef
-from ._layout import Layout, aligned, map_tree
+from ._layout import Layout, aligned, leaves_of, map_tree
 from ._memory import Copy
 from ._recorder import Recorder
 
@@ -78,13 +78,11 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     found: dict[int, HostResult] = {}
     stays: set[int] = set()
 
-    def note(leaf: Any) -> None:
+    for leaf in leaves_of(reply):
         if isinstance(leaf, HostResult):
             found[id(leaf)] = leaf
         elif isinstance(leaf, AccelRef):
             stays.add(leaf.block.id)
-
-    map_tree(reply, note)
     if not found:
         return reply
     written = {block: place for place, node in enumerate(recorder.nodes) for block in node.spec.blocks()[1]}
@@ -115,17 +113,12 @@ def place_results(reply: Any, layout: Layout) -> tuple[Any, tuple[int, ...]]:
         The reply with the offsets of its results, and `ChainSpec.result`.
     """
     starts: dict[int, int] = {}
-    ends: list[int] = []
-    position = 0
-
-    def note(leaf: Any) -> None:
-        nonlocal position
+    position, end = 0, 0
+    for leaf in leaves_of(reply):
         if isinstance(leaf, HostResult) and leaf.start is not None:
             position, offset = layout.places[leaf.ref.block.id]
             starts[id(leaf)] = offset + leaf.ref.spec.offset
-            ends.append(starts[id(leaf)] + leaf.ref.nbytes)
-
-    map_tree(reply, note)
+            end = max(end, starts[id(leaf)] + leaf.ref.nbytes)
     if not starts:
         return reply, ()
     first = min(starts.values())
@@ -138,19 +131,13 @@ def place_results(reply: Any, layout: Layout) -> tuple[Any, tuple[int, ...]]:
             placed[id(leaf)] = attrs.evolve(leaf, start=starts[id(leaf)] - first)
         return placed[id(leaf)]
 
-    return map_tree(reply, place), (position, first, max(ends) - first)
+    return map_tree(reply, place), (position, first, end - first)
 
 
 def is_finished(reply: Any) -> bool:
     """Return whether a reply needs no further work once its operation is done."""
-    left: list[HostResult] = []
-
-    def note(leaf: Any) -> None:
-        if isinstance(leaf, HostResult) and (leaf.is_item or leaf.start is None):
-            left.append(leaf)
-
-    map_tree(reply, note)
-    return not left
+    hosts = [leaf for leaf in leaves_of(reply) if isinstance(leaf, HostResult)]
+    return all(leaf.start is not None and not leaf.is_item for leaf in hosts)
 
 
 async def finish_results(template: Any, reply: Any) -> Any:
@@ -160,10 +147,7 @@ async def finish_results(template: Any, reply: Any) -> Any:
         template: The reply, of the recording.
         reply: The reply of one run.
     """
-    pairs: list[tuple[Any, Any]] = []
-    leaves: list[Any] = []
-    map_tree(template, leaves.append)
-    map_tree(reply, lambda value: pairs.append((leaves[len(pairs)], value)))
+    pairs = list(zip(leaves_of(template), leaves_of(reply), strict=True))
     made: dict[int, Any] = {}
     for leaf, value in pairs:
         if isinstance(leaf, HostResult) and id(leaf) not in made:

@@ -41,7 +41,17 @@ def gather(
     a: Operators[A], b: Operators[B], c: Operators[C], d: Operators[D], e: Operators[E], f: Operators[F], /
 ) -> Call[tuple[A, B, C, D, E, F]]: ...
 @overload
-def gather(*calls: Operators[T]) -> Call[tuple[T, ...]]: ...
+def gather(
+    a: Operators[T],
+    b: Operators[T],
+    c: Operators[T],
+    d: Operators[T],
+    e: Operators[T],
+    f: Operators[T],
+    g: Operators[T],
+    /,
+    *calls: Operators[T],
+) -> Call[tuple[T, ...]]: ...
 @named_arguments
 def gather(*calls: Any) -> Call[Any]:
     """Make one call of several, which returns all their results.
@@ -79,8 +89,9 @@ def _refuse(number: int, calls: Sequence[Any]) -> NoReturn:
 
 def _told(value: object) -> str:
     """Return the rest of the refusal of an argument."""
-    if isinstance(value, (list, tuple, set)):
-        return f", got a {type(value).__name__}; pass its members one by one: ta.gather(*calls)"
+    kind: type[Any] = type(value)
+    if kind in (list, tuple, set):
+        return f", got a {kind.__name__}; pass its members one by one: ta.gather(*calls)"
     if isinstance(value, dict):
         return ", got a dict; pass its values one by one: ta.gather(*calls.values())"
     advice = what_to_do(value, is_array=False) or "; leave it out, because it needs no request"
@@ -99,7 +110,7 @@ def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
     for step in steps:
         found = tables[id(step)] = set[object]()
         for each in arguments_of(step):
-            if isinstance(each, SpentCall):
+            if id(each) in tables:
                 found |= tables[id(each)]
             elif isinstance(each, Operators):
                 array: Any = each  # pyright: ignore[reportUnknownVariableType]
@@ -108,7 +119,7 @@ def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
             return []
     places: dict[object, list[int]] = {}
     for place, each in enumerate(last.args):
-        found = tables[id(each)] if isinstance(each, SpentCall) else {each.block.table}
+        found = tables[id(each)] if id(each) in tables else {each.block.table}  # noqa: SIM401  # a call has none
         # A call without arrays runs with the first request.
         table = next(iter(found or tables_of(chain)))
         places.setdefault(table, []).append(place)
