@@ -17,6 +17,7 @@ from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, sin
 from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
 from ._messages import running, running_cells
+from ._openings import opens
 from ._options import Intensity, Restart, Strategy, SystemOptions
 from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
@@ -255,7 +256,7 @@ class System(SystemState, Spawner):
         for spawner in (*reversed(self._scopes.values()), self):
             await spawner._supervisor.stop_all("the system closes")  # noqa: SLF001
 
-    @asynccontextmanager
+    @opens("the supervisor is not open yet: async with system.open_supervisor(...) as scope")
     @enable_ki_protection
     async def open_supervisor(
         self,
@@ -368,7 +369,7 @@ def around_each_system(
         _around_each.remove(enter)
 
 
-@asynccontextmanager
+@opens("the system is not open yet: async with open_system(...) as system")
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
     """Open a system of actors: the body of the ``async with`` runs beside them.

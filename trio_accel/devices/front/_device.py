@@ -17,7 +17,16 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Actor, ActorContext, Directive, SupervisorScope, System, named_arguments
+from ...actors import (
+    Actor,
+    ActorContext,
+    Directive,
+    NotAwaited,
+    SupervisorScope,
+    System,
+    named_arguments,
+    opens,
+)
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -33,7 +42,7 @@ from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.contract.values import host_array
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited, what_to_do
+from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
 from ..dispatch import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
@@ -283,7 +292,7 @@ class OpenDevice(Device):
             finally:
                 given.flags.writeable = False
 
-    @asynccontextmanager
+    @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection
     async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef, None]:
         """See `Device.borrow`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
@@ -17,12 +17,12 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Request, System, named_arguments
+from ...actors import NotAwaited, Request, System, named_arguments, opens
 from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.contract.errors import NotSupportedError
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited, what_to_do
+from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
@@ -119,7 +119,7 @@ class AccelRef(Operators["AccelRef"]):
         return AccelRef(self.block, permuted(self.spec, order))
 
     @named_arguments
-    @asynccontextmanager
+    @opens("the array is not leased yet: async with ref.lease() as array")
     @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
         """Hold the array itself, without a copy, for code that is not the device's.
