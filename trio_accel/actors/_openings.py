@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
-__all__ = ["NotAwaited", "Opening", "opens"]
+__all__ = ["NotAwaited", "Opening", "not_copied", "opens"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +56,11 @@ class Opening(NotAwaited):
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
         raise TypeError(self.what_to_do)
+
+
+def not_copied(noun: str, advice: str) -> TypeError:
+    """Make the error of what was to be pickled, or copied by the copy module."""
+    return TypeError(f"{noun} belongs to its process and can be neither pickled nor copied; {advice}")
 
 
 def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from typing import Self
+from typing import NoReturn, Self
 
 import attrs
 import trio
@@ -17,7 +17,7 @@ from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, sin
 from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
 from ._messages import running, running_cells
-from ._openings import opens
+from ._openings import not_copied, opens
 from ._options import Intensity, Restart, Strategy, SystemOptions
 from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
@@ -207,6 +207,9 @@ class SupervisorScope(Spawner):
 
 class System(SystemState, Spawner):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a System", "open one where it is needed")
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         super().__init__(name, options)

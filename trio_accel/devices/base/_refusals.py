@@ -82,6 +82,9 @@ class OnDevice:
             f"{self.noun} is not iterable: its elements are on the device; use await {self.first}.to_host()"
         )
 
+    def __aiter__(self) -> NoReturn:
+        self.__iter__()
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self.noun} is bound to its device and can be neither pickled nor copied by the copy module; "

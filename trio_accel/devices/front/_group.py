@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Protocol, TypeAlias, Typ
 import attrs
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import NotAwaited, SupervisorScope, named_arguments
+from ...actors import NotAwaited, SupervisorScope, named_arguments, not_copied
 from ...backends.base import AccelError
 from ..base._options import DeviceOptions
 from ..base._refusals import whole
@@ -278,6 +278,13 @@ class DeviceGroup:
 
         def __getitem__(self, index: object) -> NoReturn:
             raise TypeError("a DeviceGroup cannot be indexed; index its tuple of devices: devices.devices[0]")
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"; its devices have it: group.devices[0].{name}" if hasattr(Device, name) else ""
+            raise AttributeError(f"a DeviceGroup has no attribute {name!r}{told}", name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a DeviceGroup", "open one where it is needed")
 
     def add(self, device: OpenDevice) -> None:
         """Take a device in that has just been opened for the group."""

@@ -28,6 +28,7 @@ Use: TypeAlias = Literal["read", "update", "write", "none"]
 ReplyT = TypeVar("ReplyT")
 
 ALIGNMENT = 256
+_MAX_DEPTH = 64
 
 
 @attrs.frozen(eq=False)
@@ -282,17 +283,25 @@ def leaves_of(value: object) -> list[Any]:
     return leaves
 
 
-def map_tree(value: object, function: Callable[[Any], Any]) -> Any:
-    """Replace each leaf of tuples, lists and dictionaries but None."""
+def map_tree(value: object, function: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Replace each leaf of tuples, lists and dictionaries but None.
+
+    Raises:
+        ValueError: A list holds itself.
+    """
     if value is None:
         return None
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"results must be nested at most {_MAX_DEPTH} deep; does a list hold itself?")
     kind = cast("type[Any]", type(value))
     if isinstance(value, (tuple, list)):
-        items = [map_tree(item, function) for item in cast("Sequence[Any]", value)]
+        items = [map_tree(item, function, depth + 1) for item in cast("Sequence[Any]", value)]
         if kind is list:
             return items
         # A named tuple takes its items one by one.
         return kind(*items) if hasattr(kind, "_fields") else tuple(items)
     if kind is dict:
-        return {key: map_tree(item, function) for key, item in cast("dict[Any, Any]", value).items()}
+        return {
+            key: map_tree(item, function, depth + 1) for key, item in cast("dict[Any, Any]", value).items()
+        }
     return function(value)

@@ -15,6 +15,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NoReturn,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -345,6 +346,22 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         # The error is enough: no warning follows.
         self.close()
         return super().__bool__()
+
+    def __iter__(self) -> NoReturn:
+        self.close()
+        raise TypeError(
+            "a Call is not iterable: it was not awaited; use a, b = await call for several results, or await "
+            "call.to_host() for the elements of an array"
+        )
+
+    if not TYPE_CHECKING:  # a type checker reports it where there is none
+
+        def __call__(self, *args: object, **named: object) -> NoReturn:
+            self.close()
+            raise TypeError(
+                f"{self!r} is not an async function; await it, or pass the function and its arguments: "
+                f"nursery.start_soon(ta.{self.function.name}, ...)"
+            )
 
     def close(self) -> None:
         """Let it end without being run."""
