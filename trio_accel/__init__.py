@@ -109,6 +109,7 @@ from .devices import (
     SyncCompletion as SyncCompletion,
     System as System,
     cancel_grace as cancel_grace,
+    gather as gather,
     measure_bandwidth as measure_bandwidth,
     open_system as open_system,
     stream as stream,

@@ -113,6 +113,11 @@ class Program:
 
     def call(self, leaves: Mapping[str, Any]) -> Any:
         """Make the calls."""
+        value = self.values(leaves)[-1]
+        return ENDS[self.end](value)
+
+    def values(self, leaves: Mapping[str, Any]) -> list[Any]:
+        """Make the calls of the nodes, which share operands."""
         values: list[Any] = [leaves[name] for name in LEAVES if name not in HOSTS]
         hosts = [leaves[name] for name in HOSTS]
         for node in self.nodes:
@@ -124,8 +129,9 @@ class Program:
             # Numbers that differ are handed over from the third on.
             more = leaves.get("more", 0.0) if type(node.number) is float else 0
             values.append(STEPS[node.kind](first, second, node.number + more, leaves))
+        made = values[-len(self.nodes) :]
         # Reversed views of an array are no call yet.
-        return ENDS[self.end](values[-1] if isinstance(values[-1], ta.Call) else +values[-1])
+        return [one if isinstance(one, ta.Call) else +one for one in made]
 
     def host(self, turn: int) -> dict[str, Host]:
         """The contents of the leaves of one turn."""

@@ -171,6 +171,31 @@ async def test_too_long(device: ta.Device) -> None:
     assert await blocks(device) == 1
 
 
+async def test_a_list_that_holds_its_own_call(device: ta.Device) -> None:
+    x = await device.put(np.ones(2))
+    for make in (arrays.stack, arrays.concat, linalg.multi_dot):
+        for after in (lambda call: call, lambda call: (call + 1.0) * 2.0):
+            members: list[Any] = [x, x]
+            call: Any = make(members)
+            members.append(after(call))
+            text = "is an operand of itself; take it out of the list in it"
+            with pytest.raises(ValueError, match=text):
+                await call
+            with pytest.raises(ValueError, match=text):
+                make([x, x, members[-1]]).start()
+            with pytest.raises(ValueError, match=text):
+                assert members[-1].shape
+            with pytest.raises(ValueError, match=text):
+                await ta.gather(x + 1.0, members[-1])
+    nested: Any = [x]
+    nested.append(nested)
+    for ask in (arrays.stack, arrays.concat, arrays.asarray):
+        with pytest.raises((TypeError, ValueError)) as told:
+            await ask(nested)
+        assert len(str(told.value)) < 260
+    del told
+
+
 def _enter(call: Any) -> None:
     with call:
         pass
@@ -183,7 +208,7 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "int": (int, r"int\(\) of a Call"),
     "complex": (complex, r"complex\(\) of a Call"),
     "round": (round, r"round\(\) of a Call"),
-    "iteration": (list, r"a Call is not iterable: its elements are on the device; use await call\.to_host"),
+    "iteration": (list, r"a Call is not iterable: it was not awaited; use a, b = await call .* call\.to_host\(\)"),
     "unpacking": (lambda call: [one for one, two in [call]], "a Call is not iterable"),
     "in": (lambda call: 1.0 in call, "a Call is not searched"),
     "element": (lambda call: call.__setitem__(0, 1.0), r"a Call is not assigned to, .* await call\[index\]"),

@@ -34,6 +34,18 @@ async def service(device: ta.Device, x: npt.NDArray[np.float32], w: ta.AccelRef,
     async with trio.open_nursery() as nursery:
         nursery.start_soon(linalg.matmul, w, w)
         nursery.start_soon(nn.relu, w)
+    k = w @ b
+    mean = arrays.mean(k).item()
+    assert_type(
+        await ta.gather(k + 1, k.to_host(), k, w),
+        tuple[ta.AccelRef, npt.NDArray[Any], ta.AccelRef, ta.AccelRef],
+    )
+    assert_type((await ta.gather(linalg.qr(k), k))[0][0], ta.AccelRef)
+    several = [w * float(number) for number in range(9)]
+    assert_type(await ta.gather(*several), tuple[ta.AccelRef, ...])
+    assert_type(await ta.gather(k, mean).to_host(), tuple[Any, ...])
+    assert_type(await ta.gather(w + b), tuple[ta.AccelRef])
+    assert_type(await ta.gather(ta.gather(w, b), w), tuple[tuple[ta.AccelRef, ta.AccelRef], ta.AccelRef])
     z = w + b
     z += 1
     assert_type(await z, ta.AccelRef)
@@ -56,4 +68,9 @@ async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
     await arrays.sum(y, axis="0")  # type: ignore[arg-type]
     await linalg.gemm(1.0, y, x, 0.0, x, "X")  # type: ignore[arg-type]
     await arrays.add(x, y, out=y)  # type: ignore[arg-type]
+    # No calls, and options of other libraries.
+    ta.gather(x, plain)  # type: ignore[call-overload]
+    ta.gather([x, x])  # type: ignore[call-overload]
+    ta.gather(x, x, return_exceptions=True)  # type: ignore[call-overload]
+    print((await ta.gather(x, x))[2])  # type: ignore[misc]
     assert ref

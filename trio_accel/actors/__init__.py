@@ -8,6 +8,7 @@ from ._errors import *
 from ._events import *
 from ._handlers import *
 from ._messages import *
+from ._openings import *
 from ._options import *
 from ._outcomes import *
 from ._ref import *

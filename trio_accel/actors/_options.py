@@ -9,7 +9,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -46,17 +46,27 @@ def named_arguments(function: FunctionT) -> FunctionT:
     """Have a function answer an option that it does not have with the nearest that it has."""
     parameters = inspect.signature(function).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
+    by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    most = sys.maxsize if has_any or not by_name else len(parameters) - len(by_name)
+
+    def check(values: Sequence[Any], options: Mapping[str, object]) -> None:
+        if options:
+            _check_names(function.__name__, options, names)
+        if len(values) > most:
+            told = ", ".join(f"{name}=" for name in by_name)
+            raise TypeError(f"{function.__name__}: too many positional arguments; give {told} by name")
 
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
-        if options:
-            _check_names(function.__name__, options, names)
+        if options or len(values) > most:
+            check(values, options)
         return function(*values, **options)
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
-        if options:
-            _check_names(function.__name__, options, names)
+        if options or len(values) > most:
+            check(values, options)
         return await function(*values, **options)
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from typing import Self
+from typing import NoReturn, Self
 
 import attrs
 import trio
@@ -17,6 +17,7 @@ from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, sin
 from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
 from ._messages import running, running_cells
+from ._openings import not_copied, opens
 from ._options import Intensity, Restart, Strategy, SystemOptions
 from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
@@ -207,6 +208,9 @@ class SupervisorScope(Spawner):
 class System(SystemState, Spawner):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
 
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a System", "open one where it is needed")
+
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         super().__init__(name, options)
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity, Life)
@@ -255,7 +259,7 @@ class System(SystemState, Spawner):
         for spawner in (*reversed(self._scopes.values()), self):
             await spawner._supervisor.stop_all("the system closes")  # noqa: SLF001
 
-    @asynccontextmanager
+    @opens("the supervisor is not open yet: async with system.open_supervisor(...) as scope")
     @enable_ki_protection
     async def open_supervisor(
         self,
@@ -368,7 +372,7 @@ def around_each_system(
         _around_each.remove(enter)
 
 
-@asynccontextmanager
+@opens("the system is not open yet: async with open_system(...) as system")
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
     """Open a system of actors: the body of the ``async with`` runs beside them.

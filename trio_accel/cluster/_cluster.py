@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
@@ -41,7 +41,7 @@ _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
 )
 
 
-@asynccontextmanager
+@opens("the cluster is not open yet: async with open_cluster(...) as cluster")
 async def open_cluster(
     system: System,
     nodes: Nodes,
@@ -274,7 +274,7 @@ class _Here(Router):
         return await self.residents.ask(target, message, number, is_told)
 
 
-@asynccontextmanager
+@opens("the entities are not open yet: async with open_entities(...) as router")
 async def open_entities(
     system: System, devices: DeviceGroup, store: Store | None = None
 ) -> AsyncGenerator[Router, None]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from ..actors import Intensity, named_arguments
+from ..actors import Intensity, named_arguments, opens
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, alone_on, check_device
 from ..devices.base._refusals import what_to_do
@@ -39,7 +38,7 @@ _SMALL = 256 << 10
 
 
 @named_arguments
-@asynccontextmanager
+@opens("the world is not open yet: async with ta.open_world(devices) as world")
 async def open_world(
     devices: Iterable[Device],
     *,
@@ -245,7 +244,7 @@ class World:
         async with self._turns.turn(call.name), alone_on(self.devices):
             return await call.run(self._rooms)
 
-    @asynccontextmanager
+    @opens("the group is not open yet: async with world.group() as group")
     async def group(self) -> AsyncGenerator[Group, None]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
 

@@ -21,6 +21,7 @@ from .launcher._launcher import describe_workers as describe_workers
 from .operations._calls import *
 from .operations._declared import *
 from .operations._faults import *
+from .operations._gather import *
 from .operations._hooks import *
 from .operations._operation import *
 from .operations._pending import *

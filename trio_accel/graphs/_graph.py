@@ -12,6 +12,7 @@ from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, GraphSpec
 from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, record
 from ..devices.front._layout import Input, Layout, dot_of, lay_out, map_reply
+from ..devices.operations._ref import check_device
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 
@@ -386,8 +387,7 @@ def _looked_at(reply: ReplyT) -> ReplyT:
 
 
 def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -> None:
-    if not isinstance(device, Device):
-        raise TypeError(f"{_CAPTURE}: device must be an open Device, got {type(device).__name__}")
+    check_device(_CAPTURE, device)
     if not callable(step):
         raise TypeError(f"{_CAPTURE}: step must be an async function, got {type(step).__name__}")
     for number, array in enumerate(arrays):

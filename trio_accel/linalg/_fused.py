@@ -78,6 +78,8 @@ def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str
     """
     name = planner.name
     a, b = planner.read("a", message.a), planner.read("b", message.b)
+    if ops.differ_in_dtype(a.dtype, b.dtype):
+        planner.refuse_dtypes(a=a, b=b)
     *stack, m, n = shape = ops.fused_shape(name, a, b)
     wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
     dtypes = ops.fused_dtypes(name, a.dtype, b.dtype, wanted)

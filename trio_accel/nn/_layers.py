@@ -15,6 +15,7 @@ from ..backends.base.contract.ops import (
     FusedDtypes,
     FusedEpilogue,
     FusedMatmulSpec,
+    differ_in_dtype,
     fused_dtypes,
 )
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
@@ -92,6 +93,8 @@ def _output(
 ) -> tuple[AccelRef, FusedDtypes]:
     """Take or make the array of the result; the first two arrays that it reads are multiplied."""
     a, b, *_ = read.values()
+    if differ_in_dtype(a.dtype, b.dtype):
+        planner.refuse_dtypes(**read)
     dtypes = fused_dtypes(planner.name, a.dtype, b.dtype, getattr(message.out, "dtype", None))
     out = planner.output(shape, dtypes.out, message.out)
     if message.out is not None:

@@ -7,7 +7,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeAlias, TypeVar, cast, final
 
 import attrs
@@ -15,7 +14,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, running_beside
+from ..actors import Reading, opens, running_beside
 from ..backends.base import ContextLostError
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
@@ -186,7 +185,7 @@ class Streamed(Generic[ItemT, PartT]):
 Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
 
 
-@asynccontextmanager
+@opens("the parts are not open yet: async with open_parts(...) as parts: async for part in parts")
 async def open_parts(
     batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
 ) -> AsyncGenerator[PartStream[PartT], None]:

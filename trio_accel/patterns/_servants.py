@@ -33,6 +33,7 @@ from ..actors import (
     Request,
     Serves,
     handles,
+    opens,
     running_beside,
 )
 from ._checks import must_be_count
@@ -405,7 +406,9 @@ def open_results(
         )
     source = items.__aiter__() if isinstance(items, AsyncIterable) else _as_async(items)
 
-    @asynccontextmanager
+    @opens(
+        "the results are not open yet: async with open_results(...) as results: async for result in results"
+    )
     async def opened() -> AsyncGenerator[ResultStream[Any], None]:
         send, receive = trio.open_memory_channel[trio.MemoryReceiveChannel[Result[Any]]](limit)
         stream = ResultStream[Any](receive, room, outcomes)

@@ -12,6 +12,7 @@ import attrs
 from ..actors import ActorError, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.kit.programs import ENQUEUES, REFUSES, UPDATES
+from ..devices.base._refusals import shown
 
 __all__ = ["Array", "method"]
 
@@ -213,8 +214,11 @@ def find_method(cls: type[object], given: object) -> Method:
     name = given if isinstance(given, str) else _name_in(cls, given)
     found = inspect.getattr_static(cls, name, None) if name else None
     if found is None:
-        told = given if isinstance(given, str) else getattr(given, "__qualname__", given)
-        raise AttributeError(f"{cls.__qualname__} has no method {told!r}; give a method of it, or its name")
+        told = repr(given) if isinstance(given, str) else getattr(given, "__qualname__", shown(given))
+        raise AttributeError(
+            f"{told} is not a method of {cls.__qualname__}; pass a method and its arguments: "
+            f"{cls.__qualname__}.method, ..."
+        )
     if name.startswith("_") or name == "warm_up":
         raise AttributeError(
             f"{cls.__qualname__}.{name} is not for asking: it is private, or called by itself"

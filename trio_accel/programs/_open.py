@@ -14,11 +14,11 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ..actors import Backoff, Intensity, bind_arguments
+from ..actors import Backoff, Intensity, NotAwaited, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build
 from ..devices import AccelRef, Device, check_device, opened
 from ..devices.base._library_paths import why_not_found
-from ..devices.base._refusals import NotAwaited
+from ..devices.base._refusals import shown
 from ._messages import PATH, ProgramActor, Ready, arrays_in, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
 from ._opened import Anew, Opened, StateArray
@@ -352,7 +352,8 @@ def _import_path(target: Any, asked_by: str) -> str:
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
-        raise TypeError(f"{asked_by}: program must be a class or a function, got {target!r}")
+        told = f"; pass the class and its arguments: {type(target).__name__}, ..." if module else ""
+        raise TypeError(f"{asked_by}: program must be a class or a function, got {shown(target)}{told}")
     why = why_not_found(target)
     if why is not None:
         raise ValueError(f"{asked_by}: {module}.{name} {why}")

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import attrs
 import numpy.typing as npt
 import trio
 
-from ..actors import ActorFailedError, ActorStoppedError, bind_arguments
+from ..actors import ActorFailedError, ActorStoppedError, bind_arguments, not_copied
 from ..backends.base import LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
 from ..backends.base.kit.programs import GONE
@@ -57,6 +68,9 @@ class OpenProgram:
         name: Its name in the tree and in statistics.
         device: Where it runs.
     """
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("an open program", "open one where it is needed: ta.open_program(device, ...)")
 
     def __init__(self, opened: Opened) -> None:
         self.name: str = opened.name
@@ -334,7 +348,7 @@ class OpenProgram:
 
     def _method(self, given: object) -> tuple[Method, Sequence[StateArray]]:
         self._check_open()
-        known = self._methods.get(given)
+        known = self._methods.get(given) if isinstance(given, Hashable) else None
         if known is None:
             method = self._find(given)
             known = self._methods[given] = method, _one_of_each_block(self._opened.state, method)

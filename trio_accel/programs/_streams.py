@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, bind_arguments, running_beside
+from ..actors import ActorStoppedError, bind_arguments, opens, running_beside
 from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device
@@ -90,7 +90,7 @@ class Items:
     # The number of a generator, where there may be one, and that of its next item.
     _place: tuple[int, int] | None = attrs.field(default=None, init=False)
 
-    @asynccontextmanager
+    @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any], None]:
         """Have items made beside the block, ahead of the reader; close the generator at the end."""
         send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, describe, is_number
+from ..actors import Actor, ActorContext, Event, System, describe, is_number, opens
 from ..backends.base.kit.modules import import_extra
-from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
 

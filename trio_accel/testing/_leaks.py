@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast
@@ -20,6 +19,7 @@ from typing import Literal, Self, TypeVar, cast
 import attrs
 import trio
 
+from ..actors import opens
 from ..backends.base import DeviceLostError
 from ..devices import AccelRef, Device, System
 from ..devices.dispatch import WorkerDispatch
@@ -249,7 +249,7 @@ class LeakError(AssertionError):
         return type(self), (self.leaks,)
 
 
-@asynccontextmanager
+@opens("nothing is checked yet: async with leak_check(...)")
 async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
     """Fail if the body of the ``async with`` leaves more behind than there was before.
 

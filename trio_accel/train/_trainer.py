@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 import outcome
 import trio
 
-from ..actors import ActorRestartingError
+from ..actors import ActorRestartingError, opens
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
@@ -80,7 +80,7 @@ class Step:
         return self.tokens / self.seconds
 
 
-@asynccontextmanager
+@opens("the training is not open yet: async with open_trainer(...) as trainer")
 async def open_trainer(
     devices: Iterable[Device],
     module: type[Module | CallModule],

@@ -17,7 +17,7 @@ def why_not_found(target: Any) -> str | None:
     """Say why another process does not find a class or function by its module and name; None if it does."""
     module, name = target.__module__, target.__qualname__
     if module == "__main__":
-        return "is defined in __main__, which the worker does not import; move it to a module"
+        return "is defined in __main__, where it cannot be found by name; move it to a module that you import"
     if "<locals>" in name or "<lambda>" in name:
         return "is defined in a function; move it to the level of its module"
     found: object = sys.modules.get(module)

@@ -6,81 +6,20 @@ import inspect
 import numbers
 import operator
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import wraps
+from collections.abc import Collection, Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 
 import numpy as np
 
+from ...actors import NotAwaited
 from ...backends.base import DType
 from ...backends.base.contract.foreign_names import instead_of
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
 _NUMBERS = ("float", "int", "complex", "round")
 _LEAST = -sys.maxsize - 1
-
-
-class NotAwaited:
-    """Base of objects that stand for a later result. Errors of their wrong use tell the right one.
-
-    Attributes:
-        what_to_do: The right use.
-    """
-
-    __slots__ = ()
-    what_to_do: str
-
-    if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}; {self.what_to_do}"
-            )
-
-        def __enter__(self) -> NoReturn:
-            raise TypeError(f"a plain `with` does not do; {self.what_to_do}")
-
-        # Python looks for it before it enters.
-        __exit__ = __enter__
-
-
-class Opening(NotAwaited):
-    """A context manager that is there for ``async with`` alone."""
-
-    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None], what_to_do: str) -> None:
-        self._manager = manager
-        self.what_to_do = what_to_do
-
-    def __aenter__(self) -> Any:
-        return self._manager.__aenter__()
-
-    def __aexit__(self, *error: Any) -> Any:
-        return self._manager.__aexit__(*error)
-
-    def __await__(self) -> Generator[Any, Any, NoReturn]:
-        raise TypeError(self.what_to_do)
-
-
-def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:
-    """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
-
-    Args:
-        text: What that is.
-    """
-
-    def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
-        manager: Any = asynccontextmanager(function)
-        made = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
-        return cast("_Opens[P, T]", made)
-
-    return decorate
 
 
 def what_to_do(value: object, *, is_array: bool = True) -> str:
@@ -142,6 +81,9 @@ class OnDevice:
         raise TypeError(
             f"{self.noun} is not iterable: its elements are on the device; use await {self.first}.to_host()"
         )
+
+    def __aiter__(self) -> NoReturn:
+        self.__iter__()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

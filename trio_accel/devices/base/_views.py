@@ -14,6 +14,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base.contract.ops import ArraySpec, contiguous_strides
+from ._refusals import shown
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
@@ -35,7 +36,7 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
             continue
         if not _is_whole(part):
             raise TypeError(
-                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy: "
+                f"index: whole numbers, slices, ... and None make a view; {shown(part)} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
         if abs(operator.index(part)) > sys.maxsize:  # pyright: ignore[reportArgumentType]
@@ -84,6 +85,8 @@ def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
     # NumPy would take the lower 32 bits of a number.
     if any(not -len(spec.shape) <= operator.index(axis) < len(spec.shape) for axis in order):
         raise np.exceptions.AxisError(f"axes {tuple(order)} are not those of shape {spec.shape}")
+    if len({axis % len(spec.shape) for axis in order}) < len(spec.shape):
+        raise ValueError(f"axes must name each axis of shape {spec.shape} once, got {tuple(order)}")
     return seen(spec, lambda shadow: shadow.transpose(order))
 
 

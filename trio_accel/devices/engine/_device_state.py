@@ -73,7 +73,7 @@ class DeviceState:
         self.system = system
         self.availability: Availability = Availability()
         self.faults: Faults = Faults()
-        self.losses: Losses = Losses(path, self.availability)
+        self.losses: Losses = Losses(path, self.availability, options.intensity)
         self.recoveries: Recoveries = Recoveries()
         self.hooks: list[EngineHook] = []
         self.on_hooks: Callable[[], None] = lambda: None

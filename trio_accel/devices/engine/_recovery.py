@@ -69,6 +69,7 @@ class Losses:
 
     _device: str
     _availability: Availability
+    _intensity: Intensity | None
     count: int = attrs.field(default=0, init=False)
     _last: int = attrs.field(default=0, init=False)
     _recent: deque[float] = attrs.field(factory=deque[float], init=False)
@@ -113,13 +114,18 @@ class Losses:
         if len(self._recent) < _MANY or now < self._summed_up + _WITHIN:
             return
         self._summed_up = now
+        given = self._intensity
+        advice = (
+            "set" if given is None else f"lower the {given.restarts} restarts within {given.within:g} s of"
+        )
         _logger.error(
             "device %s has lost %d contexts within %g s, %d since it was opened: requests lose them, or the "
-            "hardware does; to have the device given up instead, set DeviceOptions.intensity",
+            "hardware does; to have the device given up instead, %s DeviceOptions.intensity",
             self._device,
             len(self._recent),
             _WITHIN,
             self.count,
+            advice,
             extra=self._extra(self._last),
         )
 

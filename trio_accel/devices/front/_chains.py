@@ -23,15 +23,35 @@ from ...backends.base import AccelError, DType, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
+from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import METHODS, Call, Chain, SpentCall, arguments_of, evaluate, replaced, run_steps
+from ..operations._calls import (
+    GATHER,
+    METHODS,
+    Call,
+    Chain,
+    Function,
+    SpentCall,
+    arguments_of,
+    evaluate,
+    replaced,
+    run_steps,
+)
+from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
-from ._layout import Layout, aligned, lay_out, map_reply
-from ._memory import Copy
+from ._layout import Layout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
 from ._recorder import ChainRecorder, LookingAhead, Recorder
+from ._results import (
+    HostResult,
+    finish_results,
+    is_finished,
+    place_results,
+    recorded_functions,
+    settle_results,
+)
 
 _logger = logging.getLogger("trio_accel.devices")
 # The most structures that are known, those that were used last.
@@ -63,9 +83,8 @@ class Template:
         updates: Those that it changes.
         offsets: Where each host array begins in the scratch memory.
         result: See `ChainSpec`.
-        host: Dtype and shape of the result that goes to the host; None if it stays.
-        reply: The result that stays, with arrays of the recording.
-        is_fetched: Whether the result goes to the host by an operation of its own, as it is large.
+        reply: The result, with arrays of the recording: those that stay, and each `HostResult`.
+        is_finished: Whether the result needs no further work once the chain is done.
         leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
             they are returned as they are.
         numbers: Dtypes of the numbers that are handed over.
@@ -79,9 +98,8 @@ class Template:
     updates: Sequence[tuple[int, str, int]]
     offsets: Sequence[int]
     result: tuple[int, ...]
-    host: tuple[DType, tuple[int, ...]] | None
     reply: Any
-    is_fetched: bool
+    is_finished: bool
     leaves: Mapping[int, tuple[int, bool]]
     numbers: Sequence[DType]
     until_joined: int
@@ -128,21 +146,23 @@ class RunChain(Operation[Any, Any]):
             written.append(new.spec)
         if template.layout.scratch:
             written.append(_scratch_of(planner, self.chains.blocks, template.layout.scratch))
-        words, reply = None, template.reply
+        words, whole, reply = None, None, template.reply
         hosts = self.hosts
         given = self.given
         if given is None:
             given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
             self.given = given
-        if template.host is not None:
-            dtype, shape = template.host
-            nbytes = template.result[2]
-            words = np.zeros(-(-nbytes // 4), np.int32)
-            reply = words.view(np.uint8)[:nbytes].view(dtype.dtype).reshape(shape)
+        if template.result:
+            words = np.zeros(-(-template.result[2] // 4), np.int32)
+            whole = words.view(np.uint8)
+        if whole is not None and type(reply) is HostResult:
+            # `HostResult.of` says the same, with more calls.
+            layout = reply.ref.spec
+            reply = whole[: template.result[2]].view(layout.dtype.dtype).reshape(layout.shape)
         elif type(reply) is AccelRef and reply.block.id in made:
             reply = _on(made[reply.block.id].block, reply)
         elif reply is not None:
-            reply = map_reply(reply, lambda ref: self._seen(ref, made))
+            reply = self._reply(made, whole)
         spec = ChainSpec(
             template.recipe,
             template.result,
@@ -170,6 +190,21 @@ class RunChain(Operation[Any, Any]):
         for offset, host in zip(offsets, hosts, strict=True):
             given[offset : offset + host.nbytes] = host.tobytes()
         return bytes(given)
+
+    def _reply(self, made: Mapping[int, AccelRef], words: npt.NDArray[np.uint8] | None) -> Any:
+        """Return the reply with the arrays of this run, the same one wherever the template has one."""
+        seen: dict[int, Any] = {}
+
+        def see(leaf: Any) -> Any:
+            if id(leaf) not in seen:
+                is_host = isinstance(leaf, HostResult)
+                if is_host and leaf.start is not None and words is not None:
+                    seen[id(leaf)] = leaf.of(words)
+                else:
+                    seen[id(leaf)] = self._seen(leaf.ref if is_host else leaf, made)
+            return seen[id(leaf)]
+
+        return map_tree(self.template.reply, see)
 
     def _seen(self, ref: AccelRef, made: Mapping[int, AccelRef]) -> AccelRef:
         number = ref.block.id
@@ -219,6 +254,8 @@ class Chains:
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
+        if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
+            return await _ask_all(parts)
         template, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
         if hosts and (not isinstance(template, Template) or template.until_joined == 1):
             # It takes several turns of the loop, and the program may change an array meanwhile.
@@ -234,8 +271,8 @@ class Chains:
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 try:
                     reply = await self._device.ask(message)
-                    if template.is_fetched:
-                        reply = await reply.to_host()
+                    if not template.is_finished:
+                        reply = await finish_results(template.reply, reply)
                 except AccelError as error:
                     if template.updates or classify(error) not in _TOLD_BY_STEPS:
                         raise
@@ -243,8 +280,7 @@ class Chains:
                     # words, and not as what came while this error was handled.
                     given = message.sent(chain)
                 else:
-                    item = chain.steps[-1].function
-                    return item.make(reply) if item is METHODS["item"] else reply
+                    return reply
             return await run_steps(chain.steps, given)
         finally:
             chain.let_go()
@@ -335,30 +371,16 @@ class Chains:
     async def _recorded(self, chain: Chain, is_joined: bool) -> Template | None:
         """Record a chain; None where a graph cannot hold it."""
         recorder = ChainRecorder(self._device, self._state, None)
-        steps = [step for step in chain.steps if step.function is not METHODS["item"]]
-        is_host = steps[-1].function is METHODS["to_host"]
         token = RECORDING.set(recorder)
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
             given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
-            numbers = _Numbers(chain, recorder)
-            with numbers:
-                reply = await run_steps(steps[: len(steps) - is_host], given)
+            numbers = _Numbers(recorder)
+            reply = await _run_recorded(chain, recorder, numbers, given)
+            reply = await settle_results(recorder, self._state, reply)
             hosts += numbers.stand_ins
-            is_fetched = is_host and reply.nbytes > SMALL
-            is_host = is_host and not is_fetched
-            if is_host and not (reply.spec.is_contiguous and reply.block.id in recorder.made):
-                reply = await recorder.ask(self._state, Copy(reply))
-            return await _made(
-                chain,
-                recorder,
-                hosts,
-                reply,
-                is_host=is_host,
-                is_fetched=is_fetched,
-                is_joined=is_joined,
-                unjoined=self._state.backend.unjoined,
-            )
+            unjoined = self._state.backend.unjoined
+            return await _made(chain, recorder, hosts, reply, is_joined=is_joined, unjoined=unjoined)
         except Exception:  # it comes again, or does not, as the chain is asked step by step
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
@@ -393,25 +415,19 @@ class _Numbers:
     """Has the numbers of a chain that are handed over recorded as arrays without axes.
 
     Args:
-        chain: The chain.
-        recorder: Records it.
+        recorder: Records the chain.
 
     Attributes:
         stand_ins: What stands for them, in their order.
     """
 
-    def __init__(self, chain: Chain, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.stand_ins: list[AccelRef] = []
         self._recorder = recorder
-        self._functions = [(chain.steps[place], chain.steps[place].function) for place, _ in chain.numbers]
 
-    def __enter__(self) -> None:
-        for step, function in self._functions:
-            step.function = attrs.evolve(function, make=partial(self._make, function.make))
-
-    def __exit__(self, *error: object) -> None:
-        for step, function in self._functions:
-            step.function = function
+    def function(self, function: Function) -> Function:
+        """Return a function that takes its number as an array."""
+        return attrs.evolve(function, make=partial(self._make, function.make))
 
     def _make(self, make: Callable[..., Any], *args: Any) -> Any:
         (dtype,) = {arg.dtype for arg in args if isinstance(arg, AccelRef)}
@@ -420,6 +436,36 @@ class _Numbers:
         stand_in = self._recorder.stand_in_for((), dtype)
         self.stand_ins.append(stand_in)
         return make(*[arg if isinstance(arg, AccelRef) else stand_in for arg in args])
+
+
+async def _run_recorded(chain: Chain, recorder: Recorder, numbers: _Numbers, given: Mapping[int, Any]) -> Any:
+    """Run the steps of a chain with functions that a recording needs in place of some."""
+    functions, others = [step.function for step in chain.steps], recorded_functions(recorder)
+    try:
+        for step in chain.steps:
+            step.function = others.get(id(step.function), step.function)
+        for place, _ in chain.numbers:
+            chain.steps[place].function = numbers.function(functions[place])
+        return await run_steps(chain.steps, given)
+    finally:
+        for step, function in zip(chain.steps, functions, strict=True):
+            step.function = function
+
+
+async def _ask_all(parts: Sequence[tuple[Sequence[int], Call[Any]]]) -> tuple[Any, ...]:
+    """Run calls at the same time, and return their results by their places."""
+    results: dict[int, Any] = {}
+
+    async def ask(places: Sequence[int], call: Call[Any]) -> None:
+        results.update(zip(places, await call, strict=True))
+
+    try:
+        await run_together(partial(ask, places, call) for places, call in parts)
+        return tuple([results[place] for place in sorted(results)])
+    finally:
+        results.clear()
+        for _, call in parts:
+            call.close()
 
 
 def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[npt.NDArray[Any]]:
@@ -446,43 +492,75 @@ def _copied(chain: Chain) -> dict[int, Any]:
     return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
 
 
+class _Results:
+    """Collects the arrays that a recorded chain returns.
+
+    Args:
+        chain: The chain.
+        recorder: Has recorded it.
+
+    Attributes:
+        places: The first place of each block among the arrays of the chain.
+        returned: Blocks of arrays that stay on the device.
+        kept: Blocks of arrays that go to the host.
+        leaves: See `Template.leaves`.
+    """
+
+    def __init__(self, chain: Chain, recorder: Recorder) -> None:
+        self.places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
+        self.returned: list[int] = []
+        self.kept: list[int] = []
+        self.leaves: dict[int, tuple[int, bool]] = {}
+        self._refs = chain.refs
+        self._recorder = recorder
+        self._noted: dict[int, Any] = {}
+
+    def note(self, leaf: Any) -> Any:
+        """Note a result; returns what stands for it in the template, the same each time."""
+        if id(leaf) not in self._noted:
+            self._noted[id(leaf)] = self._stand_in(leaf)
+        return self._noted[id(leaf)]
+
+    def _stand_in(self, leaf: Any) -> Any:
+        if isinstance(leaf, HostResult) and leaf.start is not None:
+            self.kept.append(leaf.ref.block.id)
+            return leaf
+        if isinstance(leaf, HostResult):
+            return attrs.evolve(leaf, ref=self.note(leaf.ref))
+        if not isinstance(leaf, AccelRef):
+            raise NotSupportedError(f"{type(leaf).__name__} is in no graph")
+        self.returned.append(leaf.block.id)
+        if leaf.block.id in self._recorder.made:
+            return leaf
+        # A template keeps no array of the program's.
+        stand_in = self._recorder.stand_in_for((), leaf.dtype)
+        same = [place for place, one in enumerate(self._refs) if one is leaf]
+        # What is written comes last among the arguments.
+        self.leaves[stand_in.block.id] = (same or [self.places[leaf.block.id]])[-1], bool(same)
+        return _on(stand_in.block, leaf)
+
+
 async def _made(
     chain: Chain,
     recorder: Recorder,
     hosts: Sequence[AccelRef],
     reply: Any,
     *,
-    is_host: bool,
-    is_fetched: bool,
     is_joined: bool,
     unjoined: frozenset[str],
 ) -> Template | None:
     """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
     recorded = recorder.recorded()
-    places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
-    returned: list[int] = []
-    leaves: dict[int, tuple[int, bool]] = {}
-
-    def note(ref: AccelRef) -> AccelRef:
-        returned.append(ref.block.id)
-        if ref.block.id in recorded.made:
-            return ref
-        # A template keeps no array of the program's.
-        stand_in = recorder.stand_in_for((), ref.dtype)
-        same = [place for place, one in enumerate(chain.refs) if one is ref]
-        # What is written comes last among the arguments.
-        leaves[stand_in.block.id] = (same or [places[ref.block.id]])[-1], bool(same)
-        return _on(stand_in.block, ref)
-
-    kept = map_reply(reply, note)
+    results = _Results(chain, recorder)
+    reply, places = map_tree(reply, results.note), results.places
     if not (recorded.nodes and recorded.constants.keys() <= places.keys()):
         return None
     given = {ref.block.id: ref.block.nbytes for ref in hosts}
-    between = recorded.made.keys() - set(returned)
+    between = recorded.made.keys() - {*results.returned, *results.kept}
     may_join = not is_joined and has_neighbours(recorded.nodes, between, unjoined)
     if is_joined:
         recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, between, unjoined))
-    layout = lay_out(recorded, (), () if is_host else returned, given, returned if is_host else ())
+    layout = lay_out(recorded, (), results.returned, given, results.kept)
     uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
     for constant in layout.constants:
         ref = chain.refs[places[constant.ref.block.id]]
@@ -490,10 +568,7 @@ async def _made(
             # After a failure all of the block would count as damaged.
             return None
         uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
-    result: tuple[int, ...] = ()
-    if is_host:
-        position, offset = layout.places[reply.block.id]
-        result = position, offset + reply.spec.offset, reply.nbytes
+    reply, result = place_results(reply, layout)
     return Template(
         name=_name_of(chain),
         layout=attrs.evolve(layout, constants=(), inputs=()),
@@ -502,10 +577,9 @@ async def _made(
         updates=uses["update"],
         offsets=[layout.places[ref.block.id][1] for ref in hosts],
         result=result,
-        host=(reply.dtype, reply.shape) if is_host else None,
-        reply=None if is_host else kept,
-        is_fetched=is_fetched,
-        leaves=leaves,
+        reply=reply,
+        is_finished=is_finished(reply),
+        leaves=results.leaves,
         numbers=[ref.dtype for ref in hosts[len(chain.hosts) :]],
         until_joined=_SOON if may_join else 0,
     )
@@ -513,7 +587,8 @@ async def _made(
 
 def _name_of(chain: Chain) -> str:
     """Name a chain by its functions: the first few, and how many more."""
-    names = [step.function.name for step in chain.steps if step.function.how != "value"]
+    steps = [step for step in chain.steps if step.function.how != "value" and step.function is not GATHER]
+    names = [step.function.name for step in steps]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, Never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Never, NoReturn, cast
 
 import attrs
 import numpy as np
@@ -17,7 +17,17 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Actor, ActorContext, Directive, SupervisorScope, System, named_arguments
+from ...actors import (
+    Actor,
+    ActorContext,
+    Directive,
+    NotAwaited,
+    SupervisorScope,
+    System,
+    named_arguments,
+    not_copied,
+    opens,
+)
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -29,11 +39,12 @@ from ...backends.base import (
     NotSupportedError,
     SharesCudaMemory,
 )
+from ...backends.base.contract.foreign_names import elsewhere
 from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.contract.values import host_array
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited, what_to_do
+from ..base._refusals import shown, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
 from ..dispatch import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
@@ -86,6 +97,15 @@ class OpenDevice(Device):
         self.chains: Chains = Chains(self, self.state)
         # No coroutine stands in between.
         self.ask_chain = self.chains.ask  # type: ignore[method-assign]
+
+    if not TYPE_CHECKING:  # a type checker would find every attribute with it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = "" if name.startswith("_") else elsewhere(name)
+            raise AttributeError(f"a Device has no attribute {name!r}{told}", name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a Device", "open one where it is needed, and send arrays by await ref.to_host()")
 
     def __repr__(self) -> str:
         availability = self.state.availability
@@ -283,7 +303,7 @@ class OpenDevice(Device):
             finally:
                 given.flags.writeable = False
 
-    @asynccontextmanager
+    @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection
     async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef, None]:
         """See `Device.borrow`."""
@@ -582,6 +602,9 @@ def _check_host(host: object) -> None:
         )
     if inspect.isawaitable(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
+    if host is None or isinstance(host, (dict, set)):
+        told = "" if host is None else "; put each of its arrays by itself"
+        raise TypeError(f"put: host must be an array, got {shown(host)}{told}")
 
 
 def _check_lasting(host: object) -> npt.NDArray[Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Never, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Protocol, TypeAlias, TypeVar
 
 import attrs
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import SupervisorScope, named_arguments
+from ...actors import NotAwaited, SupervisorScope, named_arguments, not_copied
 from ...backends.base import AccelError
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited, whole
+from ..base._refusals import whole
 from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 
@@ -273,6 +273,18 @@ class DeviceGroup:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    if not TYPE_CHECKING:  # a type checker reports it where there is none
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError("a DeviceGroup cannot be indexed; index its tuple of devices: devices.devices[0]")
+
+        def __getattr__(self, name: str) -> NoReturn:
+            told = f"; its devices have it: group.devices[0].{name}" if hasattr(Device, name) else ""
+            raise AttributeError(f"a DeviceGroup has no attribute {name!r}{told}", name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a DeviceGroup", "open one where it is needed")
 
     def add(self, device: OpenDevice) -> None:
         """Take a device in that has just been opened for the group."""

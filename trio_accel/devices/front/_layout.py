@@ -28,6 +28,7 @@ Use: TypeAlias = Literal["read", "update", "write", "none"]
 ReplyT = TypeVar("ReplyT")
 
 ALIGNMENT = 256
+_MAX_DEPTH = 64
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +100,7 @@ def lay_out(
         arguments: Name and layout of each argument.
         returned: The blocks of the arrays that it returns.
         given: Bytes of blocks that are filled before it runs, at the beginning of the scratch memory, by ids.
-        kept: Blocks of results in between that stay to the end.
+        kept: Blocks of results in between that stay to the end, side by side.
     """
     filled, start = dict[int, int](), 0
     for block, nbytes in (given or {}).items():
@@ -178,7 +179,7 @@ def _share(
     Args:
         nodes: The operations.
         sizes: Bytes of the results, by their blocks.
-        kept: Those that stay to the end.
+        kept: Those that stay to the end, side by side.
 
     Returns:
         Where each begins that an operation uses, and how long the memory is.
@@ -188,12 +189,15 @@ def _share(
         for array in (*node.spec.inputs(), *node.spec.outputs()):
             if array.block in sizes:
                 spans[array.block] = spans.get(array.block, (number, 0))[0], number
-    spans.update({block: (spans[block][0], len(nodes)) for block in kept if block in spans})
+    # They lie side by side, in their order.
+    stay = {block: (0, len(nodes)) for block in kept if block in spans}
     offsets: dict[int, int] = {}
     living: list[tuple[int, int, int]] = []
     length = 0
     # The blocks come in the order of their first use.
-    for block, (first, last) in spans.items():
+    for block, (first, last) in (
+        stay | {block: spans[block] for block in spans if block not in stay}
+    ).items():
         living = [(start, end, until) for start, end, until in living if until >= first]
         nbytes, offset = aligned(sizes[block]), 0
         for start, end, _ in living:
@@ -260,24 +264,44 @@ def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT
     Raises:
         TypeError: It holds something else.
     """
-    return cast("ReplyT", _mapped(reply, function))
+
+    def one(value: object) -> AccelRef:
+        if isinstance(value, AccelRef):
+            return function(value)
+        raise TypeError(
+            "capture: the step must return arrays of the device, None, or tuples, lists and dictionaries of "
+            f"these, got {type(value).__name__}"
+        )
+
+    return cast("ReplyT", map_tree(reply, one))
 
 
-def _mapped(value: object, function: Callable[[AccelRef], AccelRef]) -> Any:
+def leaves_of(value: object) -> list[Any]:
+    """List the leaves of tuples, lists and dictionaries but None."""
+    leaves: list[Any] = []
+    map_tree(value, leaves.append)
+    return leaves
+
+
+def map_tree(value: object, function: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Replace each leaf of tuples, lists and dictionaries but None.
+
+    Raises:
+        ValueError: A list holds itself.
+    """
     if value is None:
         return None
-    if isinstance(value, AccelRef):
-        return function(value)
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"results must be nested at most {_MAX_DEPTH} deep; does a list hold itself?")
     kind = cast("type[Any]", type(value))
     if isinstance(value, (tuple, list)):
-        items = [_mapped(item, function) for item in cast("Sequence[Any]", value)]
+        items = [map_tree(item, function, depth + 1) for item in cast("Sequence[Any]", value)]
         if kind is list:
             return items
         # A named tuple takes its items one by one.
         return kind(*items) if hasattr(kind, "_fields") else tuple(items)
     if kind is dict:
-        return {key: _mapped(item, function) for key, item in cast("dict[Any, Any]", value).items()}
-    raise TypeError(
-        "capture: the step must return arrays of the device, None, or tuples, lists and dictionaries of "
-        f"these, got {kind.__name__}"
-    )
+        return {
+            key: map_tree(item, function, depth + 1) for key, item in cast("dict[Any, Any]", value).items()
+        }
+    return function(value)

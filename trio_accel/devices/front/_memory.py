@@ -20,7 +20,7 @@ from ...backends.base.contract.values import (
     element,
     host_array,
 )
-from ..base._refusals import what_to_do
+from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
@@ -28,6 +28,7 @@ from ..operations._calls import METHODS, Function
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
+from ._layout import leaves_of, map_tree
 
 __all__ = [
     "Assign", "Copy", "Empty", "Fill", "MemoryActor", "PeerCopy", "PeerCopyActor", "Put", "PutFirst",
@@ -384,13 +385,25 @@ def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
                 yield (slice(index, index + 1), *rest)
 
 
-def _to_host(ref: AccelRef, out: npt.NDArray[Any] | None = None) -> ToHost:
-    # A borrowed array is read by the device that has it.
-    return ToHost(owned("to_host", ref), out)
+def _to_host(ref: Any, out: npt.NDArray[Any] | None = None) -> Any:
+    """Make the message for an array, or those for the arrays of a reply."""
+    if isinstance(ref, AccelRef):
+        # A borrowed array is read by the device that has it.
+        return ToHost(owned("to_host", ref), out)
+    if out is not None or not isinstance(ref, (tuple, list)):
+        told = "" if out is None else "; leave out= away"
+        raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{told}")
+    several: Any = ref  # pyright: ignore[reportUnknownVariableType]
+    return map_tree(several, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
 
 
-def _ask_owner(message: ToHost) -> Awaitable[npt.NDArray[Any]]:
-    return message.source.device.ask(message)
+def _ask_owner(message: Any) -> Awaitable[Any]:
+    return message.source.device.ask(message) if isinstance(message, ToHost) else _ask_each(message)
+
+
+async def _ask_each(messages: Any) -> Any:
+    replies = iter([await _ask_owner(one) if isinstance(one, ToHost) else one for one in leaves_of(messages)])
+    return map_tree(messages, lambda _: next(replies))
 
 
 METHODS["to_host"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)

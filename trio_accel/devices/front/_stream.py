@@ -13,8 +13,8 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import named_arguments
-from ..base._refusals import NotAwaited, what_to_do
+from ...actors import NotAwaited, named_arguments
+from ..base._refusals import what_to_do
 from ..operations._operation import refuse_recording
 from ..operations._ref import AccelRef, Device, check_device
 

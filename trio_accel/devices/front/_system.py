@@ -18,11 +18,10 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ... import actors
-from ...actors import SystemOptions, named_arguments
+from ...actors import SystemOptions, named_arguments, opens
 from ...backends import candidates, members
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
 from ..base._options import DeviceOptions
-from ..base._refusals import opens
 from ..dispatch import LeftMemory, WorkerDispatch, free_left_memory
 from ..operations._ref import Device
 from ._device import DeviceActor, OpenDevice, opened

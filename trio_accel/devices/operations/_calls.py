@@ -10,11 +10,24 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from functools import partial
 from numbers import Number
 from struct import pack
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from ...actors import named_arguments
 from ...backends.base import DType, DTypeLike, NotSupportedError
@@ -206,17 +219,22 @@ class Operators(OnDevice, Generic[T_co]):
             raise TypeError(f"len() of {self.noun} without axes; await {self.first}.item() gives its element")
         return self.shape[0]
 
-    @named_arguments
+    @overload
     def to_host(
         self: Operators[Operators[RefT]], *, out: npt.NDArray[Any] | None = None
-    ) -> Call[npt.NDArray[Any]]:
+    ) -> Call[npt.NDArray[Any]]: ...
+    @overload
+    def to_host(self: Operators[tuple[Any, ...]]) -> Call[tuple[Any, ...]]: ...
+    @named_arguments
+    def to_host(self: Operators[Any], *, out: npt.NDArray[Any] | None = None) -> Call[Any]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
             out: Array of the same shape and dtype to fill; by default a new one.
 
         Returns:
-            `out`, or a new C-contiguous array that belongs to the caller.
+            `out`, or a new C-contiguous array that belongs to the caller. For a call with several results,
+            such as `gather` or `qr`, a tuple with the arrays on the host.
 
         Raises:
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
@@ -308,6 +326,10 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
 
+    @property
+    def __name__(self) -> str:  # Trio's advice on `start_soon(call)` has it
+        return self.function.name
+
     def __await__(self) -> Generator[Any, Any, T_co]:
         running: Generator[Any, Any, T_co] = self._run().__await__()
         return running
@@ -324,6 +346,22 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         # The error is enough: no warning follows.
         self.close()
         return super().__bool__()
+
+    def __iter__(self) -> NoReturn:
+        self.close()
+        raise TypeError(
+            "a Call is not iterable: it was not awaited; use a, b = await call for several results, or await "
+            "call.to_host() for the elements of an array"
+        )
+
+    if not TYPE_CHECKING:  # a type checker reports it where there is none
+
+        def __call__(self, *args: object, **named: object) -> NoReturn:
+            self.close()
+            raise TypeError(
+                f"{self!r} is not an async function; await it, or pass the function and its arguments: "
+                f"nursery.start_soon(ta.{self.function.name}, ...)"
+            )
 
     def close(self) -> None:
         """Let it end without being run."""
@@ -450,6 +488,15 @@ _OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arra
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
 
 
+async def _gathered(*results: Any) -> tuple[Any, ...]:
+    await trio.lowlevel.checkpoint()
+    return results
+
+
+GATHER = Function("gather", _gathered, "awaitable")
+"""Returns the results of several calls; see `gather`."""
+
+
 class Chain:
     """The calls that one is made of, in an order in which they can run.
 
@@ -476,7 +523,7 @@ class Chain:
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[SpentCall[Any]] = []
-        steps, places, stack = self.steps, dict.fromkeys(ends, -1), [call]
+        steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
         while stack:
             step = stack[-1]
             depth = len(stack)
@@ -491,6 +538,10 @@ class Chain:
                 elif kind is SpentCall:
                     raise _spent(each)
             if len(stack) > depth:
+                if id(step) in opened:
+                    # Its operands were on the stack above it, so that they are known by now.
+                    raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
+                opened.add(id(step))
                 # The first operand runs first, as in an expression of Python.
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
@@ -500,9 +551,8 @@ class Chain:
                 steps.append(step)
         if len(steps) > _MOST:
             raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
-        if is_spent:
-            for step in steps:
-                step.__class__ = SpentCall
+        for step in steps if is_spent else ():
+            step.__class__ = SpentCall
         self.refs: list[Any] = []
         self.hosts: list[npt.NDArray[Any]] = []
         self.numbers: list[tuple[int, float]] = []
@@ -652,12 +702,15 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
         _tell_no_more(call)
         raise
     for step in chain.steps:
-        function, pending = step.function, None
-        if function.how == "awaitable":
+        name = step.function.name
+        if step.function is GATHER:
+            raise NotSupportedError("gather: cannot be started; start each of its calls", operation=name)
+        if step.function.how == "awaitable":
             raise NotSupportedError(
-                f"{function.name} waits in between, and cannot be handed over: run it in a task",
-                operation=function.name,
+                f"{name} waits in between, and cannot be handed over: run it in a task", operation=name
             )
+    for step in chain.steps:
+        function, pending = step.function, None
         args, named = replaced(step, values)
         made = function.make(*args, **named)
         if function.how == "message":
@@ -743,7 +796,8 @@ def _told(given: Any) -> object:
 
 def _spent(call: SpentCall[Any]) -> RuntimeError:
     return RuntimeError(
-        f"{call!r} was awaited before, or in another call; keep its result in a name, and use that"
+        f"{call!r} was awaited before, or in another call; keep its result in a name, "
+        "or await both calls at once: await ta.gather(a, b)"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import trio
 
-from ..base._refusals import NotAwaited
+from ...actors import NotAwaited
 from ._blocks import bare
 
 __all__ = ["Pending"]

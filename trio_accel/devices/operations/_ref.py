@@ -8,8 +8,9 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
+from types import FunctionType
 from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 import attrs
@@ -17,12 +18,12 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Request, System, named_arguments
+from ...actors import NotAwaited, Request, System, named_arguments, opens
 from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.contract.errors import NotSupportedError
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
-from ..base._refusals import NotAwaited, what_to_do
+from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
@@ -119,7 +120,7 @@ class AccelRef(Operators["AccelRef"]):
         return AccelRef(self.block, permuted(self.spec, order))
 
     @named_arguments
-    @asynccontextmanager
+    @opens("the array is not leased yet: async with ref.lease() as array")
     @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
         """Hold the array itself, without a copy, for code that is not the device's.
@@ -486,7 +487,15 @@ def check_device(where: str, device: object) -> None:
     if not isinstance(device, Device):
         if without := getattr(device, "without_device", None):
             raise NotSupportedError(f"{where}: {without}")
-        told = f"{type(device).__name__}{what_to_do(device)}"
+        told = type(device).__name__
+        if isinstance(device, str):
+            told += f"; open it: await system.open_device({device!r})"
+        elif isinstance(device, (type, FunctionType)):
+            told = f"{device.__name__}; pass the device before it"
+        elif hasattr(device, "devices"):
+            told += "; pass one of its devices, such as group.devices[0]"
+        else:
+            told += what_to_do(device, is_array=False)
         raise TypeError(f"{where}: device must be an open Device, got {told}")
 
 
@@ -518,6 +527,11 @@ def device_of(operation: str, *operands: Any) -> Device:
     for operand in operands:
         if inspect.isawaitable(operand) or isinstance(operand, NotAwaited):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
+        if isinstance(operand, (list, tuple, dict)):
+            members: list[Any] = list(operand.values() if isinstance(operand, dict) else operand)
+            if any(isinstance(each, Operators) for each in members):
+                told = f"a {type(operand).__name__}, which holds an array; pass its arrays one by one"
+                raise TypeError(f"{operation}: an operand is {told}, or in one list")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"

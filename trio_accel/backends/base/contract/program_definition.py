@@ -118,7 +118,7 @@ def _tagged(where: str, value: object) -> Tree:
         return cast("Any", value).item()
     raise TypeError(
         f"{where} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
-        f"got {type(value).__name__}"
+        f"got {type(value).__name__}" + ("; write `await` before it" if hasattr(value, "__await__") else "")
     )
 
 

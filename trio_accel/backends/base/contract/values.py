@@ -25,6 +25,9 @@ ALWAYS_HELD = 448
 _NUMBERS = frozenset({bool, int, float, complex})
 
 
+_MAX_AXES = 64
+
+
 def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
     """Make a NumPy array of what a program gives; what is more than its elements is refused.
 
@@ -35,14 +38,17 @@ def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) ->
     return np.asarray(value, dtype)
 
 
-def check_plain(argument: str, value: object) -> None:
+def check_plain(argument: str, value: object, *, depth: int = 0) -> None:
     """Refuse an array whose meaning would be lost: it is masked, or of a class that adds to the elements.
 
     Lists and tuples are looked through, as NumPy makes one array of them.
 
     Raises:
         TypeError: It is such an array, or has one.
+        ValueError: A list holds itself, or more axes than NumPy has.
     """
+    if depth > _MAX_AXES:
+        raise ValueError(f"{argument} must be nested at most {_MAX_AXES} deep; does a list hold itself?")
     kind = type(value)
     if kind is np.ndarray or kind in _NUMBERS:
         return
@@ -57,7 +63,7 @@ def check_plain(argument: str, value: object) -> None:
         several = cast("list[object] | tuple[object, ...]", value)
         if not _NUMBERS.issuperset(map(type, several)):
             for one in several:
-                check_plain(argument, one)
+                check_plain(argument, one, depth=depth + 1)
 
 
 def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:

@@ -16,7 +16,7 @@ from .numeric import product_shape
 
 __all__ = [
     "NO_ARRAYS", "SCALED_BLOCK", "FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "ScaleKind",
-    "aux_columns", "fused_dtypes", "fused_shape",
+    "aux_columns", "differ_in_dtype", "fused_dtypes", "fused_shape",
 ]  # fmt: skip
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
@@ -71,6 +71,12 @@ _KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}
 _MOST_CHECKED = 4096
 # Keys of plans whose arrays fit each other.
 _CHECKED: set[tuple[object, ...]] = set()
+
+
+def differ_in_dtype(a: DType, b: DType) -> bool:
+    """Return whether operands have no product because their dtypes differ."""
+    made = _results()
+    return a is not b and (a, b) not in made and (a, a) in made and (b, b) in made
 
 
 def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtypes:

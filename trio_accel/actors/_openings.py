@@ -1,0 +1,78 @@
+"""Context managers and later results whose wrong use says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
+
+__all__ = ["NotAwaited", "Opening", "not_copied", "opens"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
+
+
+class NotAwaited:
+    """Base of objects that stand for a later result. Errors of their wrong use tell the right one.
+
+    Attributes:
+        what_to_do: The right use.
+    """
+
+    __slots__ = ()
+    what_to_do: str
+
+    if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; {self.what_to_do}"
+            )
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"a plain `with` does not do; {self.what_to_do}")
+
+        # Python looks for it before it enters.
+        __exit__ = __enter__
+
+        def __aiter__(self) -> NoReturn:
+            raise TypeError(f"`async for` needs an open block; {self.what_to_do}")
+
+
+class Opening(NotAwaited):
+    """A context manager that is there for ``async with`` alone."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None], what_to_do: str) -> None:
+        self._manager = manager
+        self.what_to_do = what_to_do
+
+    def __aenter__(self) -> Any:
+        return self._manager.__aenter__()
+
+    def __aexit__(self, *error: Any) -> Any:
+        return self._manager.__aexit__(*error)
+
+    def __await__(self) -> Generator[Any, Any, NoReturn]:
+        raise TypeError(self.what_to_do)
+
+
+def not_copied(noun: str, advice: str) -> TypeError:
+    """Make the error of what was to be pickled, or copied by the copy module."""
+    return TypeError(f"{noun} belongs to its process and can be neither pickled nor copied; {advice}")
+
+
+def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:
+    """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
+
+    Args:
+        text: The right use.
+    """
+
+    def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
+        manager: Any = asynccontextmanager(function)
+        made = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
+        return cast("_Opens[P, T]", made)
+
+    return decorate

@@ -1,0 +1,157 @@
+"""Results of a chain that go to the host: in its status words, or, if large, by operations of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import NotSupportedError
+from ..base._host_pool import SMALL
+from ..engine._device_state import DeviceState
+from ..operations._calls import METHODS, Function
+from ..operations._ref import AccelRef
+from ._layout import Layout, aligned, leaves_of, map_tree
+from ._memory import Copy
+from ._recorder import Recorder
+
+
+@attrs.frozen(eq=False)
+class HostResult:
+    """A result that goes to the host.
+
+    Attributes:
+        ref: The array, of the recording.
+        is_item: Whether it becomes a Python number.
+        nodes: The number of operations that were recorded before it is read.
+        start: Offset of its bytes in the status words; None if an operation of its own fetches it.
+    """
+
+    ref: AccelRef
+    is_item: bool
+    nodes: int
+    start: int | None = None
+
+    def of(self, words: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Return its part of the status words."""
+        assert self.start is not None  # it is in them
+        spec = self.ref.spec
+        part = words[self.start : self.start + self.ref.nbytes]
+        return part.view(spec.dtype.dtype).reshape(spec.shape)
+
+
+def recorded_functions(recorder: Recorder) -> dict[int, Function]:
+    """Return functions that note results for the host, by the identities of those that copy there."""
+
+    def note(value: Any) -> HostResult:
+        if not isinstance(value, AccelRef):
+            raise NotSupportedError(f"{type(value).__name__} is in no graph")
+        return HostResult(value, False, len(recorder.nodes))
+
+    def note_item(value: Any) -> HostResult:
+        found: HostResult = value if isinstance(value, HostResult) else note(value)
+        if found.ref.size != 1:
+            raise NotSupportedError("the step refuses it in its own words")
+        return attrs.evolve(found, is_item=True)
+
+    def note_all(value: Any) -> Any:
+        return map_tree(value, note)
+
+    item = Function("AccelRef.item", note_item, "value")
+    return {
+        id(METHODS["to_host"]): Function("AccelRef.to_host", note_all, "value"),
+        id(METHODS["item"]): item,
+        id(METHODS["item of ref"]): item,
+    }
+
+
+async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> Any:
+    """Choose which results for the host go by status words; returns the reply with these at offset 0.
+
+    A result whose memory is also returned, or has gaps, is copied behind the last operation.
+
+    Raises:
+        NotSupportedError: A later operation changes a result.
+    """
+    found: dict[int, HostResult] = {}
+    stays: set[int] = set()
+
+    for leaf in leaves_of(reply):
+        if isinstance(leaf, HostResult):
+            found[id(leaf)] = leaf
+        elif isinstance(leaf, AccelRef):
+            stays.add(leaf.block.id)
+    if not found:
+        return reply
+    written = {block: place for place, node in enumerate(recorder.nodes) for block in node.spec.blocks()[1]}
+    used, small = 0, list[int]()
+    for key, one in found.items():
+        if written.get(one.ref.block.id, -1) >= one.nodes:
+            raise NotSupportedError("a later operation changes a result that goes to the host")
+        if used + one.ref.nbytes <= SMALL:
+            used += aligned(one.ref.nbytes)
+            small.append(key)
+        else:
+            stays.add(one.ref.block.id)
+    for key in small:
+        one, ref = found[key], found[key].ref
+        is_own = ref.spec.is_contiguous and ref.block.id in recorder.made and ref.block.id not in stays
+        # Results that lie side by side have no bytes of others between them.
+        if not is_own or (len(small) > 1 and ref.nbytes != recorder.made[ref.block.id]):
+            ref = await recorder.ask(state, Copy(ref))
+        stays.add(ref.block.id)
+        found[key] = attrs.evolve(one, ref=ref, start=0)
+    return map_tree(reply, lambda leaf: found.get(id(leaf), leaf))
+
+
+def place_results(reply: Any, layout: Layout) -> tuple[Any, tuple[int, ...]]:
+    """Find the bytes that go to the host.
+
+    Returns:
+        The reply with the offsets of its results, and `ChainSpec.result`.
+    """
+    starts: dict[int, int] = {}
+    position, end = 0, 0
+    for leaf in leaves_of(reply):
+        if isinstance(leaf, HostResult) and leaf.start is not None:
+            position, offset = layout.places[leaf.ref.block.id]
+            starts[id(leaf)] = offset + leaf.ref.spec.offset
+            end = max(end, starts[id(leaf)] + leaf.ref.nbytes)
+    if not starts:
+        return reply, ()
+    first = min(starts.values())
+    placed: dict[int, HostResult] = {}
+
+    def place(leaf: Any) -> Any:
+        if id(leaf) not in starts:
+            return leaf
+        if id(leaf) not in placed:
+            placed[id(leaf)] = attrs.evolve(leaf, start=starts[id(leaf)] - first)
+        return placed[id(leaf)]
+
+    return map_tree(reply, place), (position, first, end - first)
+
+
+def is_finished(reply: Any) -> bool:
+    """Return whether a reply needs no further work once its operation is done."""
+    hosts = [leaf for leaf in leaves_of(reply) if isinstance(leaf, HostResult)]
+    return all(leaf.start is not None and not leaf.is_item for leaf in hosts)
+
+
+async def finish_results(template: Any, reply: Any) -> Any:
+    """Fetch the large results of a reply, and make numbers of items.
+
+    Args:
+        template: The reply, of the recording.
+        reply: The reply of one run.
+    """
+    pairs = list(zip(leaves_of(template), leaves_of(reply), strict=True))
+    made: dict[int, Any] = {}
+    for leaf, value in pairs:
+        if isinstance(leaf, HostResult) and id(leaf) not in made:
+            host = await value.to_host() if leaf.start is None else value
+            made[id(leaf)] = host.item() if leaf.is_item else host
+    replies = iter([made.get(id(leaf), value) for leaf, value in pairs])
+    return map_tree(reply, lambda _: next(replies))
