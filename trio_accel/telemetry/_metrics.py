@@ -71,11 +71,11 @@ def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (row.path, row.message_type, outcome), getattr(row, outcome)
 
 
-def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
+def _percentiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for row in snapshot.operations:
-        for quantile, value in (("0.5", row.p50), ("0.99", row.p99)):
+        for percentile, value in (("50", row.p50), ("99", row.p99)):
             if value is not None:
-                yield (row.path, row.message_type, quantile), value
+                yield (row.path, row.message_type, percentile), value
 
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -108,7 +108,7 @@ uptime              gauge     seconds - uptime Seconds since the system was open
 dead_letters        counter   -       - dead_letters Messages that were sent and will not be served.
 actors              gauge     -       state * Actors by their state.
 messages            counter   -       path,message_type,outcome * Messages by actor and type, and what became of them.
-message_latency     gauge     seconds path,message_type,quantile * Seconds from sending to the end that a share of the last messages took at most.
+message_latency     gauge     seconds path,message_type,percentile * Seconds from sending to the end that so many in 100 of the last messages took at most.
 message_queue       histogram seconds path,message_type queue Seconds from sending a message to its handler's start.
 message_run         histogram seconds path,message_type run Seconds from the start of a message's handler to its end.
 actor_restarts      counter   -       path restarts How often an actor was restarted.
@@ -136,7 +136,7 @@ device_memory_limit gauge     bytes   device * The most memory that the arrays o
 _READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,
-    "message_latency": _quantiles,
+    "message_latency": _percentiles,
     "actor_in_flight": partial(_of_actors, lambda actor: actor.running + actor.deferred),
     "device_up": partial(_of_devices, lambda device: device.state == "running"),
     "device_launches": partial(_of_devices, lambda device: None if device.age is None else device.launched),
@@ -181,7 +181,8 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
         if name not in named:
             last = name.rpartition("_")[2]
             stem = name.removesuffix("_total") if one.kind == "counter" else name
-            named[name] = Metric(stem, one.help, one.kind, last if last in _UNITS else "")
+            help_text = one.help or f"{one.name.replace('_', ' ').capitalize()}."
+            named[name] = Metric(stem, help_text, one.kind, last if last in _UNITS else "")
         if one.kind == named[name].type:
             told = {"system": snapshot.system, **dict(one.labels)}
             if one.path:

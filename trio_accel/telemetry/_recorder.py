@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,6 +36,8 @@ from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, 
 __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
 
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
+# The last parts of names by which a histogram or a counter writes its values.
+_SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
 # The most values of labels that are told apart in one metric, and metrics of a recorder.
@@ -230,18 +232,19 @@ class Recorder:
         name gives the same counter. It costs 1 µs to count. Its methods are for the Trio thread.
 
         Args:
-            name: Letters, digits and ``_``; the unit last, as in ``"audio_seconds"``. In metrics, ``_total``
-                comes behind it.
+            name: Letters, digits and ``_``; the unit last, as in ``"audio_seconds"``. In metrics it has the
+                suffix ``_total``, which you may leave out. Names must not end in other suffixes of
+                Prometheus: ``_count``, ``_sum``, ``_bucket``, ``_created``.
             help: Its meaning, in a sentence.
 
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._named(OwnCounter, name, lambda: OwnCounter(name, help))
+        return self._named(OwnCounter, name, help)
 
     def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._named(OwnGauge, name, lambda: OwnGauge(name, help))
+        return self._named(OwnGauge, name, help)
 
     def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
@@ -254,17 +257,21 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
+        return self._named(OwnHistogram, name, help, bounds or BOUNDS)
 
-    def _named(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
+    def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
         """Return the metric of a name, made where there is none; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
+        if kind is OwnCounter:
+            name = name.removesuffix("_total")
+        if name.endswith(_SUFFIXES):
+            raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
         known = self._own.get(name)
         if known is None:
             if len(self._own) >= _MOST:
                 raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
-            known = self._own[name] = make()
+            known = self._own[name] = kind(name, *rest)
         if not isinstance(known, kind):
             raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
         return known
