@@ -45,27 +45,21 @@ def problems(text: str) -> list[str]:
 
 def _of_metric(metric: Metric, name: str) -> Iterator[str]:
     labels = {label for sample in metric.samples for label in sample.labels}
-    parts = name.lower().split("_")[1:]
-    if not metric.documentation:
-        yield "no help text"
-    if {*name.split("_")} & _UNITS:
-        yield "use a base unit"
-    if metric.type != "counter" and name.endswith("_total"):
-        yield "only a counter has the suffix _total"
-    if metric.type not in ("histogram", "summary"):
-        if name.endswith(("_count", "_sum")):
-            yield "only a histogram or a summary has the suffix _count or _sum"
-        if name.endswith("_bucket"):
-            yield "only a histogram has the suffix _bucket"
-        if "le" in labels:
-            yield "only a histogram has the label le"
-    if metric.type != "summary" and "quantile" in labels:
-        yield "only a summary has the label quantile"
-    if {*parts} & {*_TYPES}:
-        yield "the type is no part of the name"
-    if ":" in name:
-        yield "a colon is for recording rules"
-    if any(re.search("[a-z][A-Z]", each) for each in (name, *labels)):
-        yield "names are in snake_case"
-    if {*parts} & {*_ABBREVIATIONS}:
-        yield "units are not abbreviated"
+    parts = {*name.lower().split("_")[1:]}
+    is_spread = metric.type in ("histogram", "summary")
+    rules = {
+        "no help text": not metric.documentation,
+        "use a base unit": {*name.split("_")} & _UNITS,
+        "only a counter has the suffix _total": metric.type != "counter" and name.endswith("_total"),
+        "only a histogram or a summary has the suffix _count or _sum": (
+            not is_spread and name.endswith(("_count", "_sum"))
+        ),
+        "only a histogram has the suffix _bucket": not is_spread and name.endswith("_bucket"),
+        "only a histogram has the label le": metric.type != "histogram" and "le" in labels,
+        "only a summary has the label quantile": metric.type != "summary" and "quantile" in labels,
+        "the type is no part of the name": parts & {*_TYPES},
+        "a colon is for recording rules": ":" in name,
+        "names are in snake_case": any(re.search("[a-z][A-Z]", each) for each in (name, *labels)),
+        "units are not abbreviated": parts & {*_ABBREVIATIONS},
+    }
+    yield from [rule for rule, is_broken in rules.items() if is_broken]

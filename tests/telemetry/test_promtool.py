@@ -202,5 +202,5 @@ async def test_only_a_counter_has_the_suffix_of_counters(system: ta.System) -> N
     with record(system) as recorder:
         assert recorder.counter("chats_total") is recorder.counter("chats")
         for make in (recorder.gauge, recorder.histogram):
-            with pytest.raises(ValueError, match="must not end in .*got 'turns_total'"):
+            with pytest.raises(ValueError, match=r"must not end in .*got 'turns_total'"):
                 make("turns_total")
