@@ -1,13 +1,14 @@
 """A watch over the Trio loop: which code holds it, and for how long.
 
-A task that computes or waits without a checkpoint holds the loop: no other task runs, nor does a timeout. A task
-cannot see that while it lasts, and an instrument of Trio would cost each turn of the loop. So a thread looks ten times
-a second. While it sees the loop wait for events, that is all it does, and after some seconds it looks less often,
-because a wake-up takes up to 0.1 ms. Otherwise it asks the loop to call back, and notes which line the loop is in at
-each look until it does.
+A task that computes or waits without a checkpoint holds the loop: no other task runs, nor does a timeout. A
+task cannot see that while it lasts, and an instrument of Trio would cost each turn of the loop. So a thread
+looks ten times a second. While it sees the loop wait for events, that is all it does, and after some seconds
+it looks less often, because a wake-up takes up to 0.1 ms. Otherwise it asks the loop to call back, and notes
+which line the loop is in at each look until it does.
 
-A thread needs the interpreter's lock to look. If it comes late itself, a function has kept that lock, and with it the
-loop. The thread gets the lock as soon as the function returns, so the line that it sees is that of the call.
+A thread needs the interpreter's lock to look. If it comes late itself, a function has kept that lock, and
+with it the loop. The thread gets the lock as soon as the function returns, so the line that it sees is that
+of the call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import TypeAlias
@@ -32,7 +32,8 @@ __all__ = ["LoopHolds", "watch_loop"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
-# Seconds between two looks: the shortest hold that counts. After so many looks at a loop that waits, they are rarer.
+# Seconds between two looks: the shortest hold that counts. They are rarer after so many looks at a loop that
+# waits.
 _INTERVAL, _QUIET_INTERVAL, _QUIET_LOOKS = 0.1, 0.5, 50
 # Seconds after which a hold is reported while it lasts, and between two warnings of the same line.
 _PATIENCE = 10.0
@@ -198,8 +199,8 @@ def watch_loop(warn_after: float | None) -> Generator[LoopWatch | None, None, No
     """Watch the loop of this run for the body of the ``with``.
 
     Args:
-        warn_after: Seconds after which a hold is logged, unless another system of the run has begun to watch; None
-            not to watch.
+        warn_after: Seconds after which a hold is logged, unless another system of the run has begun to watch;
+            None not to watch.
     """
     if warn_after is None:
         yield None

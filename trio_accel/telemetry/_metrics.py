@@ -98,6 +98,11 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
+def _of_processes(figure: str, snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for process in snapshot.processes:
+        yield (process.path,), getattr(process, figure)
+
+
 def _cache(row: CacheStatistics) -> Mapping[str, float]:
     return attrs.asdict(row) if row != _UNUSED else {}
 
@@ -105,6 +110,11 @@ def _cache(row: CacheStatistics) -> Mapping[str, float]:
 # Name, kind, unit, labels with commas between them, where the value is read from, help.
 _TABLE = """
 uptime              gauge     seconds - uptime Seconds since the system was opened.
+loop_holds          counter   -       - loop.count Times in which a task held the Trio loop for 0.1 s or longer.
+loop_held           counter   seconds - loop.seconds Seconds for which tasks held the Trio loop, in all.
+loop_longest_hold   gauge     seconds - loop.longest Seconds of the longest time in which a task held the Trio loop.
+process_resident_memory gauge bytes   path * Resident memory of the program, and of the process of an actor.
+process_cpu         counter   seconds path * Seconds for which the threads of a process have run.
 dead_letters        counter   -       - dead_letters Messages that were sent and will not be served.
 actors              gauge     -       state * Actors by their state.
 messages            counter   -       path,message_type,outcome * Messages by actor and type, and what became of them.
@@ -138,6 +148,8 @@ _READ: Mapping[str, Samples] = {
     "messages": _outcomes,
     "message_latency": _percentiles,
     "actor_in_flight": partial(_of_actors, lambda actor: actor.running + actor.deferred),
+    "process_resident_memory": partial(_of_processes, "memory"),
+    "process_cpu": partial(_of_processes, "processor_seconds"),
     "device_up": partial(_of_devices, lambda device: device.state == "running"),
     "device_launches": partial(_of_devices, lambda device: None if device.age is None else device.launched),
     "device_in_flight": partial(_of_devices, lambda device: None if device.age is None else device.in_flight),

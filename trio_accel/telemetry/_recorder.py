@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ from ..actors import (
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
+from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
@@ -169,6 +171,7 @@ class Recorder:
         self._failures = Failures(failures)
         self._tallies = Tallies(operations, self._failures.message, self._since)
         self._devices = _DeviceRows(system)
+        self._processes = ProcessRows()
         self._own: dict[str, _Own] = {}
         self._users = 0
         self._ends = ExitStack()
@@ -176,11 +179,14 @@ class Recorder:
     def __repr__(self) -> str:
         return f"<Recorder of {self.system.name}, {len(self._tallies.by_key)} operations>"
 
-    def snapshot(self) -> SystemSnapshot:
+    def snapshot(self, *, asks: bool = True) -> SystemSnapshot:
         """See the system now. It waits for no answer, so it works while actors and workers hang.
 
         Counts of devices come from their workers: those that came last are shown, with their `age`, and new
         ones are asked for in the background.
+
+        Args:
+            asks: Whether new counts of devices are asked for.
 
         In a thread that has no Trio run, it waits until the system's loop has a moment. So a thread that the
         loop waits for must not call it.
@@ -192,8 +198,10 @@ class Recorder:
         try:
             self.system.check_run("snapshot")
         except RuntimeError:
-            return trio.from_thread.run_sync(self.snapshot, trio_token=self.system.token)
-        self._devices.ask()
+            see = partial(self.snapshot, asks=asks)
+            return trio.from_thread.run_sync(see, trio_token=self.system.token)
+        if asks:
+            self._devices.ask()
         now = trio.current_time()
         actors = list(self.system.tree().walk())
         by_path, rates = defaultdict[str, list[MessageTally]](list), defaultdict[str, float](float)
@@ -223,6 +231,8 @@ class Recorder:
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
             readings=(*of_program, *of_actors[:_MOST_READINGS]),
+            processes=self._processes.rows(actors),
+            loop=self.system.loop_holds,
         )
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
