@@ -501,7 +501,7 @@ async def test_figures(system: ta.System, arrays: list[ta.AccelRef]) -> None:
         readings = {each.name: each for each in recorder.snapshot().readings if each.path.endswith("cache")}
     values = {name: each.value for name, each in readings.items()}
     assert values["pages_used"] == pages.used == 2
-    assert (values["pages_count"], values["pages_free"], values["pages_shared_tokens"]) == (8, 6, 4)
+    assert (values["pages_limit"], values["pages_free"], values["pages_shared_tokens"]) == (8, 6, 4)
     assert {name for name, each in readings.items() if each.kind == "counter"} == {
         "pages_shared_tokens", "pages_copied", "pages_evicted",
     }  # fmt: skip

@@ -78,7 +78,8 @@ async def test_classes_that_no_other_process_finds(
         ta.open_program(device, lambda x: x)
     monkeypatch.setattr(Layer, "__module__", "__main__")
     with pytest.raises(
-        ValueError, match=r"__main__\.Layer is defined in __main__, where it cannot be found by name; move it to a module"
+        ValueError,
+        match=r"__main__\.Layer is defined in __main__, where it cannot be found by name; move it to a module",
     ):
         ta.open_program(device, Layer, PARAMETERS)
     monkeypatch.setattr(Layer, "__module__", "sample_programs")

@@ -254,7 +254,7 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
         with trio.fail_after(5):
             assert await stream.receive_some() == b""
     large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
-    vars(dashboard.recorder)["snapshot"] = lambda: large
+    vars(dashboard.recorder)["snapshot"] = lambda **_: large
     async with await connect(dashboard) as stream:
         await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await trio.sleep(0.5)
@@ -324,7 +324,7 @@ async def test_snapshots_that_take_long_come_less_often(
 ) -> None:
     made, snapshot = list[float](), dashboard.recorder.snapshot()
 
-    def slow() -> SystemSnapshot:
+    def slow(**_: bool) -> SystemSnapshot:
         made.append(trio.current_time())
         time.sleep(0.05)
         return snapshot
@@ -340,13 +340,43 @@ async def test_snapshots_that_take_long_come_less_often(
     assert system.tree().find("test/dashboard").restarts == 0
 
 
-async def test_no_snapshot_is_made_while_nobody_looks(
-    dashboard: Dashboard, system: ta.System, monkeypatch: pytest.MonkeyPatch
+async def test_the_charts_begin_with_the_dashboard_and_ask_no_device(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(dashboard.recorder, "snapshot", lambda: made.append(1))
-    await trio.sleep(0.5)
-    assert not made
+    """The first look at a page shows what was before it; while nobody looks, devices are left alone."""
+    for module in (MODULE, importlib.import_module("trio_accel.telemetry._past")):
+        monkeypatch.setattr(module, "INTERVAL", 0.1)
+    worker = await system.spawn(Worker, name="worker")
+    async with open_dashboard(system) as dashboard, system.open_device("cpu"):
+        for _ in range(3):
+            await worker.tell(Fail("it is not here"))
+        await trio.sleep(0.5)
+        assert dashboard.recorder.snapshot(asks=False).devices[0].age is None
+        async with httpx2.AsyncClient(base_url=dashboard.url, trust_env=False) as client:
+            past = (await client.get("past")).json()
+    for lines in (past["recent"], past["whole"]):
+        times, rates = zip(*lines["rate"], strict=True)
+        assert len(times) >= 3
+        assert list(times) == sorted(times)
+        assert max(rates) > 0
+        assert "test/worker Fail" in lines["latency"]
+
+
+async def test_snapshots_for_the_charts_take_little_time(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, snapshot = list[bool](), dashboard.recorder.snapshot()
+    monkeypatch.setattr(MODULE, "INTERVAL", 0.05)
+
+    def slow(*, asks: bool = True) -> SystemSnapshot:
+        made.append(asks)
+        time.sleep(0.02)
+        return snapshot
+
+    monkeypatch.setattr(dashboard.recorder, "snapshot", slow)
+    await trio.sleep(2.2)
+    # The first comes a second after the dashboard was opened, and then one in two seconds.
+    assert made == [False]
 
 
 async def test_a_page_begins_with_a_snapshot(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
@@ -398,7 +428,7 @@ async def test_a_server_that_fails_is_started_again_at_the_same_address(
 ) -> None:
     async with open_dashboard(system) as dashboard:
 
-        def breaks() -> SystemSnapshot:
+        def breaks(**_: bool) -> SystemSnapshot:
             monkeypatch.undo()
             raise RuntimeError("the server breaks")
 
@@ -438,7 +468,7 @@ async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> 
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         async with open_dashboard(system, interval=0.1) as dashboard:
             large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
-            vars(dashboard.recorder)["snapshot"] = lambda: large
+            vars(dashboard.recorder)["snapshot"] = lambda **_: large
             stuck.connect(("127.0.0.1", port_of(dashboard)))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await trio.sleep(0.5)

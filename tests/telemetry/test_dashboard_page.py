@@ -121,7 +121,7 @@ async def test_a_device_that_restarts_and_one_that_serves(system: ta.System) -> 
 
     async with open_dashboard(system) as dashboard:
         shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(row, other, inline))
-        vars(dashboard.recorder)["snapshot"] = lambda: shown
+        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
         texts = [" ".join(one.split()) for one in await trio.to_thread.run_sync(browse, dashboard.url, visit)]
     assert "served by no process now" in texts[0]
     assert "completed 0 in generation 2" in texts[0]
@@ -167,7 +167,7 @@ async def test_what_the_next_recovery_takes(system: ta.System) -> None:
             return [page.inner_text(f".device:nth-child({place}) {term}") for place in (1, 2, 3)]
 
         shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(own, slow, unknown))
-        vars(dashboard.recorder)["snapshot"] = lambda: shown
+        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
         found = await trio.to_thread.run_sync(browse, dashboard.url, visit)
     assert cost.startswith("first start 0.")
     slowly = (
@@ -207,3 +207,43 @@ def _visit_and_lose(url: str, visit: Callable[[Page], None]) -> None:
     # The browser itself says on the console that the connection is gone.
     with pytest.raises(AssertionError, match="ERR_"):
         browse(url, visit)
+
+
+async def test_charts_show_the_time_before_the_first_look(system: ta.System) -> None:
+    worker = await system.spawn(Worker, name="worker")
+
+    def visit(page: Page) -> list[int]:
+        counts = list[int]()
+        for span in ("recent", "whole"):
+            page.locator("#span").select_option(span)
+            page.wait_for_function(
+                "document.querySelector('#chart-rate polyline').getAttribute('points').split(' ').length > 3"
+            )
+            counts.append(page.locator("#operation option").count())
+        return counts
+
+    async with open_dashboard(system, interval=60.0) as dashboard:
+        await worker.tell(Fail("it broke"))
+        await trio.sleep(4.5)
+        recent, whole = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert recent == whole >= 1
+
+
+async def test_processes_and_a_held_loop_are_shown(system: ta.System) -> None:
+    loop = ta.actors.LoopHolds(count=2, seconds=3.5, longest=3.0, longest_at="model.py:14, in <encode>")
+
+    def visit(page: Page) -> tuple[str, str, str]:
+        page.wait_for_selector("#processes tbody tr")
+        return page.inner_text("#held"), page.inner_text("#processes tbody"), page.inner_text("#totals")
+
+    async with open_dashboard(system) as dashboard:
+        shown = attrs.evolve(dashboard.recorder.snapshot(), loop=loop)
+        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
+        held, processes, totals = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert held == (
+        "Tasks held the loop 2 times, 3.50 s in all; the longest time was 3.00 s, "
+        "by model.py:14, in <encode>. No other task ran meanwhile."
+    )
+    assert processes.split("\t")[:2] == ["test", str(os.getpid())]
+    assert "MiB" in processes
+    assert "3.00 s" in totals

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import AsyncGenerator
 
 import attrs
@@ -13,6 +18,7 @@ import trio.testing
 from telemetry.read_snapshot import read_snapshot
 
 import trio_accel as ta
+from trio_accel.devices import ProcessStatistics
 from trio_accel.telemetry import ActorMemoryRow, ActorRow, OperationRow, Recorder, SystemSnapshot, record
 
 
@@ -345,3 +351,41 @@ async def test_bad_arguments(system: ta.System) -> None:
         pass
     with record(system) as recorder, pytest.raises(RuntimeError, match="measured already"):
         system.measure(recorder._tallies)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_processes_of_the_program_and_of_its_workers(system: ta.System) -> None:
+    """Compared with what the processes are told of themselves by the system."""
+    options = ta.DeviceOptions(isolation="process")
+    async with system.open_device("cpu", options=options) as device:
+        with record(system) as recorder:
+            before = time.process_time()
+            rows = {row.path: row for row in recorder.snapshot().processes}
+            after = time.process_time()
+        own, worker = rows[system.name], rows[f"{device.path}/context"]
+        statistics = await device.statistics()
+    assert own.pid == os.getpid()
+    assert before <= own.processor_seconds <= after
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert 1 << 20 < own.memory <= peak
+    assert statistics.process is not None
+    assert worker.pid == statistics.pid == statistics.process.pid
+    assert 0 < worker.processor_seconds <= statistics.process.processor_seconds
+    assert worker.memory > 1 << 20
+
+
+async def test_the_load_of_a_process(system: ta.System) -> None:
+    with record(system) as recorder:
+        first = recorder.snapshot().processes[0]
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        second = recorder.snapshot().processes[0]
+    assert first.load == 0
+    assert 0.05 < second.load < 64
+    assert second.processor_seconds - first.processor_seconds >= 0.2
+
+
+def test_a_process_that_has_ended_has_no_figures() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    assert ProcessStatistics.of(process.pid) is None

@@ -7,6 +7,7 @@ from ._direct import *
 from ._errors import *
 from ._events import *
 from ._handlers import *
+from ._loop_watch import *
 from ._messages import *
 from ._openings import *
 from ._options import *

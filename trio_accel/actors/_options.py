@@ -453,8 +453,12 @@ class SystemOptions:
         strategy: Which of the actors spawned in the system directly are restarted when one fails.
         intensity: Restarts that the system allows them.
         random: Source of the jitter of back-offs; seed it to make them repeatable.
+        held_after: Seconds after which a warning names the code that holds the Trio loop, because it computes
+            or waits without a checkpoint. None switches the watch off, with its thread and
+            `System.loop_holds`. Systems of the same Trio run share the watch and the value of the first.
     """
 
     strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
     intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
     random: random.Random = attrs.field(factory=random.Random, validator=_instance(random.Random))
+    held_after: float | None = attrs.field(default=1.0, validator=attrs.validators.optional(_number(0.1)))

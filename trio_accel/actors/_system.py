@@ -16,6 +16,7 @@ from ._cell import Cell
 from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, single
 from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
+from ._loop_watch import LoopHolds, LoopWatch, watch_loop
 from ._messages import running, running_cells
 from ._openings import not_copied, opens
 from ._options import Intensity, Restart, Strategy, SystemOptions
@@ -217,6 +218,7 @@ class System(SystemState, Spawner):
         # Supervisors share the names of the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
         self._supervisor.taken = self._scopes
+        self._watch: LoopWatch | None = None
 
     def __repr__(self) -> str:
         return f"<System {self.name}, {len(self.alive())} actors>"
@@ -239,6 +241,7 @@ class System(SystemState, Spawner):
             system = cls(name, options or SystemOptions(), nursery)
             at_end = ExitStack()
             try:
+                system._watch = at_end.enter_context(watch_loop(system.options.held_after))
                 for enter in tuple(_around_each):
                     at_end.enter_context(enter(system))
                 yield system
@@ -303,6 +306,11 @@ class System(SystemState, Spawner):
             finally:
                 await supervisor.stop_all("its supervisor closes")  # noqa: ASYNC102  # it shields itself
                 del self._scopes[name]
+
+    @property
+    def loop_holds(self) -> LoopHolds:
+        """The times in which a task held the Trio loop; see `SystemOptions.held_after`."""
+        return LoopHolds() if self._watch is None else self._watch.holds
 
     def tree(self) -> ActorSnapshot:
         """Take a snapshot of all actors; ``print(system.tree())`` draws it."""

@@ -18,10 +18,14 @@ _FIRST, _NEXT, _MOST = 5.0, 90.0, 1 << 26
 # Raised over a program that has gone, and over what is no snapshot.
 _ENDS = (OSError, trio.BrokenResourceError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 # Figures that are shown in milliseconds and MiB.
-_UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20}
+_UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20, "memory": 2**-20}
 # The lists of a snapshot, each with a head and the columns of a row.
 _LISTS = {
     "devices": ("STATE            MIB      OF MIB  DEVICE", "{state:12} {used:>7} {limit:>11}  {path}"),
+    "processes": (
+        "    MIB    CPU S  CPU %  PROCESS",
+        "{memory:>7} {processor_seconds:8.1f} {percent:6.1f}  {pid:<8} {path}",
+    ),
     "operations": (" PER S  P50 MS  P99 MS  MESSAGE", "{rate:6.1f} {p50:>7} {p99:>7}  {message_type} {path}"),
     "readings": ("      VALUE         MEAN  FIGURE", "{value:11.6g} {mean:>12}  {name}{labels} {path}"),
     "actors": ("STATE        RESTARTS  ACTOR", "{state:12} {restarts:8}  {branch}  {error}"),
@@ -67,20 +71,24 @@ async def _watch(port: int, live: Live | None) -> str:
 def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
     """Draw a snapshot in so many lines. The head of each list counts what is left out."""
     lines = [f"{now['system']}, process {now['pid']}, up for {now['uptime']:.0f} s"]
+    if (loop := now["loop"])["count"]:
+        held = "loop held {count} times, {seconds:.1f} s in all, once {longest:.1f} s".format_map(loop)
+        lines += [held + (f" by {loop['longest_at']}" if loop["longest_at"] else "")]
     for name, (head, columns) in _LISTS.items():
         rows = [columns.format_map(_texts(row)) for row in now[name]]
         room = max((height - len(lines)) // (1 if name == "actors" else 4) - 1, 1)
-        if rows or name != "readings":  # most programs show none
+        if rows or name not in ("readings", "processes"):  # most programs, or machines, show none
             lines += [head + (f" ({len(rows) - room} more)" if len(rows) > room else ""), *rows[:room]]
     return "\n".join(printable(line.rstrip()) for line in lines)
 
 
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
     """Add the texts of a row: an actor's branch of the tree, figures in other units, a histogram's mean."""
-    known: dict[str, Any] = {**row, **(row.get("memory") or {})}
+    memory = row.get("memory")
+    known: dict[str, Any] = {**row, **memory, "memory": None} if isinstance(memory, dict) else row
     figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
     count, labels = sum(row.get("counts", ())), "".join(f" {key}={of}" for key, of in row.get("labels", ()))
     shown = {"value": count, "mean": f"{row['value'] / count:.6g}"} if count else {"mean": "-"}
-    texts = {"branch": branch, "error": error, "labels": labels, **shown}
+    texts = {"branch": branch, "error": error, "labels": labels, "percent": 100 * row.get("load", 0), **shown}
     return {**row, **dict.fromkeys(_UNITS, "-"), **figures, **texts}

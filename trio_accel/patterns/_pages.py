@@ -456,7 +456,9 @@ class Pages:
         """Yield the counts for metrics, as `ActorContext.show_readings` takes them."""
         for name, value in attrs.asdict(self.statistics()).items():
             kind = "counter" if name in {"shared_tokens", "copied", "evicted"} else "gauge"
-            yield Reading(name=f"pages_{name}", kind=kind, help="See PagesStatistics.", value=value)
+            # Prometheus reserves the suffix `_count` for histograms.
+            shown = "pages_limit" if name == "count" else f"pages_{name}"
+            yield Reading(name=shown, kind=kind, help="See PagesStatistics.", value=value)
 
 
 def _checked(tokens: Iterable[int]) -> list[int]:

@@ -16,6 +16,7 @@ import trio
 
 from ..actors import Actor, ActorContext, Event, System, describe, is_number, opens
 from ..backends.base.kit.modules import import_extra
+from ._past import INTERVAL, Past, busiest_first
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
 
@@ -45,6 +46,8 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
+# The same while no page is open.
+_UNSEEN_SHARE = 0.01
 # Messages that are sent to the page: those with the highest rates.
 _OPERATIONS = 40
 # Stands in the page for its first snapshot.
@@ -223,13 +226,14 @@ class DashboardActor(Actor):
 
 
 class _Feed:
-    """Snapshots for all pages that are open; none is made while there are none."""
+    """Snapshots for all pages that are open. While there are none, they are made for the charts alone."""
 
     def __init__(self, recorder: Recorder, interval: float, *, shows_errors: bool) -> None:
         self._recorder = recorder
         self._interval = interval
         self._shows_errors = shows_errors
         self._text = ""
+        self.past: Past = Past()
         # The time when the next one may be made, on Trio's clock.
         self._due = 0.0
         self._readers = 0
@@ -244,7 +248,9 @@ class _Feed:
         """Return the last snapshot, or another one if that may be made already."""
         if trio.current_time() >= self._due:
             began = perf_counter()
-            self._text = _for_page(self._recorder.snapshot(), shows_errors=self._shows_errors)
+            snapshot = self._recorder.snapshot()
+            self.past.add(snapshot)
+            self._text = _for_page(snapshot, shows_errors=self._shows_errors)
             pause = max(_SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
             self._due = trio.current_time() + pause
         return self._text
@@ -252,9 +258,7 @@ class _Feed:
     async def run(self) -> None:
         """Make snapshots."""
         while True:
-            while not self._readers:
-                self._hurry = trio.Event()
-                await self._hurry.wait()
+            await self._wait_for_reader()
             # Somebody who opens a page may have had one made a moment ago.
             await trio.sleep_until(self._due)
             self._hurry = trio.Event()
@@ -263,6 +267,17 @@ class _Feed:
             self._news.unpark_all()
             with trio.move_on_at(began + self._interval):
                 await self._hurry.wait()
+
+    async def _wait_for_reader(self) -> None:
+        while not self._readers:
+            began = perf_counter()
+            # Devices are left alone.
+            self.past.add(self._recorder.snapshot(asks=False))
+            pause = max(INTERVAL, (perf_counter() - began) / _UNSEEN_SHARE)
+            with trio.move_on_after(pause):
+                while not self._readers:
+                    self._hurry = trio.Event()
+                    await self._hurry.wait()
 
     async def send_all(self, receive: Receive, send: Send) -> None:
         """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
@@ -298,8 +313,7 @@ async def _wait_closed(receive: Receive, scope: trio.CancelScope) -> None:
 
 
 def _for_page(snapshot: SystemSnapshot, *, shows_errors: bool) -> str:
-    busiest = sorted(snapshot.operations, key=lambda row: (-row.rate, -row.completed))
-    shown = attrs.evolve(snapshot, operations=tuple(busiest[:_OPERATIONS]))
+    shown = attrs.evolve(snapshot, operations=tuple(busiest_first(snapshot.operations)[:_OPERATIONS]))
     if not shows_errors:
         actors = [
             row if row.last_error is None else attrs.evolve(row, last_error=_type_of(row.last_error))
@@ -349,6 +363,9 @@ def _application(feed: _Feed) -> Starlette:
 
         return Route("/" if name == "index.html" else f"/{name}", read)
 
+    async def past(request: Request) -> Response:
+        return Response(feed.past.to_json(), headers=_HEADERS, media_type="application/json")
+
     def own_origin(application: ASGIApp) -> ASGIApp:
         async def check(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
@@ -360,6 +377,6 @@ def _application(feed: _Feed) -> Starlette:
         return check
 
     return Starlette(
-        routes=[Route("/events", Events), *map(file, _KINDS)],
+        routes=[Route("/events", Events), Route("/past", past), *map(file, _KINDS)],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS), Middleware(own_origin)],
     )

@@ -71,11 +71,11 @@ def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (row.path, row.message_type, outcome), getattr(row, outcome)
 
 
-def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
+def _percentiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for row in snapshot.operations:
-        for quantile, value in (("0.5", row.p50), ("0.99", row.p99)):
+        for percentile, value in (("50", row.p50), ("99", row.p99)):
             if value is not None:
-                yield (row.path, row.message_type, quantile), value
+                yield (row.path, row.message_type, percentile), value
 
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -98,6 +98,11 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
+def _of_processes(figure: str, snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for process in snapshot.processes:
+        yield (process.path,), getattr(process, figure)
+
+
 def _cache(row: CacheStatistics) -> Mapping[str, float]:
     return attrs.asdict(row) if row != _UNUSED else {}
 
@@ -105,10 +110,15 @@ def _cache(row: CacheStatistics) -> Mapping[str, float]:
 # Name, kind, unit, labels with commas between them, where the value is read from, help.
 _TABLE = """
 uptime              gauge     seconds - uptime Seconds since the system was opened.
+loop_holds          counter   -       - loop.count Times in which a task held the Trio loop for 0.1 s or longer.
+loop_held           counter   seconds - loop.seconds Seconds for which tasks held the Trio loop, in all.
+loop_longest_hold   gauge     seconds - loop.longest Seconds of the longest time in which a task held the Trio loop.
+process_resident_memory gauge bytes   path * Resident memory of the program, and of the process of an actor.
+process_cpu         counter   seconds path * Seconds for which the threads of a process have run.
 dead_letters        counter   -       - dead_letters Messages that were sent and will not be served.
 actors              gauge     -       state * Actors by their state.
 messages            counter   -       path,message_type,outcome * Messages by actor and type, and what became of them.
-message_latency     gauge     seconds path,message_type,quantile * Seconds from sending to the end that a share of the last messages took at most.
+message_latency     gauge     seconds path,message_type,percentile * Seconds from sending to the end that so many in 100 of the last messages took at most.
 message_queue       histogram seconds path,message_type queue Seconds from sending a message to its handler's start.
 message_run         histogram seconds path,message_type run Seconds from the start of a message's handler to its end.
 actor_restarts      counter   -       path restarts How often an actor was restarted.
@@ -136,8 +146,10 @@ device_memory_limit gauge     bytes   device * The most memory that the arrays o
 _READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,
-    "message_latency": _quantiles,
+    "message_latency": _percentiles,
     "actor_in_flight": partial(_of_actors, lambda actor: actor.running + actor.deferred),
+    "process_resident_memory": partial(_of_processes, "memory"),
+    "process_cpu": partial(_of_processes, "processor_seconds"),
     "device_up": partial(_of_devices, lambda device: device.state == "running"),
     "device_launches": partial(_of_devices, lambda device: None if device.age is None else device.launched),
     "device_in_flight": partial(_of_devices, lambda device: None if device.age is None else device.in_flight),
@@ -181,7 +193,8 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
         if name not in named:
             last = name.rpartition("_")[2]
             stem = name.removesuffix("_total") if one.kind == "counter" else name
-            named[name] = Metric(stem, one.help, one.kind, last if last in _UNITS else "")
+            help_text = one.help or f"{one.name.replace('_', ' ').capitalize()}."
+            named[name] = Metric(stem, help_text, one.kind, last if last in _UNITS else "")
         if one.kind == named[name].type:
             told = {"system": snapshot.system, **dict(one.labels)}
             if one.path:

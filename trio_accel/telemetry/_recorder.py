@@ -7,8 +7,9 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,12 +31,15 @@ from ..actors import (
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
+from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
 __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
 
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
+# The last parts of names by which a histogram or a counter writes its values.
+_SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
 # The most values of labels that are told apart in one metric, and metrics of a recorder.
@@ -167,6 +171,7 @@ class Recorder:
         self._failures = Failures(failures)
         self._tallies = Tallies(operations, self._failures.message, self._since)
         self._devices = _DeviceRows(system)
+        self._processes = ProcessRows()
         self._own: dict[str, _Own] = {}
         self._users = 0
         self._ends = ExitStack()
@@ -174,11 +179,14 @@ class Recorder:
     def __repr__(self) -> str:
         return f"<Recorder of {self.system.name}, {len(self._tallies.by_key)} operations>"
 
-    def snapshot(self) -> SystemSnapshot:
+    def snapshot(self, *, asks: bool = True) -> SystemSnapshot:
         """See the system now. It waits for no answer, so it works while actors and workers hang.
 
         Counts of devices come from their workers: those that came last are shown, with their `age`, and new
         ones are asked for in the background.
+
+        Args:
+            asks: Whether new counts of devices are asked for.
 
         In a thread that has no Trio run, it waits until the system's loop has a moment. So a thread that the
         loop waits for must not call it.
@@ -190,8 +198,10 @@ class Recorder:
         try:
             self.system.check_run("snapshot")
         except RuntimeError:
-            return trio.from_thread.run_sync(self.snapshot, trio_token=self.system.token)
-        self._devices.ask()
+            see = partial(self.snapshot, asks=asks)
+            return trio.from_thread.run_sync(see, trio_token=self.system.token)
+        if asks:
+            self._devices.ask()
         now = trio.current_time()
         actors = list(self.system.tree().walk())
         by_path, rates = defaultdict[str, list[MessageTally]](list), defaultdict[str, float](float)
@@ -221,6 +231,8 @@ class Recorder:
             devices=self._devices.rows({one.path: one for one in actors}),
             failures=self._failures.rows,
             readings=(*of_program, *of_actors[:_MOST_READINGS]),
+            processes=self._processes.rows(actors),
+            loop=self.system.loop_holds,
         )
 
     def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
@@ -230,18 +242,19 @@ class Recorder:
         name gives the same counter. It costs 1 µs to count. Its methods are for the Trio thread.
 
         Args:
-            name: Letters, digits and ``_``; the unit last, as in ``"audio_seconds"``. In metrics, ``_total``
-                comes behind it.
+            name: Letters, digits and ``_``; the unit last, as in ``"audio_seconds"``. In metrics it has the
+                suffix ``_total``, which you may leave out. Names must not end in other suffixes of
+                Prometheus: ``_count``, ``_sum``, ``_bucket``, ``_created``.
             help: Its meaning, in a sentence.
 
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._named(OwnCounter, name, lambda: OwnCounter(name, help))
+        return self._named(OwnCounter, name, help)
 
     def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._named(OwnGauge, name, lambda: OwnGauge(name, help))
+        return self._named(OwnGauge, name, help)
 
     def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
@@ -254,17 +267,21 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._named(OwnHistogram, name, lambda: OwnHistogram(name, help, bounds or BOUNDS))
+        return self._named(OwnHistogram, name, help, bounds or BOUNDS)
 
-    def _named(self, kind: type[OwnT], name: str, make: Callable[[], OwnT]) -> OwnT:
+    def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
         """Return the metric of a name, made where there is none; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
+        if kind is OwnCounter:
+            name = name.removesuffix("_total")
+        if name.endswith(_SUFFIXES):
+            raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
         known = self._own.get(name)
         if known is None:
             if len(self._own) >= _MOST:
                 raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
-            known = self._own[name] = make()
+            known = self._own[name] = kind(name, *rest)
         if not isinstance(known, kind):
             raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
         return known

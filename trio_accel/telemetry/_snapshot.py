@@ -7,13 +7,13 @@ from itertools import accumulate
 
 import attrs
 
-from ..actors import ActorFigures, Reading
+from ..actors import ActorFigures, LoopHolds, Reading
 from ..backends.base import MemoryStatistics
-from ..devices import LibraryStatistics
+from ..devices import LibraryStatistics, ProcessStatistics
 
 __all__ = [
     "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "LibraryRow", "OperationRow",
-    "SystemSnapshot",
+    "ProcessRow", "SystemSnapshot",
 ]  # fmt: skip
 
 
@@ -192,6 +192,22 @@ class DeviceRow:
 
 
 @attrs.frozen(kw_only=True)
+class ProcessRow(ProcessStatistics):
+    """The program's process, or the process in which an actor does its work.
+
+    Attributes:
+        pid: Its number.
+        memory: Bytes of its resident memory, with the shared memory that it has touched.
+        processor_seconds: Seconds for which its threads have run.
+        path: Path of the actor; the name of the system if it is the program's.
+        load: Seconds for which its threads ran per second lately: 1.0 keeps one processor busy.
+    """
+
+    path: str
+    load: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
 class FailureRow:
     """A failure, of an actor by a cause, that came once or again and again.
 
@@ -236,6 +252,8 @@ class SystemSnapshot:
         devices: The open devices.
         failures: The last failures, the oldest first.
         readings: Figures of the program's own, and then those that actors show of themselves.
+        processes: The program and its workers, as far as the machine tells of them.
+        loop: The times in which a task held the Trio loop, since the first system of the run was opened.
     """
 
     time: float
@@ -251,6 +269,8 @@ class SystemSnapshot:
     devices: tuple[DeviceRow, ...] = ()
     failures: tuple[FailureRow, ...] = ()
     readings: tuple[Reading, ...] = ()
+    processes: tuple[ProcessRow, ...] = ()
+    loop: LoopHolds = attrs.field(factory=LoopHolds)
 
     def to_json(self) -> str:
         """Return the snapshot as one line of JSON text."""

@@ -73,7 +73,7 @@ class MessageTally:
     _totals: Seconds = attrs.field(factory=lambda: np.zeros(2), init=False)
     _recent: Seconds = attrs.field(factory=lambda: np.empty(0), init=False)
     _counted_at: float = attrs.field(default=0.0, init=False)
-    _history: deque[tuple[float, int]] = attrs.field(init=False)
+    _history: deque[tuple[float, float]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._history = deque([(self._since, 0)])
@@ -150,7 +150,7 @@ class MessageTally:
         return rate_of(self._history, now, self.ended)
 
 
-def rate_of(history: deque[tuple[float, int]], now: float, count: int) -> float:
+def rate_of(history: deque[tuple[float, float]], now: float, count: float) -> float:
     """Compute the rise of a count per second, over the last 5 seconds or since it was looked at before.
 
     Args:

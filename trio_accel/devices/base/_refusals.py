@@ -6,7 +6,7 @@ import inspect
 import numbers
 import operator
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Self, TypeAlias
 
@@ -10,9 +12,47 @@ import attrs
 from ...backends.base import CacheCounts, MemoryStatistics
 
 __all__ = [
-    "CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "ProgramCost",
-    "QueueStatistics", "RecoveryCost",
+    "CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "ProcessStatistics",
+    "ProgramCost", "QueueStatistics", "RecoveryCost",
 ]  # fmt: skip
+
+
+# CPUCLOCK_SCHED of the kernel: all that the threads of a process have run. Python does not have
+# clock_getcpuclockid(3).
+_SCHEDULED = 2
+
+
+def processor_time(pid: int) -> int:
+    """Return the nanoseconds for which the threads of a process have run; 0 where the system does not say."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _SCHEDULED)
+    except OSError:
+        return 0
+
+
+@attrs.frozen(kw_only=True)
+class ProcessStatistics:
+    """Memory and processor time of a process of this machine.
+
+    Attributes:
+        pid: Its number.
+        memory: Bytes of its resident memory, with the shared memory that it has touched.
+        processor_seconds: Seconds for which its threads have run.
+    """
+
+    pid: int
+    memory: int
+    processor_seconds: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessStatistics | None:
+        """Look at a process; None if it has ended, or the system has no ``/proc``."""
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                pages = int(file.read().split()[1])
+        except (OSError, IndexError):
+            return None
+        return cls(pid=pid, memory=pages * mmap.PAGESIZE, processor_seconds=processor_time(pid) / 1e9)
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +123,8 @@ class DeviceStatistics:
             or hold memory for themselves.
         actors: Bytes of arrays by the path of the actor whose task made them. ``""`` stands for all other
             tasks, also for those that a handler has started in a nursery.
+        process: Memory and processor time of the process that serves it, the worker or the program; None
+            where the system does not tell.
     """
 
     generation: int
@@ -95,6 +137,7 @@ class DeviceStatistics:
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
     actors: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    process: ProcessStatistics | None = None
 
 
 @attrs.frozen

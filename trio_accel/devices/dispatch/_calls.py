@@ -24,7 +24,13 @@ from ...actors import (
 )
 from ...backends.base import AccelDevice, CacheCounts, MemoryStatistics, NotSupportedError, PlacedBlock
 from ..base._library_paths import by_title, is_actor_of
-from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
+from ..base._statistics import (
+    CacheStatistics,
+    DeviceStatistics,
+    LibraryStatistics,
+    ProcessStatistics,
+    QueueStatistics,
+)
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BorrowedBlock
 from ..operations._operation import Launch
@@ -128,6 +134,7 @@ class Questions:
             losses=self._device.losses.count,
             libraries=by_title(self._libraries(usage)),
             actors=self._device.blocks.bytes_by_actor(),
+            process=ProcessStatistics.of(pid),
         )
 
     def _libraries(self, usage: dict[str, tuple[int, ...]]) -> dict[str, LibraryStatistics]:

@@ -5,6 +5,7 @@ Host arrays reach a device in this process by way of the pool of host memory.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -39,7 +40,7 @@ from ..base._errors import OPENING
 from ..base._host_pool import COPIES_AT_ONCE, Copying, HostPool, HostRegistrar
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._options import DeviceOptions
-from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
+from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, ProcessStatistics
 from ..base._waits import Arrival
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
@@ -496,6 +497,7 @@ class InlineDispatch:
                 }
             ),
             actors=self._device.blocks.bytes_by_actor(),
+            process=ProcessStatistics.of(os.getpid()),
         )
 
     async def close_library(self, path: str) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -34,6 +33,7 @@ from ...backends import resolve
 from ...backends.base import AccelError, NotSupportedError
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
+from ..base._statistics import processor_time
 from ._launcher_process import describe_exit, is_dead
 from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report
 
@@ -52,8 +52,6 @@ _logger = logging.getLogger("trio_accel.devices")
 # The places of two fields among those that follow the name in a process's stat file; see proc_pid_stat(5).
 _FLAGS, _STATUS = 6, -1
 _IS_EXITING = 0x4
-# CPUCLOCK_SCHED of the kernel: all that its threads have run.
-_SCHEDULED = 2
 
 
 @attrs.frozen
@@ -509,11 +507,7 @@ class WorkerProcess:
 
     def processor_time(self) -> int:
         """Nanoseconds for which its threads have run; 0 where the system does not say."""
-        try:
-            # The clock of a process: see clock_getcpuclockid(3), which Python does not have.
-            return time.clock_gettime_ns((~self.pid << 3) | _SCHEDULED)
-        except OSError:
-            return 0
+        return processor_time(self.pid)
 
     def is_in_disk_wait(self) -> bool:
         """Tell whether its main thread waits for a disk, as one does that loads a large library."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from ...actors import SystemOptions
 from ...backends.base.kit.fast_paths import use_fast_paths
 from ..base._bridge import LoopNotifier
 from ..front._system import System
@@ -89,7 +90,8 @@ async def _main(page: SharedPage) -> None:
             channel.spin_with(SpinWait(config.window, frozenset({_answers.done.name}), _REQUESTS))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
-        async with System.open(config.path) as system:
+        # A loop that is held is no silence here either: the heartbeat and `stuck_after` watch a worker.
+        async with System.open(config.path, SystemOptions(held_after=None)) as system:
             server = WorkerServer(system, channel, page, config)
             with system.subscribe(server.events.tell, messages=False):
                 await server.run(received[1:])

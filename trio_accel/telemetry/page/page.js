@@ -3,7 +3,10 @@
 
 const KEPT = 120_000, MOST_ROWS = 400, MOST_HELD = 5, SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
-const past = { rate: [], latency: new Map() };
+const emptyPast = () => ({ rate: [], latency: new Map() });
+// What the charts show: the last two minutes, and the time since the dashboard was opened.
+const past = emptyPast();
+let whole = emptyPast();
 let last = null;
 
 function make(tag, className, ...content) {
@@ -85,10 +88,15 @@ function totals(snapshot) {
     ["restarts", number(sum("restarts"))],
     ["failed", number(snapshot.operations.reduce((all, operation) => all + operation.failed, 0))],
     ["dead letters", number(snapshot.dead_letters)],
+    ["longest hold of the loop", seconds(snapshot.loop.longest || null)],
   ];
   keyed($("totals"), tiles, (tile) => tile[0],
     (tile) => make("div", "tile", make("b"), make("span", "", tile[0])),
     (element, tile) => put(element.firstChild, tile[1]));
+  const loop = snapshot.loop;
+  $("held").hidden = !loop.count;
+  put($("held"), `Tasks held the loop ${loop.count} times, ${seconds(loop.seconds)} in all; the longest time was ` +
+    `${seconds(loop.longest)}${loop.longest_at ? `, by ${loop.longest_at}` : ""}. No other task ran meanwhile.`);
 }
 
 function devices(snapshot) {
@@ -209,6 +217,13 @@ function readings(snapshot) {
     });
 }
 
+function processes(snapshot) {
+  keyed($("processes").tBodies[0], snapshot.processes, (one) => one.pid, () => row(["", "n", "n", "n", "n"]),
+    (element, one) => cells(element, [one.path, String(one.pid), bytes(one.memory), seconds(one.processor_seconds),
+      `${(100 * one.load).toFixed(0)} %`]));
+  $("of-all-processes").hidden = !snapshot.processes.length;
+}
+
 // What stands where there is nothing to list.
 function note(parent, found, text) {
   const old = parent.querySelector(":scope > .note");
@@ -216,11 +231,11 @@ function note(parent, found, text) {
   else if (!old) parent.append(make("p", "note", text));
 }
 
-function draw(svg, lines, format) {
+function draw(svg, lines, span, format) {
   const width = svg.clientWidth || 400, height = svg.clientHeight || 120, left = 58, bottom = height - 16, top = 8;
   const end = last.time * 1000, points = lines.flatMap((line) => line.points);
   const most = Math.max(...points.map((point) => point[1]), 0) || 1;
-  const x = (time) => left + (width - left - 4) * (1 - (end - time) / KEPT);
+  const x = (time) => left + (width - left - 4) * (1 - (end - time) / span);
   const y = (value) => bottom - (bottom - top) * value / most;
   const parts = [];
   const add = (tag, attributes, text) => {
@@ -233,7 +248,7 @@ function draw(svg, lines, format) {
     add("line", { class: "grid", x1: left, x2: width - 4, y1: y(most * share), y2: y(most * share) });
     add("text", { x: left - 6, y: y(most * share) + 4, "text-anchor": "end" }, format(most * share));
   }
-  add("text", { x: left, y: height - 3 }, "2 min ago");
+  add("text", { x: left, y: height - 3 }, `${span === KEPT ? "2 min" : lasted(span / 1000)} ago`);
   add("text", { x: width - 4, y: height - 3, "text-anchor": "end" }, "now");
   for (const line of lines)
     add("polyline", { class: "line " + line.name, points: line.points.map(([t, v]) => `${x(t).toFixed(1)},${y(v).toFixed(1)}`).join(" ") });
@@ -257,14 +272,42 @@ function charts(snapshot) {
     drop(kept.p99);
     if (!kept.p50.length && !kept.p99.length) past.latency.delete(name);
   }
-  keyed($("operation"), past.latency.keys(), (name) => name, (name) => make("option", "", name), () => {});
   redraw();
 }
 
+// The points of a chart: older ones of the whole time, and then those of the last two minutes.
+function points(find) {
+  const recent = find(past) ?? [], from = past.rate.length ? past.rate[0][0] : Infinity;
+  return $("span").value === "recent" ? recent : [...(find(whole) ?? []).filter(([time]) => time < from), ...recent];
+}
+
 function redraw() {
-  const chosen = past.latency.get($("operation").value) ?? { p50: [], p99: [] };
-  draw($("chart-rate"), [{ name: "rate", points: past.rate }], number);
-  draw($("chart-latency"), [{ name: "p50", points: chosen.p50 }, { name: "p99", points: chosen.p99 }], seconds);
+  const names = new Set([...past.latency.keys(), ...($("span").value === "recent" ? [] : whole.latency.keys())]);
+  keyed($("operation"), names, (name) => name, (name) => make("option", "", name), () => {});
+  const chosen = $("operation").value, rates = points((one) => one.rate);
+  const begin = $("span").value === "recent" || !rates.length ? Infinity : rates[0][0];
+  const span = Math.max(KEPT, last.time * 1000 - begin);
+  draw($("chart-rate"), [{ name: "rate", points: rates }], span, number);
+  const lines = ["p50", "p99"].map((name) => ({ name, points: points((one) => one.latency.get(chosen)?.[name]) }));
+  draw($("chart-latency"), lines, span, seconds);
+}
+
+// The program has kept what was there before this page.
+async function fetchPast() {
+  const told = await (await fetch("past")).json();
+  const read = (lines) => ({ rate: lines.rate, latency: new Map(Object.entries(lines.latency)) });
+  const recent = read(told.recent), before = ([time]) => !past.rate.length || time < past.rate[0][0];
+  whole = read(told.whole);
+  past.rate.unshift(...recent.rate.filter(before));
+  for (const [name, kept] of recent.latency) {
+    const known = past.latency.get(name) ?? { p50: [], p99: [] };
+    past.latency.set(name, known);
+    for (const which of ["p50", "p99"]) {
+      const begin = known[which].length ? known[which][0][0] : Infinity;
+      known[which].unshift(...kept[which].filter(([time]) => time < begin));
+    }
+  }
+  if (last) redraw();
 }
 
 function show(snapshot) {
@@ -275,6 +318,7 @@ function show(snapshot) {
   totals(snapshot);
   devices(snapshot);
   tree(snapshot);
+  processes(snapshot);
   operations(snapshot);
   readings(snapshot);
   failures(snapshot);
@@ -290,8 +334,11 @@ function link(state, text) {
 const first = $("first").textContent;
 if (first) show(JSON.parse(first));
 const source = new EventSource("events");
+fetchPast().catch(() => {});
+setInterval(() => { if ($("span").value !== "recent") fetchPast().catch(() => {}); }, 60_000);
 source.onmessage = (event) => { link("live", "live"); show(JSON.parse(event.data)); };
 source.onerror = () => link(source.readyState === EventSource.CLOSED ? "lost" : "wait",
   source.readyState === EventSource.CLOSED ? "refused: too many pages are open" : "the program does not answer");
-for (const [element, event] of [[$("operation"), "change"], [window, "resize"]])
+$("span").addEventListener("change", () => fetchPast().catch(() => {}));
+for (const [element, event] of [[$("operation"), "change"], [$("span"), "change"], [window, "resize"]])
   element.addEventListener(event, () => { if (last) redraw(); });

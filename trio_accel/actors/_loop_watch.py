@@ -1,0 +1,219 @@
+"""A watch over the Trio loop: which code holds it, and for how long.
+
+A task that computes or waits without a checkpoint holds the loop: no other task runs, nor does a timeout. A
+task cannot see that while it lasts, and an instrument of Trio would cost each turn of the loop. So a thread
+looks ten times a second. While it sees the loop wait for events, that is all it does, and after some seconds
+it looks less often, because a wake-up takes up to 0.1 ms. Otherwise it asks the loop to call back, and notes
+which line the loop is in at each look until it does.
+
+A thread needs the interpreter's lock to look. If it comes late itself, a function has kept that lock, and
+with it the loop. The thread gets the lock as soon as the function returns, so the line that it sees is that
+of the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from time import perf_counter
+from types import CodeType, FrameType
+from typing import TypeAlias
+
+import attrs
+import trio
+
+__all__ = ["LoopHolds", "watch_loop"]
+
+_logger = logging.getLogger("trio_accel.actors")
+
+# Seconds between two looks: the shortest hold that counts. They are rarer after so many looks at a loop that
+# waits.
+_INTERVAL, _QUIET_INTERVAL, _QUIET_LOOKS = 0.1, 0.5, 50
+# Seconds after which a hold is reported while it lasts, and between two warnings of the same line.
+_PATIENCE = 10.0
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_LIBRARIES = (_PACKAGE, "<", *[sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")])
+_Line: TypeAlias = tuple[CodeType, int]
+
+
+@attrs.frozen(kw_only=True)
+class LoopHolds:
+    """The times in which one task held the Trio loop for 0.1 s or longer, so that no other task ran.
+
+    A thread looks ten times a second, so a hold counts up to 0.1 s less than it took. After five seconds in
+    which the loop did nothing, it looks every 0.5 s.
+
+    Attributes:
+        count: How many there were.
+        seconds: Their sum.
+        longest: Seconds of the longest.
+        longest_at: The file, line and function in which the loop was then; None if that was not seen.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    longest_at: str | None = None
+
+
+@attrs.define(eq=False)
+class _Look:
+    """A time from which on the loop is asked to call back, until it does.
+
+    Attributes:
+        began: When the loop was first seen busy.
+        lines: The lines in which it was seen, by how often.
+        is_over: Whether it has called back.
+        is_logged: Whether it was reported while it lasts.
+    """
+
+    began: float
+    lines: Counter[_Line] = attrs.field(factory=Counter[_Line])
+    is_over: bool = False
+    is_logged: bool = False
+
+    def where(self) -> str | None:
+        """Return the line in which the loop was seen most often, as text."""
+        if not self.lines:
+            return None
+        [[(code, line), _]] = self.lines.most_common(1)
+        return f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
+
+
+class LoopWatch:
+    """The watch over the loop of this Trio run, which all its systems share.
+
+    Args:
+        warn_after: Seconds after which a hold is logged.
+
+    Attributes:
+        holds: What was seen.
+        users: How many systems share it.
+    """
+
+    def __init__(self, warn_after: float) -> None:
+        self.holds = LoopHolds()
+        self.users = 0
+        self._warn_after = warn_after
+        self._loop = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
+        self._unlogged = 0
+        self._logged: str | None = None
+        self._logged_at = float("-inf")
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trio_accel loop watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        look: _Look | None = None
+        quiet = 0
+        while True:
+            interval = _INTERVAL if quiet < _QUIET_LOOKS else _QUIET_INTERVAL
+            due = perf_counter() + interval
+            if self._end.wait(interval):
+                return
+            frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # documented, and the only way
+            now = perf_counter()
+            if look is None or look.is_over:
+                if frame is None or (_is_idle(frame) and now < due + _INTERVAL):
+                    quiet += 1
+                    continue
+                look, quiet = _Look(due), 0
+                try:
+                    self._token.run_sync_soon(self._called_back, look)
+                except trio.RunFinishedError:
+                    return
+            if frame is not None and not _is_idle(frame):
+                look.lines[_line(frame)] += 1
+            if now - look.began >= _PATIENCE and not look.is_logged:
+                look.is_logged = True
+                _log(logging.WARNING, "is held", now - look.began, look.where(), "")
+
+    def _called_back(self, look: _Look) -> None:
+        look.is_over = True
+        now = perf_counter()
+        seconds, holds = now - look.began, self.holds
+        if seconds < _INTERVAL:
+            return
+        where = look.where()
+        is_longest = seconds > holds.longest
+        self.holds = LoopHolds(
+            count=holds.count + 1,
+            seconds=holds.seconds + seconds,
+            longest=max(seconds, holds.longest),
+            longest_at=where if is_longest else holds.longest_at,
+        )
+        if seconds < self._warn_after:
+            return
+        if where == self._logged and now < self._logged_at + _PATIENCE:
+            self._unlogged += 1
+            return
+        others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
+        self._unlogged, self._logged, self._logged_at = 0, where, now
+        _log(logging.INFO if look.is_logged else logging.WARNING, "was held", seconds, where, others)
+
+
+def _is_idle(frame: FrameType) -> bool:
+    """Return whether a loop waits for events."""
+    code = frame.f_code
+    return code.co_name == "get_events" and "_io_" in code.co_filename
+
+
+def _line(frame: FrameType) -> _Line:
+    """Find the innermost line of the task that is not a library's, or of any library if there is none."""
+    inner: FrameType | None = frame
+    # Below is the code that has called `trio.run`, which says nothing.
+    while inner is not None and inner.f_code.co_name != "unrolled_run":
+        if not inner.f_code.co_filename.startswith(_LIBRARIES):
+            return inner.f_code, inner.f_lineno
+        inner = inner.f_back
+    return frame.f_code, frame.f_lineno
+
+
+def _log(level: int, verb: str, seconds: float, where: str | None, others: str) -> None:
+    text = "the Trio loop %s for %.1f s %s%s"
+    place = "while none of its code ran: the process was stopped, or a thread kept the interpreter's lock"
+    if where is not None:
+        remedy = "no other task ran; move such work to a thread (trio.to_thread.run_sync) or to a device"
+        place = f"by {where}: {remedy}"
+    extra = {"seconds": seconds, "where": where, "is_untold": True}
+    _logger.log(level, text, verb, seconds, place, others, extra=extra)
+
+
+_watch = trio.lowlevel.RunVar[LoopWatch | None]("loop watch", None)
+
+
+@contextmanager
+def watch_loop(warn_after: float | None) -> Generator[LoopWatch | None, None, None]:
+    """Watch the loop of this run for the body of the ``with``.
+
+    Args:
+        warn_after: Seconds after which a hold is logged, unless another system of the run has begun to watch;
+            None not to watch.
+    """
+    if warn_after is None:
+        yield None
+        return
+    watch = _watch.get()
+    if watch is None:
+        watch = LoopWatch(warn_after)
+        _watch.set(watch)
+    watch.users += 1
+    try:
+        yield watch
+    finally:
+        watch.users -= 1
+        if not watch.users:
+            _watch.set(None)
+            watch.close()

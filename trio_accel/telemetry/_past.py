@@ -1,0 +1,91 @@
+"""What the charts of the dashboard show of the time before they are looked at, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from ._snapshot import OperationRow, SystemSnapshot
+
+# Seconds between two points, points of the last two minutes, and of the whole time.
+INTERVAL, _RECENT, _WHOLE = 1.0, 120, 240
+# Messages whose latency is kept in a point: those with the highest rates.
+_OPERATIONS = 20
+
+
+@attrs.frozen
+class _Point:
+    """Figures of one moment.
+
+    Attributes:
+        time: Seconds since the epoch.
+        uptime: Seconds since the system was opened, which no one sets back.
+        ended: Messages that have ended by then, however they did.
+        latency: p50 and p99 in seconds, by the name of the message.
+    """
+
+    time: float
+    uptime: float
+    ended: int
+    latency: dict[str, tuple[float | None, float | None]]
+
+
+class Past:
+    """Points of the last two minutes, and of the whole time.
+
+    Half of the points of the whole time are dropped whenever there are too many, and further ones are twice
+    as far apart. Counts are kept rather than rates, so that no message is lost with a point.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[_Point] = deque(maxlen=_RECENT)
+        self._whole: list[_Point] = []
+        self._step = INTERVAL
+
+    def add(self, snapshot: SystemSnapshot) -> None:
+        """Take a snapshot's figures, unless the last point is too near."""
+        # Snapshots of a timer come a little early or late.
+        if self._recent and snapshot.uptime < self._recent[-1].uptime + 0.9 * INTERVAL:
+            return
+        rows = snapshot.operations
+        busiest = busiest_first(rows)[:_OPERATIONS]
+        point = _Point(
+            snapshot.time,
+            snapshot.uptime,
+            sum(row.completed + row.failed + row.cancelled for row in rows),
+            {f"{row.path} {row.message_type}": (row.p50, row.p99) for row in busiest},
+        )
+        self._recent.append(point)
+        if not self._whole or point.uptime >= self._whole[-1].uptime + 0.9 * self._step:
+            self._whole.append(point)
+        if len(self._whole) >= _WHOLE:
+            del self._whole[1::2]
+            self._step *= 2
+
+    def to_json(self) -> str:
+        """Return the lines of the charts as JSON text: ``recent`` and ``whole``."""
+        return json.dumps({"recent": _lines(self._recent), "whole": _lines(self._whole)})
+
+
+def busiest_first(rows: Iterable[OperationRow]) -> list[OperationRow]:
+    """Sort messages by their rates."""
+    return sorted(rows, key=lambda row: (-row.rate, -row.completed))
+
+
+def _lines(points: Iterable[_Point]) -> dict[str, object]:
+    rate: list[tuple[float, float]] = []
+    latency: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    before: _Point | None = None
+    for point in points:
+        if before is not None:
+            rate.append((1e3 * point.time, (point.ended - before.ended) / (point.uptime - before.uptime)))
+        before = point
+        for name, values in point.latency.items():
+            kept = latency.setdefault(name, {"p50": [], "p99": []})
+            for line, value in zip(kept.values(), values, strict=True):
+                if value is not None:
+                    line.append((1e3 * point.time, value))
+    return {"rate": rate, "latency": latency}
