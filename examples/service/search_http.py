@@ -8,6 +8,7 @@ length is said twice. So this file has the connections, and h11 has the rules of
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Generator, Iterable, MutableMapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,11 @@ MOST_WAITING = 256
 HEADERS = 5.0
 BODY = 5.0
 LONGEST_HEADERS = 16 << 10
+# Parts of a body: h11 takes longer for each than for its bytes, of which a part may have one.
+MOST_PARTS = 4096
+# Spaces before the value of a header. h11 takes a time that grows with their square where the value is illegal.
+MOST_SPACES = 1024
+PADDED = re.compile(rb"[!#-'*+.0-9A-Z^-z|~-]:[ \t]{%d}" % MOST_SPACES)
 # Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
 # for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
 BACKLOG = 64
@@ -132,7 +138,10 @@ class Connection:
     has_come: trio.Event = attrs.field(factory=trio.Event)
     is_wanted: trio.Event = attrs.field(factory=trio.Event)
     body_ended: bool = False
+    parts: int = 0
     is_head: bool = False
+    # The last bytes that have come, in which spaces may have begun.
+    newest: bytes = b""
     # When the body has to be there, and the status of a request that ends without the application's answer.
     body_due: float = 0.0
     fault: int = 0
@@ -163,7 +172,7 @@ class Connection:
         try:
             with self.server.without_place(self, HEADERS):
                 while (event := self.http.next_event()) is h11.NEED_DATA:
-                    self.http.receive_data(await self.stream.receive_some(LONGEST_HEADERS))
+                    self.take(await self.stream.receive_some(LONGEST_HEADERS))
                 if not isinstance(event, h11.Request):
                     return None
                 status = why_not(event)
@@ -176,6 +185,14 @@ class Connection:
         if status != 408 or self.http.trailing_data[0]:
             await self.refuse(status)
         return None
+
+    def take(self, data: bytes) -> None:
+        """Give bytes of the client to h11, unless they would hold it up."""
+        seen = self.newest + data
+        if PADDED.search(seen):
+            raise h11.RemoteProtocolError("a header begins with too many spaces")
+        self.newest = seen[-MOST_SPACES - 1 :]
+        self.http.receive_data(data)
 
     async def refuse(self, status: int, *headers: tuple[bytes, bytes]) -> None:
         """Answer without the application, and end the connection."""
@@ -195,7 +212,8 @@ class Connection:
 
     async def answer(self, request: h11.Request) -> None:
         """Have the application answer; that ends when the client leaves."""
-        self.has_come, self.is_wanted, self.body_ended = trio.Event(), trio.Event(), False
+        self.has_come, self.is_wanted = trio.Event(), trio.Event()
+        self.body_ended, self.parts = False, 0
         self.is_head = request.method == b"HEAD"
         self.body_due = trio.current_time() + BODY
         async with trio.open_nursery() as nursery:
@@ -208,7 +226,7 @@ class Connection:
         """Read what the application asks for, and then whether the client leaves."""
         while True:
             data = await self.stream.receive_some(1 << 16)
-            self.http.receive_data(data)
+            self.take(data)
             self.has_come.set()
             if not data:
                 scope.cancel()
@@ -242,6 +260,11 @@ class Connection:
         """The next part of the body, or its end."""
         if self.http.they_are_waiting_for_100_continue:
             await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
+        # Parts that are here already hold up no other connection.
+        await trio.lowlevel.checkpoint()
+        self.parts += 1
+        if self.parts > MOST_PARTS:
+            raise h11.RemoteProtocolError(f"the body has more than {MOST_PARTS} parts", 413)
         while (event := self.http.next_event()) is h11.NEED_DATA:
             self.has_come = trio.Event()
             self.is_wanted.set()
