@@ -29,12 +29,11 @@ from text import Shown, Text, TooLongError
 import trio_accel as ta
 
 LONGEST_BODY = 1 << 20
-# Fields of an object, and messages of a chat or parts of a message. A body has room for 100 000 of them, which are
-# not looked at.
+# Fields of an object, and messages of a chat or parts of a message. A body has room for 100 000 of them,
+# which are not looked at.
 MOST_FIELDS, MOST_LISTED = 1024, 8192
 LONGEST_STOP = 1000
-# Threads that read requests. A thread goes on when its client has left, so strangers can hold these, and no other
-# threads.
+# Threads that read requests. A thread goes on when its client has left, so strangers can hold these alone.
 READERS = 2
 # Pydantic reads a text that has a bound: a lone surrogate is refused.
 Written: TypeAlias = Annotated[str, Field(max_length=LONGEST_BODY)]

@@ -34,9 +34,10 @@ BODY = 5.0
 LONGEST_HEADERS = 16 << 10
 # Parts of a body: h11 takes longer for each than for its bytes, of which a part may have one.
 MOST_PARTS = 4096
-# Spaces before the value of a header. h11 takes a time that grows with their square where the value is illegal.
+# Spaces before the value of a header. h11's time grows with their square if the value is illegal.
 MOST_SPACES = 1024
-PADDED = re.compile(rb"[!#-'*+.0-9A-Z^-z|~-]:[ \t]{%d}" % MOST_SPACES)
+# A line that begins with a space belongs to the header before it.
+PADDED = re.compile(rb"[!#-'*+.0-9A-Z^-z|~-]:(?:\r?\n?[ \t]){%d}" % MOST_SPACES)
 # Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
 # for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
 BACKLOG = 64
@@ -191,7 +192,7 @@ class Connection:
         seen = self.newest + data
         if PADDED.search(seen):
             raise h11.RemoteProtocolError("a header begins with too many spaces")
-        self.newest = seen[-MOST_SPACES - 1 :]
+        self.newest = seen[-3 * MOST_SPACES - 2 :]
         self.http.receive_data(data)
 
     async def refuse(self, status: int, *headers: tuple[bytes, bytes]) -> None:
@@ -243,33 +244,35 @@ class Connection:
             await trio.sleep_forever()
         try:
             with trio.fail_at(self.body_due):
-                event = await self.body_event()
+                data, self.body_ended = await self.body_part()
         except (trio.TooSlowError, h11.RemoteProtocolError) as error:
             self.fault = getattr(error, "error_status_hint", 408)
             logger.debug("a request that is not whole: %r", error)
             self.answering.cancel()
             await trio.sleep_forever()
-        data = bytes(event.data) if isinstance(event, h11.Data) else None
-        self.body_ended = data is None
         if self.body_ended:
             # From here on the reader looks for the client's end.
             self.is_wanted.set()
-        return {"type": "http.request", "body": data or b"", "more_body": not self.body_ended}
+        return {"type": "http.request", "body": data, "more_body": not self.body_ended}
 
-    async def body_event(self) -> Any:
-        """The next part of the body, or its end."""
+    async def body_part(self) -> tuple[bytes, bool]:
+        """What has come of the body, and whether that is its end."""
         if self.http.they_are_waiting_for_100_continue:
             await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
-        # Parts that are here already hold up no other connection.
-        await trio.lowlevel.checkpoint()
-        self.parts += 1
-        if self.parts > MOST_PARTS:
-            raise h11.RemoteProtocolError(f"the body has more than {MOST_PARTS} parts", 413)
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            self.has_come = trio.Event()
-            self.is_wanted.set()
-            await self.has_come.wait()
-        return event
+        data = bytearray()
+        while True:
+            event = self.http.next_event()
+            if isinstance(event, h11.Data):
+                data += event.data
+                self.parts += 1
+                if self.parts > MOST_PARTS:
+                    raise h11.RemoteProtocolError(f"the body has more than {MOST_PARTS} parts", 413)
+            elif data or event is not h11.NEED_DATA:
+                return bytes(data), event is not h11.NEED_DATA
+            else:
+                self.has_come = trio.Event()
+                self.is_wanted.set()
+                await self.has_come.wait()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """A part of the answer: `send` of ASGI. It waits while the client does not read."""

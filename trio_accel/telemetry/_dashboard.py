@@ -44,8 +44,8 @@ _TOO_LONG = _REFUSAL % b"431 Request Header Fields Too Large"
 # Seconds and bytes of the headers of a request, and seconds in which a browser takes a part of its answer.
 _HEAD_SECONDS, _HEAD_BYTES, _SEND_SECONDS = 5.0, 16384, 10.0
 _HEAD_END = re.compile(rb"\n\r?\n")
-# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it. h11 takes a time that grows with the
-# square of the spaces before an illegal byte.
+# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it. The time of h11 grows with the
+# square of the number of spaces before an illegal byte.
 _REFUSED = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:|[\0\f\v]|\r(?!\n)")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
