@@ -82,7 +82,7 @@ async def main(port: int) -> None:
 
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one request by HTTP/1.1. A client has 5 seconds for all of it, and holds no place before."""
-    http, events, scope = h11.Connection(h11.SERVER), list[Any](), {"type": "http", "root_path": ""}
+    http, events, scope = h11.Connection(h11.SERVER, 4096), list[Any](), {"type": "http", "root_path": ""}
 
     async def receive() -> dict[str, Any]:
         kind = "request" if events or await stream.receive_some(65536) else "disconnect"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -17,21 +18,30 @@ from generation import Generation, Prompt
 from model import Sampling
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from text import Shown, Text
+from text import Shown, Text, TooLongError
 
 import trio_accel as ta
 
 LONGEST_BODY = 1 << 20
+# Fields of an object, and messages of a chat or parts of a message. A body has room for 100 000 of them,
+# which are not looked at.
+MOST_FIELDS, MOST_LISTED = 1024, 8192
+LONGEST_STOP = 1000
+# Threads that read requests. A thread goes on when its client has left, so strangers can hold these alone.
+READERS = 2
 # Pydantic reads a text that has a bound: a lone surrogate is refused.
 Written: TypeAlias = Annotated[str, Field(max_length=LONGEST_BODY)]
-Stops: TypeAlias = Annotated[list[Written], Field(max_length=4)]
-OneText: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=1)]
-Tokens: TypeAlias = Annotated[list[int], Field(min_length=1)]
+Stop: TypeAlias = Annotated[str, Field(max_length=LONGEST_STOP)]
+# A list with `fail_fast` has one error, where others have one for each of their elements.
+Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
+OneText: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=1, fail_fast=True)]
+Tokens: TypeAlias = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 # Fields that mean nothing here.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 # These parameters of a query are texts as they are; any other value is JSON.
@@ -75,13 +85,18 @@ class Part(BaseModel, strict=True):
     text: Written
 
 
+Parts: TypeAlias = Annotated[list[Part], Field(max_length=MOST_LISTED, fail_fast=True)]
+
+
 class Message(BaseModel, strict=True):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="one of system, developer, user, assistant"
     )
-    content: Written | list[Part] = Field(description="a text, or parts that have text alone")
+    content: Written | Parts = Field(
+        description=f"a text, or at most {MOST_LISTED} parts that have text alone"
+    )
 
     def known(self) -> dict[str, str]:
         """The message as templates know it."""
@@ -97,7 +112,9 @@ class Asked(BaseModel, extra="forbid", strict=True):
     stream_options: dict[Literal["include_usage"], Literal[False, True]] = Field(
         {}, description="an object with include_usage alone"
     )
-    stop: Written | Stops = Field([], description="a text, or a list of at most 4 stop strings")
+    stop: Stop | Stops = Field(
+        [], description=f"a text, or a list of at most 4 stop strings, of at most {LONGEST_STOP} letters each"
+    )
     temperature: float = number(0, 2, 1)
     top_p: float = number(0, 1, 1)
     seed: int | None = number(-(1 << 63), (1 << 63) - 1, None, "a whole number")
@@ -123,16 +140,21 @@ class AskedChat(Asked):
     kind: ClassVar = ("chatcmpl-", "chat.completion", "chat.completion.chunk")
     source: ClassVar = "messages"
     default: ClassVar = 256
-    messages: list[Message] = Field(min_length=1, description="a list of at least one message")
+    messages: list[Message] = Field(
+        min_length=1,
+        max_length=MOST_LISTED,
+        fail_fast=True,
+        description=f"a list of at least one message and at most {MOST_LISTED}",
+    )
     max_completion_tokens: int | None = number(1, 1 << 31, None, "a whole number")
 
     def most(self) -> int | None:
         """The most tokens that are made."""
         return self.max_completion_tokens or self.max_tokens
 
-    def tokens(self, text: Text) -> list[int]:
+    def tokens(self, text: Text, most: int) -> list[int]:
         """The tokens of the prompt. Blocking."""
-        return text.chat([message.known() for message in self.messages])
+        return text.chat([message.known() for message in self.messages], most)
 
     def said(self, where: str, **fields: str) -> dict[str, Any]:
         """A part of the answer."""
@@ -151,10 +173,10 @@ class AskedText(Asked):
         """The most tokens that are made."""
         return self.max_tokens
 
-    def tokens(self, text: Text) -> list[int]:
+    def tokens(self, text: Text, most: int) -> list[int]:
         """The tokens of the prompt. Blocking."""
         given = cast("list[Any]", [self.prompt] if isinstance(self.prompt, str) else self.prompt)
-        return text.encode(given[0]) if isinstance(given[0], str) else given
+        return text.encode(given[0], most) if isinstance(given[0], str) else given
 
     def said(self, where: str, **fields: str) -> dict[str, Any]:
         """A part of the answer."""
@@ -171,14 +193,15 @@ def application(
         recorder: Its metrics.
         keys: Shares by the keys of clients; without any, every client is served.
     """
-    device = generation.model.caches[0].device
+    device, readers = generation.model.caches[0].device, trio.CapacityLimiter(READERS)
 
     async def complete(kind: type[AskedChat | AskedText], request: Request) -> Answer:
         key = key_of(request, keys)
         if request.method == "HEAD":  # which comes with GET: nobody would get the text
             raise HTTPException(405)
-        body = await body_of(request) if request.method == "POST" else query_of(request, generation)
-        return await read(kind, body, generation, key)
+        given = await body_of(request) if request.method == "POST" else request.query_params
+        reading = partial(read, kind, given, generation, key)
+        return await trio.to_thread.run_sync(reading, abandon_on_cancel=True, limiter=readers)
 
     async def models(request: Request) -> Response:
         key_of(request, keys)
@@ -308,15 +331,20 @@ def key_of(request: Request, keys: Mapping[str, float]) -> str:
     return key if keys else ""
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request."""
+async def body_of(request: Request) -> bytes:
+    """The body of a request."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LONGEST_BODY:
             raise ApiError(f"the body has more than {LONGEST_BODY} bytes", status=413)
+    return bytes(body)
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body."""
     try:
-        found: object = json.loads(body)
+        found: object = json.loads(body, object_pairs_hook=object_of)
     except (ValueError, RecursionError):
         raise ApiError("the body is not JSON") from None
     if not isinstance(found, dict):
@@ -325,55 +353,81 @@ async def body_of(request: Request) -> dict[str, Any]:
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
 
 
-def query_of(request: Request, generation: Generation) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its fields, of which there are not too many."""
+    if len(pairs) > MOST_FIELDS:
+        raise ApiError(f"an object must have at most {MOST_FIELDS} fields, got {len(pairs)}")
+    return dict(pairs)
+
+
+def parameters_of(query: QueryParams, name: str) -> dict[str, Any]:
     """The parameters behind a path, as `EventSource` asks."""
-    found: dict[str, Any] = {"model": generation.loaded.name, **request.query_params}
-    for name in found.keys() - TEXTS:
+    found: dict[str, Any] = {"model": name, **object_of(query.multi_items())}
+    for field in found.keys() - TEXTS:
         with suppress(ValueError, RecursionError):  # The check of the field tells of what is no JSON.
-            found[name] = json.loads(found[name])
+            found[field] = json.loads(found[field], object_pairs_hook=object_of)
     return found
 
 
-async def read(
-    kind: type[AskedChat | AskedText], body: dict[str, Any], generation: Generation, tenant: str
+def read(
+    kind: type[AskedChat | AskedText], given: bytes | QueryParams, generation: Generation, tenant: str
 ) -> Answer:
-    """Read a request, and name the field that cannot be served."""
+    """Read a request, and name the field that cannot be served. Blocking: a large one takes a second."""
     text, name, words = generation.loaded.text, generation.loaded.name, generation.loaded.config.words
+    body = fields_of(given) if isinstance(given, bytes) else parameters_of(given, name)
     if body.get("model") != name:
-        what = f"the model {body.get('model')!r:.80} does not exist, only {name!r}"
+        what = f"the model {shown(body.get('model'))} does not exist, only {name!r}"
         raise ApiError(what, "model", "model_not_found", 404)
+    asked = checked(kind, {field: value for field, value in body.items() if field not in IGNORED})
     try:
-        asked = kind.model_validate({field: value for field, value in body.items() if field not in IGNORED})
-    except ValidationError as error:
-        raise refusal_of(error, kind) from None
-    tokens = await trio.to_thread.run_sync(asked.tokens, text)
+        tokens = asked.tokens(text, generation.most)
+    except TooLongError as error:
+        raise too_long(asked, generation, f"at least {error.least}", asked.most() or 1) from None
     if tokens and not 0 <= min(tokens) <= max(tokens) < words:
         raise ApiError(f"tokens must be 0 to {words - 1}", asked.source)
     room = generation.most - len(tokens)
     most = asked.most() or max(min(asked.default, room), 1)
     if not tokens or most > room:
-        what = f"a prompt must have a token, and with what is made at most {generation.most}, "
-        what += f"got {len(tokens)} and {most}"
-        raise ApiError(what, asked.source, "context_length_exceeded")
+        raise too_long(asked, generation, f"{len(tokens)}", most)
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=seed)
     return Answer(generation, asked, Prompt(tokens=tokens, most=most, sampling=sampling, tenant=tenant))
 
 
-def refusal_of(error: ValidationError, kind: type[Asked]) -> ApiError:
-    """Name the first field that is wrong, what it must be, and what has come."""
+def too_long(asked: AskedChat | AskedText, generation: Generation, got: str, most: int) -> ApiError:
+    """Make the error of a prompt that has no token, or does not fit with what is made."""
+    what = (
+        f"a prompt must have a token, and with what is made at most {generation.most}, got {got} and {most}"
+    )
+    return ApiError(what, asked.source, "context_length_exceeded")
+
+
+def checked(kind: type[AskedChat | AskedText], fields: dict[str, Any]) -> AskedChat | AskedText:
+    """Check the fields of a request, and name the first that is wrong, what it must be, and what has come."""
     # A field that is not here comes first: it may say that another interface was meant.
-    found = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    name, *place = [str(one) for one in found["loc"]] or [repr(found["input"])]
-    field = kind.model_fields.get(name)
+    unknown = next((name for name in fields if name not in kind.model_fields), None)
+    if unknown is not None:
+        told = unknown[:80] if unknown.isprintable() else repr(unknown[:80])
+        raise ApiError(f"{told} is not supported here: leave it out", told, "unsupported_parameter")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)[0]
+    name, *place = map(str, found["loc"])
+    field = kind.model_fields[name]
     if name == "messages" and place:
         part = (place[1:] or ["role"])[0]
         name, field = f"messages[{place[0]}].{part}", Message.model_fields[part]
-    if field is None:
-        return ApiError(
-            f"{name[:80]} is not supported here: leave it out", name[:80], "unsupported_parameter"
-        )
     if field.description is None:
-        return ApiError(f"{name} is not supported here: leave it out", name, "unsupported_value")
+        raise ApiError(f"{name} is not supported here: leave it out", name, "unsupported_value")
     got = None if found["type"] == "missing" else found["input"]
-    return ApiError(f"{name} must be {field.description}, got {got!r:.60}", name)
+    raise ApiError(f"{name} must be {field.description}, got {shown(got)}", name)
+
+
+def shown(value: object) -> str:
+    """The beginning of a value; the rest of it is not looked at."""
+    return f"{SHORT.repr(value):.60}"
+
+
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = 80

@@ -100,7 +100,8 @@ class Generation:
         if table.room < end:
             await table.reserve(end)
         # An equal beginning, such as the message of the system, is in the pages already, and is left out.
-        tokens = [*prompt.tokens, *sequence.parts][table.length : end]
+        made = [place - prompt.length() for place in (table.length, end)]
+        tokens = [*prompt.tokens[table.length : end], *sequence.parts[max(made[0], 0) : max(made[1], 0)]]
         return Run(tokens=tokens, start=table.length, pages=table.pages, sampling=prompt.sampling)
 
     def _result(self, sequence: _Sequence, token: int) -> StepResult[int]:

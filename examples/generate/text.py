@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from llama import Config, random_weights, weights_of
 
-__all__ = ["SMOLLM2", "InputError", "Loaded", "Shown", "Text", "load_file", "load_random"]
+__all__ = [
+    "SMOLLM2",
+    "InputError",
+    "Loaded",
+    "Shown",
+    "Text",
+    "TooLongError",
+    "load_file",
+    "load_random",
+]
 
 _PACKAGES = ("tokenizers", "jinja2")
 _CONTROL = 3
@@ -42,6 +51,18 @@ class InputError(Exception):
     """Something that the user gave cannot be used; the text says why."""
 
 
+class TooLongError(Exception):
+    """A text has more tokens than were allowed.
+
+    Attributes:
+        least: The tokens that it has at least.
+    """
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"the text has at least {least} tokens")
+        self.least = least
+
+
 class Text:
     """Makes tokens of texts and of chats, and texts of tokens.
 
@@ -64,24 +85,48 @@ class Text:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string(template)
         self._control = re.compile("(" + "|".join(map(re.escape, controls)) + ")")
+        # Letters of the longest token: a text of that many bytes may be a single token.
+        self._longest = max(map(len, self.tokenizer.get_vocab()))
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text of a user; it has no control tokens."""
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Tokens of a text of a user; it has no control tokens.
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        Args:
+            text: The text.
+            most: The most tokens that are of use.
+
+        Raises:
+            TooLongError: The text is so long that it must have more tokens.
+        """
+        self._check_length([text], most)
+        return self._encode([text])[0]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        # `encode` would hold Python's lock until it has ended, and `encode_batch` does not.
+        return [one.ids for one in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def _check_length(self, texts: Sequence[str], most: int | None) -> None:
+        # Each byte of a text is one letter in the texts of tokens.
+        least = -(-sum(len(text.encode()) for text in texts) // self._longest)
+        if most is not None and least > most:
+            raise TooLongError(least)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], most: int | None = None) -> list[int]:
         """Tokens of a chat, up to where the answer begins.
 
         Args:
             messages: Each has a role and a content.
+            most: The most tokens that are of use.
+
+        Raises:
+            TooLongError: The contents are so long that they must have more tokens.
         """
         said = [message["content"] for message in messages]
+        self._check_length(said, most)
         # A letter that nobody uses breaks each control token that a user has written, until the template's
         # own are found. What stands beside each other is still encoded together.
-        mark = next(
-            letter for letter in map(chr, range(0xE000, 0x110000)) if not any(letter in one for one in said)
-        )
+        used = set[str]().union(*said)
+        mark = next(letter for letter in map(chr, range(0xE000, 0x110000)) if letter not in used)
         broken = [
             {
                 **message,
@@ -90,11 +135,11 @@ class Text:
             for message, content in zip(messages, said, strict=True)
         ]
         text = self._template.render(messages=broken, add_generation_prompt=True)
-        tokens: list[int] = []
-        for part in self._control.split(text):
-            control = self.controls.get(part)
-            tokens += self.encode(part.replace(mark, "")) if control is None else [control]
-        return tokens
+        # Control tokens are at the odd places.
+        parts = self._control.split(text)
+        plain = self._encode([part.replace(mark, "") for part in parts[::2]])
+        controls = [*([self.controls[part]] for part in parts[1::2]), []]
+        return [token for pair in zip(plain, controls, strict=True) for tokens in pair for token in tokens]
 
 
 class Shown:
@@ -109,9 +154,9 @@ class Shown:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer, self._stream = text.tokenizer, DecodeStream(skip_special_tokens=True)
-        self._stop = [one for one in stop if one]
+        self._stops = [_Stop(one) for one in stop if one]
         self._tokens: list[int] = []
-        self._decoded = self._held = ""
+        self._decoded, self._held = 0, ""
         self.is_stopped = False
         """Whether a stop string has come: there is no more text."""
 
@@ -126,29 +171,47 @@ class Shown:
     def finish(self) -> str:
         """Return the rest; bytes that are no letter are shown as U+FFFD."""
         whole: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        rest = self._show(whole[len(self._decoded) :]) + self._held
+        rest = self._show(whole[self._decoded :]) + self._held
         return "" if self.is_stopped else rest
 
     def _show(self, text: str) -> str:
         if self.is_stopped:
             return ""
-        self._decoded += text
+        self._decoded += len(text)
         held = self._held + text
-        # The stop string that was whole first, wherever tokens end; of several the longest.
-        found = [(held.find(stop) + len(stop), held.find(stop)) for stop in self._stop if stop in held]
-        if found:
-            self.is_stopped, self._held = True, ""
-            return held[: min(found)[1]]
-        begun = max((_overlap(held, stop) for stop in self._stop), default=0)
+        for end, letter in enumerate(text, len(self._held) + 1):
+            # The stop string that is whole first, wherever tokens end; of several the longest.
+            if whole := [len(stop.text) for stop in self._stops if stop.push(letter)]:
+                self.is_stopped, self._held = True, ""
+                return held[: end - max(whole)]
+        begun = max((stop.begun for stop in self._stops), default=0)
         self._held = held[len(held) - begun :]
         return held[: len(held) - begun]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """How many letters at the end of a text may be the beginning of a stop string."""
-    return next(
-        (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
-    )
+class _Stop:
+    """Looks for a text in letters that come one by one, in a time that grows with their number alone.
+
+    It is the search of Knuth, Morris and Pratt ("Fast pattern matching in strings", 1977).
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.begun = text, 0
+        """How many letters of the text have come at the end."""
+        # For each beginning of the text the longest shorter one that is its end, too.
+        self._shorter = [0]
+        for letter in text[1:]:
+            self._shorter.append(self._after(self._shorter[-1], letter))
+
+    def _after(self, begun: int, letter: str) -> int:
+        while begun and self.text[begun] != letter:
+            begun = self._shorter[begun - 1]
+        return begun + (self.text[begun] == letter)
+
+    def push(self, letter: str) -> bool:
+        """Take a letter, and return whether the text is whole now; it is not used any more after that."""
+        self.begun = self._after(self.begun, letter)
+        return self.begun == len(self.text)
 
 
 @attrs.frozen(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
+import attrs
 from search_batch import MOST_TASKS, Answer
 from search_model import Task
 
@@ -57,7 +58,20 @@ async def similar(ask: Ask, body: dict[str, Any]) -> dict[str, object]:
     return {"model": found.model, "sentences": rows}
 
 
-ENDPOINTS = {"/embed": embed, "/similar": similar}
+@attrs.frozen
+class Endpoint:
+    """What answers at a path.
+
+    Attributes:
+        serve: Makes the answer of the fields of a body.
+        fields: The fields that it is given; a body may have more, which are ignored.
+    """
+
+    serve: Callable[[Ask, dict[str, Any]], Awaitable[dict[str, object]]]
+    fields: Sequence[str]
+
+
+ENDPOINTS = {"/embed": Endpoint(embed, ("texts",)), "/similar": Endpoint(similar, ("text", "count"))}
 
 
 def text_of(body: dict[str, Any], name: str) -> str:

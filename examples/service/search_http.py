@@ -8,6 +8,7 @@ length is said twice. So this file has the connections, and h11 has the rules of
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Generator, Iterable, MutableMapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,12 @@ MOST_WAITING = 256
 HEADERS = 5.0
 BODY = 5.0
 LONGEST_HEADERS = 16 << 10
+# Parts of a body: h11 takes longer for each than for its bytes, of which a part may have one.
+MOST_PARTS = 4096
+# Spaces before the value of a header. h11's time grows with their square if the value is illegal.
+MOST_SPACES = 1024
+# A line that begins with a space belongs to the header before it.
+PADDED = re.compile(rb"[!#-'*+.0-9A-Z^-z|~-]:(?:\r?\n?[ \t]){%d}" % MOST_SPACES)
 # Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
 # for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
 BACKLOG = 64
@@ -132,7 +139,10 @@ class Connection:
     has_come: trio.Event = attrs.field(factory=trio.Event)
     is_wanted: trio.Event = attrs.field(factory=trio.Event)
     body_ended: bool = False
+    parts: int = 0
     is_head: bool = False
+    # The last bytes that have come, in which spaces may have begun.
+    newest: bytes = b""
     # When the body has to be there, and the status of a request that ends without the application's answer.
     body_due: float = 0.0
     fault: int = 0
@@ -163,7 +173,7 @@ class Connection:
         try:
             with self.server.without_place(self, HEADERS):
                 while (event := self.http.next_event()) is h11.NEED_DATA:
-                    self.http.receive_data(await self.stream.receive_some(LONGEST_HEADERS))
+                    self.take(await self.stream.receive_some(LONGEST_HEADERS))
                 if not isinstance(event, h11.Request):
                     return None
                 status = why_not(event)
@@ -176,6 +186,14 @@ class Connection:
         if status != 408 or self.http.trailing_data[0]:
             await self.refuse(status)
         return None
+
+    def take(self, data: bytes) -> None:
+        """Give bytes of the client to h11, unless they would hold it up."""
+        seen = self.newest + data
+        if PADDED.search(seen):
+            raise h11.RemoteProtocolError("a header begins with too many spaces")
+        self.newest = seen[-3 * MOST_SPACES - 2 :]
+        self.http.receive_data(data)
 
     async def refuse(self, status: int, *headers: tuple[bytes, bytes]) -> None:
         """Answer without the application, and end the connection."""
@@ -195,7 +213,8 @@ class Connection:
 
     async def answer(self, request: h11.Request) -> None:
         """Have the application answer; that ends when the client leaves."""
-        self.has_come, self.is_wanted, self.body_ended = trio.Event(), trio.Event(), False
+        self.has_come, self.is_wanted = trio.Event(), trio.Event()
+        self.body_ended, self.parts = False, 0
         self.is_head = request.method == b"HEAD"
         self.body_due = trio.current_time() + BODY
         async with trio.open_nursery() as nursery:
@@ -208,7 +227,7 @@ class Connection:
         """Read what the application asks for, and then whether the client leaves."""
         while True:
             data = await self.stream.receive_some(1 << 16)
-            self.http.receive_data(data)
+            self.take(data)
             self.has_come.set()
             if not data:
                 scope.cancel()
@@ -225,28 +244,35 @@ class Connection:
             await trio.sleep_forever()
         try:
             with trio.fail_at(self.body_due):
-                event = await self.body_event()
+                data, self.body_ended = await self.body_part()
         except (trio.TooSlowError, h11.RemoteProtocolError) as error:
             self.fault = getattr(error, "error_status_hint", 408)
             logger.debug("a request that is not whole: %r", error)
             self.answering.cancel()
             await trio.sleep_forever()
-        data = bytes(event.data) if isinstance(event, h11.Data) else None
-        self.body_ended = data is None
         if self.body_ended:
             # From here on the reader looks for the client's end.
             self.is_wanted.set()
-        return {"type": "http.request", "body": data or b"", "more_body": not self.body_ended}
+        return {"type": "http.request", "body": data, "more_body": not self.body_ended}
 
-    async def body_event(self) -> Any:
-        """The next part of the body, or its end."""
+    async def body_part(self) -> tuple[bytes, bool]:
+        """What has come of the body, and whether that is its end."""
         if self.http.they_are_waiting_for_100_continue:
             await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            self.has_come = trio.Event()
-            self.is_wanted.set()
-            await self.has_come.wait()
-        return event
+        data = bytearray()
+        while True:
+            event = self.http.next_event()
+            if isinstance(event, h11.Data):
+                data += event.data
+                self.parts += 1
+                if self.parts > MOST_PARTS:
+                    raise h11.RemoteProtocolError(f"the body has more than {MOST_PARTS} parts", 413)
+            elif data or event is not h11.NEED_DATA:
+                return bytes(data), event is not h11.NEED_DATA
+            else:
+                self.has_come = trio.Event()
+                self.is_wanted.set()
+                await self.has_come.wait()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """A part of the answer: `send` of ASGI. It waits while the client does not read."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import trio
 from search_batch import AT_ONCE, Service
-from search_endpoint import ENDPOINTS, Ask, RequestError, text_of
+from search_endpoint import ENDPOINTS, Endpoint, RequestError, text_of
 from search_model import VERSIONS
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -61,14 +61,16 @@ def application(
     def route(path: str, handler: Handler, method: str) -> Route:
         return Route(path, partial(answer, handler, show_errors), methods=[method])
 
-    def endpoint(serve: Callable[[Ask, dict[str, Any]], Awaitable[dict[str, object]]]) -> Handler:
+    def handler_of(endpoint: Endpoint) -> Handler:
         async def handler(request: Request) -> Response:
             tenant = tenant_of(service, request)
             if at_once[tenant] >= AT_ONCE:
                 raise RequestError(f"this key has {AT_ONCE} requests under way", 429, 0.1)
             at_once[tenant] += 1
             try:
-                return JSONResponse(await serve(partial(service.ask, tenant), await body_of(request)))
+                body = await body_of(request)
+                fields = {name: body[name] for name in endpoint.fields if name in body}
+                return JSONResponse(await endpoint.serve(partial(service.ask, tenant), fields))
             finally:
                 at_once[tenant] -= 1
 
@@ -97,7 +99,7 @@ def application(
 
     return Starlette(
         routes=[
-            *(route(path, endpoint(serve), "POST") for path, serve in ENDPOINTS.items()),
+            *(route(path, handler_of(endpoint), "POST") for path, endpoint in ENDPOINTS.items()),
             route("/admin/model", swap, "POST"),
             route("/metrics", metrics, "GET"),
             route("/health", partial(health, service.device), "GET"),

@@ -74,6 +74,8 @@ async def serve(arguments: Namespace, simulation: Simulation) -> int:
     newest, config, ended = Newest(), hypercorn.Config(), trio.Event()
     app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
     config.bind, config.loglevel = [f"127.0.0.1:{arguments.port}"], "WARNING"
+    # h11 can take a time that grows with the square of the length of headers.
+    config.h11_max_incomplete_size = 4096
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             serving = partial(hypercorn.trio.serve, shutdown_trigger=ended.wait)  # pyright: ignore[reportUnknownMemberType]

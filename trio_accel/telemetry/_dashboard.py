@@ -38,12 +38,15 @@ _HOSTS = [_HOST, "localhost"]
 _READERS = 16
 # A browser opens up to six at once, and closes most of them.
 _CONNECTIONS = 64
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_FULL = _REFUSAL % b"503 Service Unavailable"
+_TOO_LONG = _REFUSAL % b"431 Request Header Fields Too Large"
 # Seconds and bytes of the headers of a request, and seconds in which a browser takes a part of its answer.
 _HEAD_SECONDS, _HEAD_BYTES, _SEND_SECONDS = 5.0, 16384, 10.0
 _HEAD_END = re.compile(rb"\n\r?\n")
-# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it.
-_UPGRADE = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:")
+# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it. The time of h11 grows with the
+# square of the number of spaces before an illegal byte.
+_REFUSED = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:|[\0\f\v]|\r(?!\n)")
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
 # The same while no page is open.
@@ -141,12 +144,16 @@ def _server() -> _Serve:
     config.include_server_header = False
 
     async def serve(application: Starlette, stream: trio.SocketStream) -> None:
-        head = b""
+        head, end = b"", None
         with trio.move_on_after(_HEAD_SECONDS) as reading:
-            # One that is too long is for h11 to refuse.
-            while not _HEAD_END.search(head[:_HEAD_BYTES]) and len(head) <= _HEAD_BYTES:
-                head += await stream.receive_some(_HEAD_BYTES) or b"\n\n"
-        if not _UPGRADE.search(head) and not reading.cancelled_caught:
+            while end is None and len(head) < _HEAD_BYTES:
+                # The end may have begun in the last bytes before.
+                begin = max(0, len(head) - 2)
+                head += await stream.receive_some(_HEAD_BYTES - len(head)) or b"\n\n"
+                end = _HEAD_END.search(head, begin)
+        if end is None and not reading.cancelled_caught:
+            await stream.send_all(_TOO_LONG)
+        elif end is not None and not _REFUSED.search(head := head[: end.end()]):
             await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
 
     return serve

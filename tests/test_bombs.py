@@ -1,0 +1,282 @@
+"""Requests of strangers to the example services and the dashboard cost what their size costs, in every form."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+import trio_accel as ta
+from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places_of
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SIZE = 1 << 18
+# Seconds of processor time of a step of the loop, and of a request of that size. The largest are 0.02 and
+# 0.06; where a cost grew with the square of the size, they were 0.2 to 3.
+LONGEST_STEP, LONGEST_REQUEST = 0.1, 0.4
+PATHS = {"/v1/chat/completions": "AskedChat", "/v1/completions": "AskedText"}
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the examples are for Linux"),
+    pytest.mark.examples,
+    pytest.mark.timeout(120),
+]
+
+
+@pytest.fixture(autouse=True)
+def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("", "service", "generate"):
+        monkeypatch.syspath_prepend(str(EXAMPLES / folder))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _young_objects_alone() -> Iterator[None]:
+    """Collections look at no object of other tests, as in a service."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class LongestStep(trio.abc.Instrument):
+    """Measures the processor time of the longest step of a task on the loop."""
+
+    def __init__(self) -> None:
+        self.longest, self._began = 0.0, time.thread_time()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.longest = max(self.longest, time.thread_time() - self._began)
+
+
+async def check_costs(
+    bombs: Iterator[tuple[str, Callable[[], Bomb]]], send: Callable[[bytes], Any]
+) -> list[str]:
+    """Send each bomb, and return the names of the requests that took too long."""
+    found = []
+    for name, make in bombs:
+        step, data = LongestStep(), make().data
+        trio.lowlevel.add_instrument(step)
+        began = time.process_time()
+        try:
+            await send(data)
+        finally:
+            trio.lowlevel.remove_instrument(step)
+        whole = time.process_time() - began
+        if step.longest > LONGEST_STEP or whole > LONGEST_REQUEST:
+            found.append(f"{name}: longest step {step.longest:.3f} s, {whole:.3f} s of all")
+    return found
+
+
+def asked(application: Starlette) -> Callable[[bytes], Any]:
+    """Have an application answer the bytes of a request."""
+
+    async def send(data: bytes) -> int:
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        headers = [(name.lower(), value) for name, _, value in (line.partition(b": ") for line in lines)]
+        parts = [body, b""]
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                await trio.sleep_forever()
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def answer(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": first.split()[1].decode(),
+            "query_string": b"",
+            "headers": headers,
+            "root_path": "",
+            "state": {"is_gone": lambda: False},
+        }
+        await application(scope, receive, answer)
+        assert statuses[0] < 500, (first, body[:100])
+        return statuses[0]
+
+    return send
+
+
+@asynccontextmanager
+async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[Starlette, None]:
+    """The service of examples/generate, with a tiny model."""
+    for name in ("tokenizers", "jinja2", "pydantic"):
+        pytest.importorskip(name, reason="pip install '.[generate]'")
+    completions, generation, model, text, llama = map(
+        importlib.import_module, ("completions", "generation", "model", "text", "llama")
+    )
+    tiny = llama.Config(
+        layers=1, heads=2, groups=1, width=8, inner=8, words=300, context=64, base=1e3, epsilon=1e-5
+    )
+    loaded = text.load_random(tiny, 3)
+    recorder: Any = None
+    async with (
+        model.open_model(device, tiny, loaded.weights, pages=40, size=4, forward="operations") as opened,
+        generation.open_generation(system, opened, loaded) as made,
+    ):
+        yield completions.application(made, recorder, {})
+        await made.batcher.stop(drain=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_field_of_the_text_service_costs_what_its_size_costs(
+    system: ta.System, device: ta.Device, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks._bombs.FORMS", {form: FORMS[form]})
+    async with text_service(system, device) as application:
+        completions = importlib.import_module("completions")
+        for path, name in PATHS.items():
+            places = places_of(getattr(completions, name), model="random", max_tokens=1)
+            assert {place.name for place in places} >= getattr(completions, name).model_fields.keys()
+            assert await check_costs(body_bombs(path, places, [SIZE]), asked(application)) == []
+
+
+def test_bombs_are_in_the_fields_of_fields_too() -> None:
+    pytest.importorskip("pydantic", reason="pip install '.[generate]'")
+    names = {place.name for place in places_of(importlib.import_module("completions").AskedChat)}
+    assert {"messages.role", "messages.content", "messages.content.text", "unknown"} <= names
+
+
+@attrs.frozen
+class Found:
+    """An array on a device."""
+
+    rows: Any
+
+    async def to_host(self) -> Any:
+        return np.array(self.rows)
+
+
+class Program:
+    """Answers as the model of the search service does, by nothing but zeros."""
+
+    async def ask(self, method: Any, words: Any, *rest: Any) -> Any:
+        if method.__name__ == "embed":
+            return Found([[0.0] * 96] * len(words))
+        return Found([[0]] * len(words)), Found([[1.0]] * len(words))
+
+
+def search_service() -> Starlette:
+    """The service of examples/service, without its model."""
+    batch, model, web, words = map(
+        importlib.import_module, ("search_batch", "search_model", "search_web", "search_words")
+    )
+    vocabulary = words.Vocabulary({"ab": 0, "device": 1})
+
+    class Scheduler:
+        async def ask(self, call: ta.patterns.FairCall[Any]) -> Any:
+            model.cost_of(call.item)
+            [value] = await model._results(Program(), vocabulary, [("a", "b")], [call.item])
+            return batch.Answer("v1", value)
+
+    limit, breaker = ta.patterns.RateLimit(1e9, burst=1e9), ta.patterns.CircuitBreaker()
+    service = batch.Service(None, None, {"gold": 1.0}, Scheduler(), None, limit, breaker)
+    return web.application(service, None, "key")
+
+
+async def test_a_field_of_the_search_service_costs_what_its_size_costs() -> None:
+    endpoints = importlib.import_module("search_endpoint").ENDPOINTS
+    send, found, headers = asked(search_service()), [], {"x-api-key": "gold"}
+    for path, endpoint in endpoints.items():
+        places = [Place(name, f'{{"text":"a","{name}":') for name in (*endpoint.fields, "unknown")]
+        found += await check_costs(body_bombs(path, places, [SIZE, 9000], headers), send)
+    assert found == []
+
+
+async def test_the_longest_texts_do_not_hold_the_search_service() -> None:
+    model, words = map(importlib.import_module, ("search_model", "search_words"))
+    tasks = [model.Task("embed", "device " * 1428)] * 64
+    step = LongestStep()
+    trio.lowlevel.add_instrument(step)
+    await model._results(Program(), words.Vocabulary({"device": 0}), [], tasks)
+    trio.lowlevel.remove_instrument(step)
+    assert step.longest < 0.05
+
+
+async def test_two_numbers_of_any_form_are_answered_by_the_service_of_one_file() -> None:
+    serve = importlib.import_module("serve_a_model")
+
+    class Batcher:
+        async def ask(self, call: Any) -> Any:
+            return np.array(call.item)
+
+    route = Route("/predict", partial(serve.predict, Batcher()), methods=["POST"])
+    places = [Place("both", "", ""), Place("x", "[", ",1]"), Place("y", "[1,", "]")]
+    bombs = body_bombs("/predict", places, [450, SIZE])
+    assert await check_costs(bombs, asked(Starlette(routes=[route]))) == []
+
+
+async def sent(port: int, data: bytes) -> None:
+    """Send bytes to a service, and read until it ends the connection or half a second has passed."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        with suppress(trio.BrokenResourceError), trio.move_on_after(0.5):
+            await stream.send_all(data)
+            async for _ in stream:
+                pass
+
+
+async def echo(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(f"{len(await request.body())} {request.query_params.get('a')}")
+
+
+ECHO = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
+FIELDS = ("host", "authorization", "x-deadline", "origin", "content-length", "connection", "cookie")
+
+
+@asynccontextmanager
+async def of_the_service(system: ta.System) -> AsyncGenerator[int, None]:
+    http = importlib.import_module("search_http")
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(http.serve_http, ECHO, listener, stop)
+        yield listener.socket.getsockname()[1]
+        stop.set()
+
+
+@asynccontextmanager
+async def of_one_file(system: ta.System) -> AsyncGenerator[int, None]:
+    client = partial(importlib.import_module("serve_a_model").serve_client, ECHO, trio.CapacityLimiter(256))
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, client, [listener])
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def of_the_dashboard(system: ta.System) -> AsyncGenerator[int, None]:
+    async with ta.open_dashboard(system) as dashboard:
+        port = urlsplit(dashboard.url).port
+        assert port is not None
+        yield port
+
+
+@pytest.mark.parametrize("serve", [of_the_service, of_one_file, of_the_dashboard])
+async def test_headers_and_chunks_cost_what_their_size_costs(serve: Any, system: ta.System) -> None:
+    async with serve(system) as port:
+        await sent(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert await check_costs(head_bombs("/", fields=FIELDS), partial(sent, port)) == []
