@@ -18,7 +18,8 @@ import scipy.special
 from trio_accel import DType
 from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
-from trio_accel.backends.cpu.compiled._text import VECTOR, Access, RowLayout, elementwise_text
+from trio_accel.backends.cpu.compiled._functions import VECTOR
+from trio_accel.backends.cpu.compiled._text import Access, RowLayout, elementwise_text
 
 Numbers: TypeAlias = Any
 # NumPy does not have these.

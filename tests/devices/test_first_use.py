@@ -12,7 +12,6 @@ PROGRAM = """
 import sys, threading
 import numpy as np, scipy.sparse, trio
 import trio_accel as ta
-import trio_accel.fft, trio_accel.random, trio_accel.sparse
 
 async def main():
     options = ta.DeviceOptions(isolation=sys.argv[2])
@@ -22,10 +21,15 @@ async def main():
         z = await device.put(np.ones(8, np.complex64))
         matrix = await ta.sparse.csr(device, scipy.sparse.eye_array(4, format="csr"))
         for name, ask in (
+            ("@", lambda: a @ a),
             ("matmul", lambda: ta.linalg.matmul(a, a)),
             ("fft", lambda: ta.fft.fft(z)),
             ("spmv", lambda: ta.sparse.spmv(matrix, a[0])),
             ("normal", lambda: ta.random.Generator(device, seed=1).normal((8,))),
+            ("elementwise", lambda: ta.jit.elementwise("x + 1.0")(a)),
+            ("relu", lambda: ta.nn.relu(a)),
+            ("chain", lambda: (a @ a + 1.0).to_host()),
+            ("chain again", lambda: (a @ a + 1.0).to_host()),
         ):
             await ask()
             print(name, *sorted(set(sys.modules) - before))
@@ -41,4 +45,6 @@ def test_the_first_operations_import_nothing(isolation: str) -> None:
         [sys.executable, "-c", PROGRAM, BACKEND, isolation], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["matmul", "fft", "spmv", "normal"]
+    assert done.stdout.splitlines() == [
+        "@", "matmul", "fft", "spmv", "normal", "elementwise", "relu", "chain", "chain again",
+    ]  # fmt: skip

@@ -32,6 +32,7 @@ from ..base.kit.host import (
 )
 from ..base.kit.modules import import_ahead
 from .compiled import _compiler
+from .compiled._functions import VECTOR
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
 from .runtime._memory import CpuMemory, HostArray, HostLease
@@ -137,8 +138,6 @@ class CpuBackend(AccelBackend):
     @property
     def unjoined(self) -> frozenset[str]:
         """A function alone has NumPy's bits, and those of one of our own beside others (D188)."""
-        from .compiled._text import VECTOR
-
         return VECTOR
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:

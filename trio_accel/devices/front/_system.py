@@ -21,6 +21,7 @@ from ... import actors
 from ...actors import SystemOptions, named_arguments, opens
 from ...backends import candidates, members
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
+from ...backends.base.kit.modules import import_ahead
 from ..base._options import DeviceOptions
 from ..dispatch import LeftMemory, WorkerDispatch, free_left_memory
 from ..operations._ref import Device
@@ -30,6 +31,10 @@ from ._group import DeviceGroup, DeviceOpening, PlacementPolicy, by_load
 __all__ = ["System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
+# Packages of operations that the program has not imported by the time it opens a device.
+_CAPABILITIES = tuple(
+    [f"trio_accel.{name}" for name in ("linalg", "fft", "random", "sparse", "graphs", "jit", "nn")]
+)
 
 
 class System(actors.System):
@@ -59,13 +64,24 @@ class System(actors.System):
 
     async def start_device(self, device: OpenDevice, group: DeviceGroup | None = None) -> Device:
         """Start the actors of a device that is expected, in the group if there is one."""
+        failure: Exception | None = None
+        is_started = False
         try:
-            await device.start(self if group is None else group.scope)
-        except BaseException:
-            self._devices.pop(device.path, None)
-            raise
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_import_capabilities)
+                try:
+                    await device.start(self if group is None else group.scope)
+                    is_started = True
+                    # The program would not get a device that is open, if this wait were cancelled.
+                    nursery.cancel_scope.shield = True
+                except Exception as error:  # noqa: BLE001  # raised below, because the nursery would group it
+                    failure = error
         finally:
             self.opening.discard(device.path)
+            if not is_started:
+                self._devices.pop(device.path, None)
+        if failure is not None:
+            raise failure
         if group is not None:
             group.add(device)
         return device
@@ -202,6 +218,16 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
         async with System.open(name, options) as system:
             at_end.callback(free_left_memory, system)
             yield system  # noqa: ASYNC119  # `opens` makes a context manager of it
+
+
+async def _import_capabilities() -> None:
+    """Import the packages of operations in a thread, while the program waits for a device anyway.
+
+    The first product of a program would import them in the loop, which takes 25 to 150 ms for one package.
+    """
+    missing = [name for name in _CAPABILITIES if name not in sys.modules]
+    if missing:
+        await trio.to_thread.run_sync(import_ahead, missing)
 
 
 @enable_ki_protection

@@ -23,7 +23,8 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
-from ._text import ALONE, VECTOR, Access, RowLayout, depths_of, elementwise_text, scatter_text
+from ._functions import ALONE, VECTOR
+from ._text import Access, RowLayout, depths_of, elementwise_text, scatter_text
 
 Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[Any]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,24 +19,12 @@ from ...base.contract.dtypes import DType
 from ...base.contract.ops import Reduce
 from ...base.expressions import Argument, SpecializedExpression, Step, TypedExpression, places_of
 from ...base.expressions import _source as source
+from ._functions import FAR, OWN, VECTOR
 
 Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
 """That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
 
-ALONE = ("erf", "erfc")
-"""Functions that NumPy does not have: expressions of one are compiled, too."""
-# The C names of functions of our own (D188).
-_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot", *ALONE]
-_OWN: Mapping[str, str] = {name: name for name in _SAME} | {
-    "power": "pow",
-    "arctan": "atan",
-    "arctan2": "atan2",
-}
-# Loops call functions of vectors for these.
-_FAR = ("sin", "cos")
-VECTOR = frozenset((*_OWN, *_FAR, "logaddexp"))
-"""Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""
 # Without it, g++ takes `trunc` for a cast to whole numbers and back: -0.0, NaN and what is too large stay.
 _ROUND_TRIP = '#pragma GCC optimize("trapping-math")\n'
 
@@ -85,14 +73,14 @@ def head(called: frozenset[str] = frozenset()) -> str:
     lines = [before]
     if called & VECTOR:
         lines.append((here / "functions.h").read_text(encoding="utf-8"))
-        far = sorted(called & frozenset(_FAR))
+        far = sorted(called & frozenset(FAR))
         for name in far:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
-                  for name in _OWN.values() for suffix in ("", "f")]  # fmt: skip
+                  for name in OWN.values() for suffix in ("", "f")]  # fmt: skip
         # The names stand behind all others, which have them in their text.
         lines += [f"#define {name}{suffix} own_{name}{suffix}"
-                  for name in (*_OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
+                  for name in (*OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
     return "\n".join((*lines, source.prelude(), behind))
 
 
