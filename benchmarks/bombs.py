@@ -71,7 +71,7 @@ class Service:
 
     Attributes:
         command: What starts it, in the folder of the examples.
-        address: Has its port, in the line that it prints.
+        address: Finds its port in what it prints when it serves.
         bombs: All requests that are drawn from.
         health: The path that is asked meanwhile.
     """
@@ -94,7 +94,7 @@ SERVICES = {
     ),
     "dashboard": Service(
         ("service/serve.py", "--dashboard", *_PORT),
-        r"dashboard: http://127\.0\.0\.1:(\d+)",
+        r"(?s)dashboard: http://127\.0\.0\.1:(\d+).*serving at",
         lambda: chain(
             head_bombs("/", fields=("host", "origin", "cookie", "content-length")),
             head_bombs("/events", "HEAD", fields=("origin",)),
@@ -209,9 +209,10 @@ def serving(service: Service, folder: str) -> Generator[int, None, None]:
     with subprocess.Popen(command, **pipes) as process:  # noqa: S603  # an example
         try:
             assert process.stdout is not None
-            found = next(
-                (match for line in process.stdout if (match := re.search(service.address, line))), None
-            )
+            said, found = "", None
+            while found is None and (line := process.stdout.readline()):
+                said += line
+                found = re.search(service.address, said)
             if found is None:
                 raise RuntimeError(f"{script} has not started: {process.wait()}")
             yield int(found[1])

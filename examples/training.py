@@ -27,9 +27,8 @@ async def disturb(devices: Sequence[ta.Device], every: float) -> None:
         try:
             if kind == "poison":
                 ta.testing.poison(device)
-            else:
-                sent = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-                os.kill((await device.statistics()).pid or 0, sent)
+            elif (pid := (await device.statistics()).pid) is not None:  # 0 would be this program's group
+                os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         except (ta.AccelError, ProcessLookupError):
             continue  # the device is about to come back from another loss
 

@@ -1,4 +1,4 @@
-"""Requests of strangers to the example services and the dashboard cost what their size costs, in every form."""
+"""Requests of strangers to the example services and the dashboard cost what their size costs."""
 
 from __future__ import annotations
 

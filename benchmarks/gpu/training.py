@@ -81,8 +81,9 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
                     with suppress(ta.AccelError):
                         ta.testing.poison(device)
                     continue
-                sent = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
-                os.kill((await device.statistics()).pid or 0, sent)
+                pid = (await device.statistics()).pid
+                assert pid is not None  # 0 would be this program's group
+                os.kill(pid, signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL)
 
         def load(first: int) -> Any:
             return batches(given.rows * given.ranks, first, sizes["length"], sizes["vocabulary"])

@@ -108,7 +108,7 @@ async def serve(given: Options) -> int:
         generation = await enter(
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
         )
-        faults = Faults(generation, given.faults or math.inf)
+        faults = Faults(generation, given.faults or math.inf, given.dtype)
         app = application(generation, recorder, keys)
         serving, checking = [await enter(trio.open_nursery()) for _ in range(2)]
         serving.start_soon(partial(serve_http, app, listener, stop, grace=30.0))

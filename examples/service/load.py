@@ -99,8 +99,9 @@ async def kill_workers(url: str, every: float, findings: Findings) -> None:
             await trio.sleep(every)
             with suppress(httpx2.HTTPError, ProcessLookupError):
                 response = await http.get("ready")
-                if response.status_code == 200:
-                    os.kill(response.json()["worker"], signal.SIGKILL)
+                worker = response.json()["worker"] if response.status_code == 200 else None
+                if worker:  # 0 would be this program's group
+                    os.kill(worker, signal.SIGKILL)
                     findings.kills += 1
 
 

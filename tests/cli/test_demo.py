@@ -28,14 +28,17 @@ def test_it_is_one_json_document(cli: Cli) -> None:
     done = cli("demo", "--json")
     assert (done.code, done.err) == (0, "")
     document = json.loads(done.out)
-    names = "command version device backend description summary requests failed checks faults arrays "
+    names = "command version device backend description summary requests failed retried checks faults arrays "
     names += "ok exit_code error"
     assert list(document) == names.split()
     assert (document["command"], document["version"]) == ("demo", ta.__version__)
     assert (document["ok"], document["exit_code"], document["error"]) == (True, 0, None)
     info = next(info for info in ta.list_devices() if info.name == document["device"])
     assert (document["backend"], document["description"]) == (info.backend, info.description)
-    assert document["requests"] > sum(document["failed"].values()) > 0
+    # Each fault is felt by a request, which `retry` has tried again.
+    assert document["failed"] == {}
+    assert document["requests"] > sum(document["retried"].values()) >= len(document["faults"])
+    assert all(fault["retried"] > 0 for fault in document["faults"])
     for check in document["checks"]:
         assert list(check) == ["name", "value", "limit", "ok"]
         assert check["ok"] is (check["value"] <= check["limit"]) is True

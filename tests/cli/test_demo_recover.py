@@ -55,9 +55,9 @@ def test_the_text_for_a_person(cli: Cli) -> None:
     (kill,) = (row for row in rows if row[:5] == ["SIGKILL", "to", "the", "worker", "process"])
     times, _, took, _, most, unit = kill[5:]
     assert (times, took, unit) == ("1", most, "ms")
-    assert any(line.startswith("errors: 1 ActorFailedError, ") for line in lines)
+    assert any(line.startswith("retried after: 1 ActorFailedError, ") for line in lines)
     assert sum(line.endswith("identical") for line in lines) == 4
-    assert "✓ requests lost: neither result nor error: 0, allowed 0" in lines
+    assert "✓ requests failed or lost: 0, allowed 0" in lines
     assert lines[-1] == "all 6 checks hold"
     assert max(len(line) for line in lines if not line.startswith("✓ recover")) <= 80
 
@@ -72,11 +72,14 @@ def test_each_fault_is_felt_and_recovered_from(cli: Cli) -> None:
         assert fault["generation_before"] == generation
         generation += fault["losses"]
         assert fault["generation_after"] == generation
-        assert fault["failed"] >= 1
+        assert fault["retried"] >= 1
         assert 0 < fault["recovery_ms"] < 30_000
     assert generation == len(FAULTS)
-    failed = document["failed"]
-    assert document["requests"] > sum(failed.values()) >= sum(fault["failed"] for fault in document["faults"])
+    assert document["failed"] == {}
+    failed = document["retried"]
+    assert (
+        document["requests"] > sum(failed.values()) >= sum(fault["retried"] for fault in document["faults"])
+    )
     assert failed["ActorFailedError"] == failed["CompletionTimeoutError"] == 1
     assert failed.keys() <= _recover._FAILURES
 
@@ -92,7 +95,7 @@ def test_a_request_that_is_lost_is_found(cli: Cli, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_recover.Load, "prepare", classmethod(one_more))
     document = recover(cli, code=1)
-    assert failed_checks(document) == ["requests lost: neither result nor error"]
+    assert failed_checks(document) == ["requests failed or lost"]
     assert ", 1 lost; " in document["summary"]
 
 
@@ -110,9 +113,9 @@ def test_each_fault_comes_in_every_round(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_crash_costs_the_requests_that_it_hits_and_no_context(cli: Cli) -> None:
+def test_a_crash_costs_an_attempt_of_the_requests_that_it_hits_and_no_context(cli: Cli) -> None:
     crash = recover(cli)["faults"][0]
-    assert (crash["fault"], crash["failed"], crash["generation_after"]) == ("crash", 1, 1)
+    assert (crash["fault"], crash["retried"], crash["generation_after"]) == ("crash", 1, 1)
 
 
 @pytest.mark.usefixtures("few")
@@ -131,7 +134,7 @@ def test_a_lost_fault_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     document = recover(cli, code=1)
     assert failed_checks(document) == ["faults not felt, or not recovered from"]
     crash, poison = document["faults"]
-    assert (crash["failed"], crash["recovery_ms"]) == (0, None)
+    assert (crash["retried"], crash["recovery_ms"]) == (0, None)
     assert poison["recovery_ms"] > 0
 
 
@@ -197,7 +200,7 @@ def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pyt
         return inject(device, operation, fail=ZeroDivisionError("other"), count=count)
 
     monkeypatch.setattr(ta.testing, "inject_fault", other)
-    assert failed_checks(recover(cli, code=1)) == ["requests failed for another reason"]
+    assert failed_checks(recover(cli, code=1)) == ["attempts failed for another reason"]
 
 
 @pytest.mark.usefixtures("few")

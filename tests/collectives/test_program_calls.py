@@ -209,7 +209,9 @@ async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: t
 
 async def kill_soon(device: ta.Device) -> None:
     await trio.sleep(0.1)
-    os.kill((await device.statistics()).pid or 0, signal.SIGKILL)
+    pid = (await device.statistics()).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 async def test_arguments_that_do_not_fit_are_refused(system: ta.System) -> None:
