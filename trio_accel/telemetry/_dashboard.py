@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, describe, is_number
+from ..actors import Actor, ActorContext, Event, System, is_number
 from ..backends.base.kit.modules import import_extra
+from ..devices.base._lobby import Admit, Lobby
 from ..devices.base._refusals import opens
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    _Serve = Callable[[Starlette, trio.SocketStream], Awaitable[None]]
+    _Serve = Callable[[Starlette, trio.SocketStream, bytes], Awaitable[None]]
 
 __all__ = ["Dashboard", "open_dashboard"]
 
@@ -84,8 +85,9 @@ async def open_dashboard(
 
     The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
     for reading only. It is served to this machine alone (127.0.0.1), so everybody who can log in there can
-    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. A browser
-    that leaves, or reads slowly, holds up nothing.
+    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. Of connections
+    without a request, the oldest of more than 64 is closed. A browser that leaves, or reads slowly, holds up
+    nothing.
 
     The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
     restarts it if it fails.
@@ -138,16 +140,18 @@ def _server() -> _Serve:
     config.errorlog.setLevel(logging.WARNING)
     config.include_server_header = False
 
-    async def serve(application: Starlette, stream: trio.SocketStream) -> None:
-        head = b""
-        with trio.move_on_after(_HEAD_SECONDS) as reading:
-            # One that is too long is for h11 to refuse.
-            while not _HEAD_END.search(head[:_HEAD_BYTES]) and len(head) <= _HEAD_BYTES:
-                head += await stream.receive_some(_HEAD_BYTES) or b"\n\n"
-        if not _UPGRADE.search(head) and not reading.cancelled_caught:
-            await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
+    async def serve(application: Starlette, stream: trio.SocketStream, head: bytes) -> None:
+        await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
 
     return serve
+
+
+async def _read_head(stream: trio.SocketStream) -> bytes:
+    """Read the headers of a request, or too many bytes of them for h11 to refuse."""
+    head = b""
+    while not _HEAD_END.search(head[:_HEAD_BYTES]) and len(head) <= _HEAD_BYTES:
+        head += await stream.receive_some(_HEAD_BYTES) or b"\n\n"
+    return head
 
 
 class _Begun:
@@ -194,7 +198,8 @@ class DashboardActor(Actor):
         again = trio.socket.from_stdlib_socket(self._listener.dup())
         async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
             # The socket listens already.
-            nursery.start_soon(trio.serve_listeners, self._connected, [listener])  # noqa: ASYNC113
+            lobby = Lobby(self._connected, max_strangers=_CONNECTIONS, seconds=_HEAD_SECONDS)
+            nursery.start_soon(lobby.run, listener)  # noqa: ASYNC113
             nursery.start_soon(self._feed.run)
             try:
                 yield
@@ -204,21 +209,18 @@ class DashboardActor(Actor):
                     stream.socket.close()
                 nursery.cancel_scope.cancel(reason="the dashboard is closed")
 
-    async def _connected(self, stream: trio.SocketStream) -> None:
-        """Serve one connection, to its end. No error of it ends the others, or the program."""
+    async def _connected(self, stream: trio.SocketStream, admit: Admit) -> None:
+        """Serve the request of one connection. No error of it ends the others, or the program."""
+        head = await _read_head(stream)
+        admit()
         is_full = len(self._streams) >= _CONNECTIONS
         self._streams.add(stream)
         try:
             async with stream:
                 if is_full:
                     await stream.send_all(_FULL)
-                else:
-                    await self._serve(self._application, stream)
-        except trio.BrokenResourceError as error:
-            _logger.debug("a browser left: %s", describe(error))
-        except Exception as error:
-            _logger.warning("a connection to the dashboard failed: %s", describe(error))
-            _logger.debug("so it failed", exc_info=True)
+                elif not _UPGRADE.search(head):
+                    await self._serve(self._application, stream, head)
         finally:
             self._streams.discard(stream)
 
