@@ -19,6 +19,7 @@ import outcome
 import trio
 
 from .._version import __version__
+from ..devices.base._lobby import Admit, Lobby
 from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
 
 __all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "Serve", "allocate_any", "listen"]
@@ -38,8 +39,9 @@ _ASK, _CANCEL, _VALUE, _ERROR = range(4)
 _LARGE = 1 << 16
 _MOST_PARTS = 1 << 16
 _NONCE = 32
-# Seconds in which who connects must prove the secret.
-_PROOF = 2.0
+# Seconds in which the other end must prove the secret, and the number of connections that have not: a proof
+# takes a millisecond. The kernel keeps new connections until they are accepted.
+_PROOF, _MAX_STRANGERS, _BACKLOG = 2.0, 256, 1024
 _GONE = (trio.TooSlowError, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
 VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
@@ -291,37 +293,38 @@ async def listen(
             # The last agent at this port may have ended a moment ago.
             sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
             await sock.bind((host, port))
-            sock.listen(128)
+            sock.listen(_BACKLOG)
             break
         sock.close()
     else:
         raise OSError(f"{host} has none of these ports free: {ports}")
+    # Streams by their token, each until its other half has come.
     halves: dict[bytes, _Stream] = {}
 
-    async def accept() -> None:
-        with sock:
-            while True:
-                connection, _ = await sock.accept()
-                nursery.start_soon(greet, connection)
-
-    async def greet(connection: trio.socket.SocketType) -> None:
-        stream, token = _Stream(connection, allocate), b""
-        try:
-            with suppress(OSError, *_GONE), trio.fail_after(_PROOF):
-                token = await _prove(stream, secret, is_asked=True)
-        finally:
-            if not token:
-                connection.close()
-        if not token:
-            return
+    async def greet(connection: trio.SocketStream, admit: Admit) -> None:
+        stream = _Stream(connection.socket, allocate)
+        token = await _prove(stream, secret, is_asked=True)
+        admit()
         other = halves.pop(token, None)
-        if other is None:
-            halves[token] = stream
-        else:
+        if other is not None:
             await Link([other, stream], "the program", serve).run()
+            return
+        halves[token] = stream
+        try:
+            await trio.sleep(_PROOF)
+        finally:
+            if halves.get(token) is stream:
+                del halves[token]
+                connection.socket.close()
 
-    nursery.start_soon(accept)
+    lobby = Lobby(greet, max_strangers=_MAX_STRANGERS, seconds=_PROOF)
+    nursery.start_soon(_listen_until_closed, lobby, trio.SocketListener(sock))
     return Address(host, sock.getsockname()[1], secret)
+
+
+async def _listen_until_closed(lobby: Lobby, listener: trio.SocketListener) -> None:
+    async with listener:
+        await lobby.run(listener)
 
 
 async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, describe, is_number, opens
+from ..actors import Actor, ActorContext, Event, System, is_number, opens
 from ..backends.base.kit.modules import import_extra
+from ..devices.base._lobby import Admit, Lobby
 from ._past import INTERVAL, Past, busiest_first
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    _Serve = Callable[[Starlette, trio.SocketStream], Awaitable[None]]
+    _Serve = Callable[[Starlette, trio.SocketStream, bytes], Awaitable[None]]
 
 __all__ = ["Dashboard", "open_dashboard"]
 
@@ -89,8 +90,9 @@ async def open_dashboard(
 
     The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
     for reading only. It is served to this machine alone (127.0.0.1), so everybody who can log in there can
-    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. A browser
-    that leaves, or reads slowly, holds up nothing.
+    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. Of connections
+    without a request, the oldest of more than 64 is closed. A browser that leaves, or reads slowly, holds up
+    nothing.
 
     The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
     restarts it if it fails.
@@ -143,20 +145,21 @@ def _server() -> _Serve:
     config.errorlog.setLevel(logging.WARNING)
     config.include_server_header = False
 
-    async def serve(application: Starlette, stream: trio.SocketStream) -> None:
-        head, end = b"", None
-        with trio.move_on_after(_HEAD_SECONDS) as reading:
-            while end is None and len(head) < _HEAD_BYTES:
-                # The end may have begun in the last bytes before.
-                begin = max(0, len(head) - 2)
-                head += await stream.receive_some(_HEAD_BYTES - len(head)) or b"\n\n"
-                end = _HEAD_END.search(head, begin)
-        if end is None and not reading.cancelled_caught:
-            await stream.send_all(_TOO_LONG)
-        elif end is not None and not _REFUSED.search(head := head[: end.end()]):
-            await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
+    async def serve(application: Starlette, stream: trio.SocketStream, head: bytes) -> None:
+        await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
 
     return serve
+
+
+async def _read_head(stream: trio.SocketStream) -> bytes:
+    """Read the headers of a request; headers of `_HEAD_BYTES` or more come without their end."""
+    head, end = b"", None
+    while end is None and len(head) < _HEAD_BYTES:
+        # The end may have begun in the last bytes before.
+        begin = max(0, len(head) - 2)
+        head += await stream.receive_some(_HEAD_BYTES - len(head)) or b"\n\n"
+        end = _HEAD_END.search(head, begin)
+    return head if end is None else head[: end.end()]
 
 
 class _Begun:
@@ -203,7 +206,8 @@ class DashboardActor(Actor):
         again = trio.socket.from_stdlib_socket(self._listener.dup())
         async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
             # The socket listens already.
-            nursery.start_soon(trio.serve_listeners, self._connected, [listener])  # noqa: ASYNC113
+            lobby = Lobby(self._connected, max_strangers=_CONNECTIONS, seconds=_HEAD_SECONDS)
+            nursery.start_soon(lobby.run, listener)  # noqa: ASYNC113
             nursery.start_soon(self._feed.run)
             try:
                 yield
@@ -213,21 +217,20 @@ class DashboardActor(Actor):
                     stream.socket.close()
                 nursery.cancel_scope.cancel(reason="the dashboard is closed")
 
-    async def _connected(self, stream: trio.SocketStream) -> None:
-        """Serve one connection, to its end. No error of it ends the others, or the program."""
+    async def _connected(self, stream: trio.SocketStream, admit: Admit) -> None:
+        """Serve the request of one connection. No error of it ends the others, or the program."""
+        head = await _read_head(stream)
+        admit()
         is_full = len(self._streams) >= _CONNECTIONS
         self._streams.add(stream)
         try:
             async with stream:
                 if is_full:
                     await stream.send_all(_FULL)
-                else:
-                    await self._serve(self._application, stream)
-        except trio.BrokenResourceError as error:
-            _logger.debug("a browser left: %s", describe(error))
-        except Exception as error:
-            _logger.warning("a connection to the dashboard failed: %s", describe(error))
-            _logger.debug("so it failed", exc_info=True)
+                elif not _HEAD_END.search(head):
+                    await stream.send_all(_TOO_LONG)
+                elif not _REFUSED.search(head):
+                    await self._serve(self._application, stream, head)
         finally:
             self._streams.discard(stream)
 
