@@ -134,12 +134,12 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "flag": (
         lambda: jit.CompileOptions(fast_math=1),  # type: ignore[arg-type]
         TypeError,
-        "CompileOptions: fast_math must be bool or None, got 1",
+        "CompileOptions: fast_math must be True or False or None, got 1",
     ),
     "number": (
         lambda: jit.CompileOptions(max_registers=True),
-        TypeError,
-        "CompileOptions: max_registers must be int or None, got True",
+        ValueError,
+        "CompileOptions: max_registers must be a whole number of at least 1, got True",
     ),
     "text": (
         lambda: jit.CompileOptions(undefine="FOO"),

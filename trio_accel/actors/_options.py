@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 import attrs
 
 from ._errors import leaves
+from ._hints import as_plain, described, fits, types_of
 
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
-    "SystemOptions", "Validator", "arguments_of", "bind_arguments", "binder", "is_number", "must",
+    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder", "is_number", "must",
     "must_be_whole", "named_arguments", "named_options", "nearest", "signed_like", "unknown_option",
 ]  # fmt: skip
 
@@ -29,16 +30,33 @@ Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
 
 
 def named_options(cls: type[T]) -> type[T]:
-    """Have an attrs class answer an option that it does not have with the nearest that it has."""
+    """Have an attrs class refuse a wrong option by name, when it is made.
+
+    An unknown option is answered with the nearest known one. A scalar of NumPy becomes a number of Python. A
+    field without a validator or a converter of its own must have the type of its annotation.
+    """
     make: Callable[..., None] = cls.__init__
-    names = tuple(field.alias for field in attrs.fields(cls) if field.init)  # type: ignore[arg-type]  # it is one
+    fields = [field for field in attrs.fields(cls) if field.init]  # type: ignore[arg-type]  # it is one
+    names = [field.alias for field in fields]
+    places = [field.alias for field in fields if not field.kw_only]
+    unchecked = {field.alias: field.name for field in fields if not (field.validator or field.converter)}
+
+    @functools.cache
+    def hints() -> Mapping[str, Any]:
+        # Not earlier, because an annotation may name a class that its module defines later.
+        return types_of(cls)
 
     @functools.wraps(make)
-    def check_names(self: object, *values: Any, **options: Any) -> None:
+    def check(self: object, *values: Any, **options: Any) -> None:
         _check_names(cls.__name__, options, names)
+        values = tuple(map(as_plain, values))
+        options = {name: as_plain(value) for name, value in options.items()}
+        for name, value in (*zip(places, values, strict=False), *options.items()):
+            if name in unchecked and not fits(hint := hints()[unchecked[name]], value):
+                raise TypeError(f"{cls.__name__}: {name} must be {described(hint)}, got {value!r}")
         make(self, *values, **options)
 
-    setattr(cls, "__init__", check_names)  # noqa: B010  # type checkers refuse an assignment
+    setattr(cls, "__init__", check)  # noqa: B010  # type checkers refuse an assignment
     return cls
 
 
@@ -247,6 +265,7 @@ def is_number(value: object, minimum: float = -math.inf, maximum: float = math.i
 
     Such a one passes every comparison, and the first sum with a float raises `OverflowError`.
     """
+    value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
         return False
     return isinstance(value, float) or abs(value) <= sys.float_info.max

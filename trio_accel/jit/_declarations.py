@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import attrs
 import numpy as np
 
-from ..actors import named_options
+from ..actors import must_be_whole, named_options
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import (
     ArraySpec,
@@ -89,25 +89,18 @@ def as_code(code: Code, name: str) -> KernelCode:
 _Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def _one(kind: type[object]) -> _Check:
-    """One value of a type, or None."""
-
-    def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
-        # A truth value is a whole number for Python.
-        if value is not None and type(value) is not kind:
-            raise TypeError(f"CompileOptions: {field.name} must be {kind.__name__} or None, got {value!r}")
-
-    return check
-
-
 def _several(*kinds: type[object], or_one: bool = False) -> _Check:
     """Several values of these types; a text, which Python takes for several values, is refused."""
+
+    def is_one(each: object) -> bool:
+        # A truth value is a whole number for Python.
+        return isinstance(each, kinds) and not isinstance(each, bool)
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if or_one and isinstance(value, kinds):
             return
-        is_several = isinstance(value, Sequence) and not isinstance(value, str)
-        if not is_several or not all(isinstance(each, kinds) for each in cast("Sequence[object]", value)):
+        is_several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        if not is_several or not all(map(is_one, cast("Sequence[object]", value))):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise TypeError(
                 f"CompileOptions: {field.name} must be a list of {names}, got {value!r}"
@@ -135,7 +128,6 @@ _NAMES = {
     "max_registers": "max_register_count", "fast_math": "use_fast_math", "line_info": "lineinfo",
     "bundled_headers": "use_bundled_headers",
 }  # fmt: skip
-_is_flag = _one(bool)
 _are_paths = _several(str, os.PathLike, or_one=True)
 
 
@@ -169,23 +161,25 @@ class CompileOptions:
         TypeError, ValueError: An option of another type, or a macro without a name.
     """
 
-    std: str | None = attrs.field(default=None, validator=_one(str))
+    std: str | None = None
     macros: Mapping[str, _Value] = attrs.field(factory=dict[str, "_Value"], validator=_check_macros)
     undefine: Sequence[str] = attrs.field(default=(), validator=_several(str))
     include_path: _Paths = attrs.field(default=(), validator=_are_paths)
     pre_include: _Paths = attrs.field(default=(), validator=_are_paths)
-    architecture: str | None = attrs.field(default=None, validator=_one(str))
-    max_registers: int | None = attrs.field(default=None, validator=_one(int))
-    fast_math: bool | None = attrs.field(default=None, validator=_is_flag)
-    fma: bool | None = attrs.field(default=None, validator=_is_flag)
-    ftz: bool | None = attrs.field(default=None, validator=_is_flag)
-    prec_div: bool | None = attrs.field(default=None, validator=_is_flag)
-    prec_sqrt: bool | None = attrs.field(default=None, validator=_is_flag)
-    restrict: bool | None = attrs.field(default=None, validator=_is_flag)
-    device_int128: bool | None = attrs.field(default=None, validator=_is_flag)
-    line_info: bool | None = attrs.field(default=None, validator=_is_flag)
-    debug: bool | None = attrs.field(default=None, validator=_is_flag)
-    bundled_headers: bool | None = attrs.field(default=None, validator=_is_flag)
+    architecture: str | None = None
+    max_registers: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(must_be_whole(1))
+    )
+    fast_math: bool | None = None
+    fma: bool | None = None
+    ftz: bool | None = None
+    prec_div: bool | None = None
+    prec_sqrt: bool | None = None
+    restrict: bool | None = None
+    device_int128: bool | None = None
+    line_info: bool | None = None
+    debug: bool | None = None
+    bundled_headers: bool | None = None
     ptxas_options: Sequence[str] = attrs.field(default=(), validator=_several(str))
     diag_suppress: Sequence[int] = attrs.field(default=(), validator=_several(int))
 

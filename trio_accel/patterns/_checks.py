@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors import Validator, must
+from ..actors import Validator, as_plain, must
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
@@ -55,6 +55,7 @@ def must_be_count(what: str, value: object, *, least: int = 1, most: float = mat
         ValueError: It is out of range.
         TypeError: It is no whole number.
     """
+    value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be a whole number, got {value!r}")
     if not least <= value <= most:

@@ -12,7 +12,7 @@ import attrs
 import outcome
 import trio
 
-from ..actors import ActorContext, DeferredReply, Reading, Request, handles
+from ..actors import ActorContext, DeferredReply, Reading, Request, handles, named_options
 from ._checks import called, must_be_positive
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
@@ -40,6 +40,7 @@ class ModelRetiredError(Exception):
     """The model did not answer before it had to make room for the next; it may have executed the request."""
 
 
+@named_options
 @attrs.define(eq=False)
 class Deployment(Generic[ItemT, ResultT]):
     """The model that a `HotSwap` serves. It outlives restarts of the actor, which goes on with that model.
@@ -53,6 +54,7 @@ class Deployment(Generic[ItemT, ResultT]):
     version: str = "1"
 
 
+@named_options
 @attrs.frozen
 class Swap(Request["HotSwap[Any, Any]", "Swapped"]):
     """Ask a `HotSwap` to replace its model. The reply comes when the model before has given its memory back.

@@ -207,6 +207,7 @@ class ByKey:
         return by_key(self.key(item), candidates)
 
 
+@named_options
 @attrs.frozen
 class Replica(Generic[ItemT, ResultT]):
     """A model, and the device that it depends on.

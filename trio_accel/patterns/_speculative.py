@@ -40,15 +40,22 @@ class Score:
     count: int = 1
 
 
-def _tokens(values: Iterable[int]) -> tuple[int, ...]:
-    tokens = tuple(map(operator.index, values))
+def _tokens(field: str, values: Iterable[int]) -> tuple[int, ...]:
+    try:
+        tokens = tuple(map(operator.index, values))
+    except TypeError as error:
+        raise TypeError(f"Generate: {field} must be numbers of tokens, got {values!r}") from error
     if tokens and min(tokens) < 0:
-        raise ValueError(f"Generate: tokens are numbers from 0, got {min(tokens)}")
+        raise ValueError(f"Generate: {field}: tokens are numbers from 0, got {min(tokens)}")
     return tokens
 
 
+def _prompt(values: Iterable[int]) -> tuple[int, ...]:
+    return _tokens("prompt", values)
+
+
 def _stops(values: Iterable[int]) -> frozenset[int]:
-    return frozenset(_tokens(values))
+    return frozenset(_tokens("stop", values))
 
 
 @named_options
@@ -65,7 +72,7 @@ class Generate:
         seed: The same seed gives the same tokens, if the models return the same. None: another one each time.
     """
 
-    prompt: tuple[int, ...] = attrs.field(converter=_tokens)
+    prompt: tuple[int, ...] = attrs.field(converter=_prompt)
     max_tokens: int = attrs.field(default=128, kw_only=True, validator=whole)
     stop: frozenset[int] = attrs.field(default=frozenset(), converter=_stops, kw_only=True)
     temperature: float = attrs.field(default=1.0, kw_only=True)

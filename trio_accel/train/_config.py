@@ -6,11 +6,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from ..actors import Validator, is_number, must, must_be_whole
+from ..actors import Validator, is_number, must, must_be_whole, named_options
 from ._mesh import Mesh, Order
 
 __all__ = [
@@ -26,7 +27,11 @@ _WIDE = ("float32", "float64")
 
 
 def _one_of(*values: object) -> Validator:
-    return must(f"be one of {', '.join(map(repr, values))}", values.__contains__)
+    # An array as the value compares with each word element by element.
+    return must(
+        f"be one of {', '.join(map(repr, values))}",
+        lambda value: isinstance(value, (str, NoneType)) and value in values,
+    )
 
 
 def _number(name: str, value: float, below: float = math.inf) -> float:
@@ -45,6 +50,7 @@ _positive = attrs.validators.optional(
 )
 
 
+@named_options
 @attrs.frozen
 class Optimizer:
     """An optimizer with its numbers; made by `adamw` or `sgd`.
@@ -96,6 +102,8 @@ def adamw(
     Raises:
         ValueError: A number out of its range.
     """
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"adamw: betas must be two numbers, got {betas!r}")
     first, second = (_number("adamw: betas", beta, below=1.0) for beta in betas)
     numbers = {"beta1": first, "beta2": second, "eps": _number("adamw: eps", eps)}
     numbers["weight_decay"] = _number("adamw: weight_decay", weight_decay)
@@ -155,6 +163,7 @@ def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -
     return of
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class Parallel:
     """How the devices share the work.
@@ -191,6 +200,7 @@ class Parallel:
         return [Mesh(data, self.pipeline, self.tensor, rank) for rank in range(ranks)]
 
 
+@named_options
 @attrs.frozen
 class Precision:
     """Element types of a training.
@@ -217,6 +227,7 @@ class Precision:
         return 65536.0 if self.scale is None and self.compute == "float16" else self.scale
 
 
+@named_options
 @attrs.frozen
 class Checkpoint:
     """Where the state of a training is written to, and read from.
@@ -235,6 +246,7 @@ class Checkpoint:
     load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class Config:
     """How a model is trained.
@@ -256,7 +268,13 @@ class Config:
         seed: All random numbers of the model come from this, the number of the step, and the rank.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer = attrs.field(
+        validator=must(
+            "be an optimizer, such as train.adamw(1e-3)",
+            lambda value: isinstance(value, Optimizer),
+            TypeError,
+        )
+    )
     parallel: Parallel = Parallel()
     precision: Precision = Precision()
     accumulate: int = attrs.field(default=1, validator=must_be_whole(1))

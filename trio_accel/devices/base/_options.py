@@ -64,6 +64,7 @@ def _are_priorities(value: object) -> bool:
     )
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class PerActorStreams:
     """A stream for each library actor, a new one after a crash: no library waits behind another. The default.
@@ -101,6 +102,7 @@ class SingleStream:
         return _PooledStreams(device, 1)
 
 
+@named_options
 @attrs.frozen
 class StreamPool:
     """So many streams, which the library actors take in turn.
@@ -176,6 +178,7 @@ class HostCallbackCompletion:
         return HostCallbackPort(LoopNotifier(reap))
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class PolledCompletion:
     """The events are looked at in intervals while anything is in flight.
@@ -191,6 +194,7 @@ class PolledCompletion:
         return PolledPort(reap, self.interval)
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class AdaptiveCompletion:
     """Polls the events for a short while, then asks the stream to notify.
@@ -407,6 +411,7 @@ def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> N
         raise ValueError(f"preload: {value!r} is no name of a module that another process can import")
 
 
+@named_options
 @attrs.frozen
 class Preload:
     """A module that the launcher of workers imports ahead, for `DeviceOptions.preload`.

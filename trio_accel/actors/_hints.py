@@ -1,0 +1,82 @@
+"""Checks of values by the annotations of their fields.
+
+An options class says in its annotations which types its fields have. Type checkers read them, and these
+functions do at run time, so that a wrong value is refused where it is given and not where it is used.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+_NAMES: Mapping[object, str] = {
+    None: "None", type(None): "None", bool: "True or False", int: "an integer", float: "a number",
+    str: "a string", collections.abc.Callable: "a function", collections.abc.Mapping: "a mapping",
+    os.PathLike: "a path",
+}  # fmt: skip
+
+
+def as_plain(value: Any) -> Any:
+    """Return a scalar of NumPy as the number of Python, and any other value as it is."""
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return value.item() if is_scalar and hasattr(value, "item") else value
+
+
+def fits(hint: Any, value: object) -> bool:
+    """Return whether a value has the type of an annotation, its elements included.
+
+    A truth value is not a number, an integer is a float, and a string is not a sequence.
+    """
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(one, value) for one in inner)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if origin in (Any, object, None, type(None)) or isinstance(origin, TypeVar):
+        return origin not in (None, type(None)) or value is None
+    if origin in (int, float):
+        return isinstance(value, (int, origin)) and not isinstance(value, bool)
+    if getattr(origin, "_is_protocol", False):
+        members = [name for name in vars(origin) if name[0] != "_" or name == "__call__"]
+        return not isinstance(value, type) and all(hasattr(value, name) for name in members)
+    is_text = isinstance(value, (str, bytes)) and not issubclass(origin, (str, bytes, os.PathLike))
+    return isinstance(value, origin) and not is_text and _elements_fit(origin, inner, value)
+
+
+def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
+    if not inner or origin is collections.abc.Callable or not isinstance(value, collections.abc.Collection):
+        return True
+    if isinstance(value, collections.abc.Mapping):
+        entries = cast("Iterable[tuple[object, object]]", value.items())
+        return all(fits(inner[0], name) and fits(inner[1], one) for name, one in entries)
+    elements = list(cast("Iterable[object]", value))
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return len(elements) == len(inner) and all(map(fits, inner, elements))
+    return all(fits(inner[0], one) for one in elements)
+
+
+def described(hint: Any) -> str:
+    """Return an annotation in words, such as ``"'inline', 'process' or None"``."""
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _either(map(described, inner))
+    if origin is Literal:
+        return _either(map(repr, inner))
+    if origin is tuple:
+        return f"a tuple of {described(inner[0]).partition(' ')[2]}s" if inner else "a tuple"
+    name = getattr(origin, "__name__", str(origin))
+    return _NAMES.get(origin, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def types_of(cls: type) -> Mapping[str, Any]:
+    """Return the annotations of a class's fields, evaluated."""
+    return typing.get_type_hints(cls)
