@@ -113,6 +113,72 @@ async def test_an_image_of_no_elements_is_what_is_beyond_it(device: ta.Device, d
         await compare(device, "map_coordinates", x, at, order=1, mode=mode, cval=3)
 
 
+# Lengths before and after, where rounding moves the last coordinate of a zoom beyond the last element.
+STRIPES = [(n, m) for n in range(1, 65) for m in range(2, 65) if (n - 1) / (m - 1) * (m - 1) > n - 1]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_the_last_elements_of_a_zoom_are_in_the_image(device: ta.Device, order: int) -> None:
+    # SciPy's start values of "reflect" are not exact for short images.
+    for mode in ("constant", "wrap") if IS_STAND_IN else MODES[1:6]:
+        for n, m in [(1, 5), (5, 1), *STRIPES[order :: len(STRIPES) // 12]]:
+            x = image("float64", (n,))
+            at = np.clip((n - 1) / max(m - 1, 1) * np.arange(m), 0, n - 1)
+            want = scipy.ndimage.map_coordinates(x, [at], order=order, mode=mode, cval=3.0)
+            ref = await device.put(x)
+            made = await ndimage.zoom(ref, m / n, order=order, mode=mode, cval=3.0)
+            np.testing.assert_allclose(
+                await made.to_host(), want, rtol=0, atol=1e-9, err_msg=f"{mode} {n} {m}"
+            )
+            step = (n - 1) / max(m - 1, 1)
+            if n > 1 and mode in ("constant", "wrap"):
+                made = await ndimage.affine_transform(
+                    ref, [step], output_shape=(m,), order=order, mode=mode, cval=3.0
+                )
+                np.testing.assert_allclose(await made.to_host(), want, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_a_turned_image_keeps_its_edges(device: ta.Device, order: int) -> None:
+    """The middle of an edge stays on the axis of a turn by 30 degrees, whatever sums are rounded to."""
+    found = list[int]()
+    for shape in ((1, 1), (9, 1), (9, 9), (13, 21)):
+        x, cosine, sine = image("float64", shape), np.sqrt(0.75), 0.5
+        for angle, matrix in (
+            (30, [[cosine, sine], [-sine, cosine]]),
+            (-60, [[sine, -cosine], [cosine, sine]]),
+        ):
+            given: Any = {"order": order, "mode": "constant", "cval": np.nan}
+            made = await ndimage.rotate(await device.put(x), angle, **given)
+            half = np.indices(made.shape) - (np.array(made.shape) - 1).reshape(2, 1, 1) / 2
+            middle = (np.array(shape) - 1).reshape(2, 1, 1)
+            at = np.einsum("ij,jkl->ikl", matrix, half) + middle / 2
+            inside = np.clip(at, 0, middle)
+            at = np.where(abs(at - inside) < 1e-11, inside, at)
+            want = scipy.ndimage.map_coordinates(x, at, **given)
+            found.append(np.isfinite(want).sum())
+            np.testing.assert_allclose(await made.to_host(), want, rtol=0, atol=1e-9)
+    assert found[0] == 1
+    assert min(found[4:]) > 50
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_truth_values_are_rounded(device: ta.Device, order: int) -> None:
+    """SciPy cuts 0.9999 to False. Numbers between are True from a half on."""
+    mask = np.random.default_rng(5).random((12, 15)) > 0.5
+    ref = await device.put(mask)
+    moved = await (await ndimage.shift(ref, (2, -3), order=order)).to_host()
+    np.testing.assert_array_equal(moved[2:, :-3], mask[:-2, 3:])
+    same = await ndimage.affine_transform(ref, np.eye(2), order=order, mode="nearest")
+    np.testing.assert_array_equal(await same.to_host(), mask)
+    for mode in ("mirror", "nearest") if IS_STAND_IN else MODES:
+        given: Any = {"order": order, "mode": mode}
+        made = await (await ndimage.rotate(ref, 30, **given)).to_host()
+        between = scipy.ndimage.rotate(mask.astype(float), 30, **given)
+        clear = abs(between - 0.5) > 1e-9
+        np.testing.assert_array_equal(made[clear], between[clear] > 0.5)
+
+
 async def test_a_zoom_of_one_is_the_image(device: ta.Device) -> None:
     x = image("uint8", SHAPE)
     got = await ndimage.zoom(await device.put(x), 1)

@@ -77,7 +77,7 @@ async def _sampled(
     x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
     output: Output, order: int, mode: str, cval: complex, prefilter: bool,
 ) -> AccelRef:  # fmt: skip
-    """Interpolate an image at coordinates, whose texts are by its axes; along others it stays."""
+    """Interpolate an image at coordinates `c`, whose steps are by its axes; along others it stays."""
     axes, mode = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
@@ -114,7 +114,7 @@ def _interpolated(
     lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
     middle = "" if order % 2 else " + 0.5"
     for axis, text in coordinates:
-        lines.append(f"n = n{axis}; r = {order + 1}; c = {text} + {ahead}")
+        lines.append(f"n = n{axis}; r = {order + 1}; {text}; c = c + {ahead}")
         if mode == "constant":
             lines.append(f"o{axis} = c < 0 or c > n - 1")
         else:
@@ -153,7 +153,7 @@ def _weights(w: str, order: int) -> list[str]:
 def _rounded(dtype: DType) -> list[str]:
     """Round a result to the nearest whole number that the dtype has."""
     if dtype.kind not in ("int", "uint"):
-        return ["y = int64(y)"] * (dtype is DType.bool)
+        return ["y = y >= 0.5"] * (dtype is DType.bool)
     least, most = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
     # The float next to the largest number of 64 bits is above it.
     highest = float(most) if int(float(most)) == most else float(np.nextafter(float(most), 0))
@@ -220,7 +220,8 @@ async def map_coordinates(
         prefilter: Whether coefficients are to be computed; False where `input` has those of `spline_filter`.
 
     Returns:
-        An array of the shape of one coordinate, in the dtype of `input`: whole numbers are the nearest ones.
+        An array of the shape of one coordinate, in the dtype of `input`. Integers are the nearest ones, and
+        truth values are True from 0.5 on.
 
     Raises:
         TypeError: `input` is no array of a device, or coordinates are complex.
@@ -233,7 +234,7 @@ async def map_coordinates(
     told = f"coordinates must have shape ({ndim}, ...), got {where.shape}"
     w.need(where.ndim > 1 and where.shape[0] == ndim, told)
     where = where if is_on_device else await device_of("ndimage.function", input).put(where)
-    texts = {axis: f"float64(at{axis})" for axis in range(ndim)}
+    texts = {axis: f"c = float64(at{axis})" for axis in range(ndim)}
     given = {f"at{axis}": where[axis] for axis in texts}
     return await _sampled(input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
 
@@ -282,28 +283,49 @@ async def affine_transform(
     if rows.ndim == 1 and rows.all():
         return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)
     rows = rows if rows.ndim > 1 else np.diag(rows)
-    return await _turned(input, rows, starts, range(ndim), shape, *rest)
+    return await _turned(input, rows, starts, range(ndim), shape, *rest, is_given=True)
+
+
+# Errors of a computed coordinate, in ulps of the sum of its terms: of a matrix, an offset, products and sums.
+_ULPS = 8
+
+
+def _snapped(text: str, axis: int) -> str:
+    """Compute a coordinate, and move it back to the edge that it misses by rounding."""
+    return f"q = {text}; s = clip(q, 0, n{axis} - 1); c = where(abs(q - s) <= e{axis}, s, q)"
+
+
+def _rounding(*terms: float) -> float:
+    return float(_ULPS * np.finfo(float).eps * np.abs(terms).sum())
 
 
 async def _scaled(
     x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate at ``(place + offset) * factor - less`` along each axis."""
-    texts = {axis: f"(i({axis}) + a{axis}) * k{axis} - half" for axis in range(x.ndim)}
-    given = {f"a{axis}": float(one) for axis, one in enumerate(offsets)}
-    given |= {f"k{axis}": float(one) for axis, one in enumerate(factors)}
+    texts, given = dict[int, str](), dict[str, Any]()
+    for axis, (offset, factor, count) in enumerate(zip(offsets, factors, shape, strict=True)):
+        texts[axis] = _snapped(f"(i({axis}) + a{axis}) * k{axis} - half", axis)
+        given |= {f"a{axis}": float(offset), f"k{axis}": float(factor)}
+        given[f"e{axis}"] = _rounding(count * factor, offset * factor, less)
     return await _sampled(x, texts, {**given, "half": less}, shape, *rest)
 
 
 async def _turned(
-    x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any
+    x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any, is_given: bool
 ) -> AccelRef:
-    """Interpolate along some axes by a matrix, whose columns are for axes of the result."""
+    """Interpolate along some axes by a matrix, whose columns are for axes of the result.
+
+    Numbers that were given count as they are, so an edge that they miss is missed, as in SciPy.
+    """
     texts, given = dict[int, str](), dict[str, Any]()
     places = axes if len(axes) < x.ndim else range(len(shape))
     for axis, row, start in zip(axes, rows.tolist(), starts.tolist(), strict=True):
-        texts[axis] = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
+        text = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
+        texts[axis] = _snapped(text, axis)
         given |= {f"a{axis}": start, **{f"k{axis}_{place}": k for place, k in zip(places, row, strict=True)}}
+        terms = [k * shape[place] for place, k in zip(places, row, strict=True)]
+        given[f"e{axis}"] = 0.0 if is_given else _rounding(start, *terms)
     return await _sampled(x, texts, given, shape, *rest)
 
 
@@ -409,4 +431,4 @@ async def rotate(
     starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
     shape = list(input.shape)
     shape[plane[0]], shape[plane[1]] = made.tolist()
-    return await _turned(input, matrix, starts, plane, shape, *rest)
+    return await _turned(input, matrix, starts, plane, shape, *rest, is_given=False)
