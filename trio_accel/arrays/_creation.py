@@ -42,8 +42,8 @@ async def asarray(
 
     Raises:
         TypeError: No device dtype, or complex to real.
-        ValueError: A copy is needed, and there is to be none. Or an integer is outside `dtype`; this error
-            is an `OverflowError`, too, as NumPy's.
+        ValueError: A copy is needed, and there is to be none. Or an integer is outside `dtype`: this error is
+            an `OverflowError`, too, as NumPy's.
     """
     check_device("arrays.asarray", device)
     wanted = None if dtype is None else DType.of(dtype)

@@ -13,7 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.subscripts import Optimize
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import said
+from ..devices.base._refusals import said, several, whole
 from ..devices.base._views import NoViewError
 from ..devices.operations._calls import composed
 from ..expressions import (
@@ -190,7 +190,8 @@ async def tensordot(
     """
     name = "tensordot"
     check_operands(name, x1=x1, x2=x2)
-    if isinstance(axes, (int, np.integer)):
+    if several(axes) is not axes:
+        axes = whole(name, "axes", axes)
         if not 0 <= axes <= min(x1.ndim, x2.ndim):
             raise ValueError(f"{name}: axes must be from 0 to {min(x1.ndim, x2.ndim)}, got {axes}")
         axes = range(x1.ndim - axes, x1.ndim), range(axes)
