@@ -41,6 +41,8 @@ _TABLES = {
     "the callers of the array API": array_api_table.caller_tables,
 }
 _COLUMNS = 116
+# Stands for a space in code while lines are filled.
+_NO_BREAK = "\0"
 # The name of a type in an annotation; the name behind a dot or in quotes is another's.
 _TYPE = re.compile(r"(?<![\w.\"'])([A-Z]\w*)(?![\w.\"'])")
 _ROLES = {
@@ -510,15 +512,17 @@ def _item(text: str) -> str:
 
 
 def wrapped(text: str, first: str = "", others: str = "") -> str:
-    """A paragraph in lines that fit."""
-    return textwrap.fill(
-        text,
+    """A paragraph in lines that fit; code is not broken, as a line of it may begin like an item of a list."""
+    whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", _NO_BREAK), text)
+    filled = textwrap.fill(
+        whole,
         _COLUMNS,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return filled.replace(_NO_BREAK, " ")
 
 
 def entries_of(text: str) -> list[tuple[str, str]]:

@@ -58,6 +58,117 @@ def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
     assert wrong == []
 
 
+# Pages that nobody renders but a forge, too.
+EVERY_PAGE = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("changes/*.md")})
+# Of ordered lists, only one that begins with 1 may follow a paragraph without an empty line.
+_ITEM = re.compile(r" *([*+-]|1[.)]) +\S")
+_NESTED = re.compile(r" *([*+-]|\d+[.)]) +\S")
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
+
+
+def damage(page: Path) -> list[str]:
+    """What formatters make of a page: blocks that are joined to the text before or after them."""
+    found: list[str] = []
+    paragraph: list[str] = []
+    before, fences = "", 0
+    every = list(lines(page))
+    for line, after in zip(every, [*every[1:], None], strict=True):
+        text = line.text
+        if line.fence is not None or line.is_fence:
+            fences += line.is_fence
+            if fences % 2 and line.is_fence and not line.fence:
+                found.append(f"{line.number}: a fence without a language")
+            if fences % 2 and line.is_fence and _is_text(before):
+                found.append(f"{line.number}: a fence that is joined to the text before it")
+            if not fences % 2 and line.is_fence and after is not None and _is_text(after.text):
+                found.append(f"{line.number}: a fence that is joined to the text after it")
+            found += unclosed(paragraph, line.number)
+            before = ""
+            continue
+        found += [f"{line.number}: {told}" for told in joined(before, text)]
+        if not text.strip() or text.startswith(("|", "#")) or _NESTED.match(text):
+            found += unclosed(paragraph, line.number)
+        if text.strip():
+            paragraph.append(text)
+        before = text
+    if fences % 2:
+        found.append("a fence without an end")
+    return found + unclosed(paragraph, len(every))
+
+
+def _is_text(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(("<!--", ">"))
+
+
+def joined(before: str, text: str) -> list[str]:
+    """Which blocks of two lines that follow one another are joined."""
+    is_heading = re.match(r"#{1,6} ", text)
+    was_item = _ITEM.match(before) or before.startswith("  ")
+    told = {
+        "a heading that is joined to the text before it": is_heading and _is_text(before),
+        "a heading that is joined to the text after it": re.match(r"#{1,6} ", before) and _is_text(text),
+        "a list that is joined to the text before it": (
+            _ITEM.match(text) and _is_text(before) and not was_item and not text.startswith("  ")
+        ),
+        "a text that becomes a part of a list": (
+            was_item and _is_text(text) and not text.startswith((" ", "|", "#")) and not _NESTED.match(text)
+        ),
+        "a table that is joined to the text before it": (
+            text.startswith("|") and _is_text(before) and not before.startswith("|")
+        ),
+        "a text that becomes a row of a table": (
+            before.startswith("|") and _is_text(text) and not text.startswith("|")
+        ),
+        "a fence within a text": "```" in text,
+        "an item of a list within a text": re.search(r"[.;:] [*+-] (\S)", _CODE.sub("", text)),
+    }
+    return [name for name, is_so in told.items() if is_so]
+
+
+def unclosed(paragraph: list[str], end: int) -> list[str]:
+    """Look for code that is begun in a paragraph, and not ended; empties the list."""
+    text = "\n".join(paragraph)
+    paragraph.clear()
+    return [f"{end}: code without an end above"] if "`" in _CODE.sub("", text) else []
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
+def test_no_block_is_joined_to_another(page: Path) -> None:
+    # The lines of a skill's head are no text.
+    assert [one for one in damage(page) if not (page.name == "SKILL.md" and one.startswith("5: "))] == []
+
+
+DAMAGED = {
+    "a fence within a text": "It runs: ```python import x\n\ny = 1\n",
+    "a fence without an end": "It runs:\n\n```python\nimport x\n",
+    "a fence without a language": "It runs:\n\n```\nimport x\n```\n",
+    "a fence that is joined to the text before it": "It runs:\n```python\nimport x\n```\n",
+    "a fence that is joined to the text after it": "```python\nimport x\n```\nIt runs.\n",
+    "a heading that is joined to the text before it": "It runs.\n## Next\n",
+    "a heading that is joined to the text after it": "## Next\nIt runs.\n",
+    "a list that is joined to the text before it": "It has\n* one\n* two\n",
+    "a text that becomes a part of a list": "* one\n* two\nIt has both.\n",
+    "a table that is joined to the text before it": "It has\n| a | b |\n|---|---|\n| 1 | 2 |\n",
+    "a text that becomes a row of a table": "| a | b |\n|---|---|\n| 1 | 2 |\nIt has both.\n",
+    "an item of a list within a text": "It has both. * One is more.\n",
+    "code without an end above": "It has `x == y\n\n* (x // y)` and more.\n",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damage_is_found(kind: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\nIt is fine: `1 * 2`.\n\n{DAMAGED[kind]}", encoding="utf-8")
+    assert any(one.endswith(kind) for one in damage(page)), damage(page)
+    page.write_text(
+        "# Page\n\nIt is fine:\n\n* `a * b`, and\n  more\n    1. nested\n\n"
+        "| a | b |\n|---|---|\n| 1 | `2` |\n\n"
+        "It runs `for\na while`, in\n1998. It ends.\n\n```text\n# no heading\n* no list `\n```\n",
+        encoding="utf-8",
+    )
+    assert damage(page) == []
+
+
 @pytest.mark.parametrize("page", PAGES_BY_HAND, ids=name_of)
 def test_sentences_are_short(page: Path) -> None:
     long = [sentence for sentence in sentences(page) if len(sentence.split()) > LONGEST_SENTENCE]

@@ -107,7 +107,9 @@ async def test_a_device_that_was_not_awaited(
     assert await refused(a.copy_to, opening) == (
         f"copy_to: device must be an open Device, got DeviceOpening; {NOT_OPEN}"
     )
-    assert await refused(a.copy_to, NAME) == "copy_to: device must be an open Device, got str"
+    assert await refused(a.copy_to, NAME) == (
+        f"copy_to: device must be an open Device, got str; open it: await system.open_device({NAME!r})"
+    )
     assert await refused(ta.sparse.csr, opening, None) == (
         f"sparse.csr: device must be an open Device, got DeviceOpening; {NOT_OPEN}"
     )

@@ -208,7 +208,7 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "int": (int, r"int\(\) of a Call"),
     "complex": (complex, r"complex\(\) of a Call"),
     "round": (round, r"round\(\) of a Call"),
-    "iteration": (list, r"a Call is not iterable: it was not awaited; use a, b = await call .* call\.to_host\(\)"),
+    "iteration": (list, r"a Call is not iterable: it was not awaited; use a, b = await call .*to_host\(\)"),
     "unpacking": (lambda call: [one for one, two in [call]], "a Call is not iterable"),
     "in": (lambda call: 1.0 in call, "a Call is not searched"),
     "element": (lambda call: call.__setitem__(0, 1.0), r"a Call is not assigned to, .* await call\[index\]"),

@@ -178,6 +178,23 @@ async def test_an_operator_is_told_of_each_loss_and_apart_of_many(
     assert "the next one starts in 1.00 s" in losses[-1] or "the next one starts in 0.9" in losses[-1]
     (summary,) = [record.getMessage() for record in told if record.levelname == "ERROR"]
     assert summary.startswith(f"device {device.path} has lost 5 contexts within 60 s, 5 since it was opened")
+    assert summary.endswith("; to have the device given up instead, set DeviceOptions.intensity")
+
+
+async def test_an_operator_is_not_told_to_set_what_is_set(
+    system: ta.System,
+    backend: ManualBackend,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ta.DeviceOptions(intensity=ta.Intensity(9, 30.0))
+    async with system.open_device(options=options) as device:
+        for _ in range(5):
+            await serve(device)
+            await lose(device)
+        await serve(device)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert told.endswith("given up instead, lower the 9 restarts within 30 s of DeviceOptions.intensity")
 
 
 async def test_giving_up_is_told(

@@ -501,8 +501,8 @@ class AccelDevice(Protocol):
                 the one that is used by default.
 
         Raises:
-            NotSupportedError: The backend cannot lend it, or not on a stream. TypeError: `stream` is no
-            stream.
+            NotSupportedError: The backend cannot lend it, or not on a stream.
+            TypeError: `stream` is not a stream.
             ContextPoisonedError: The context is lost.
         """
         ...

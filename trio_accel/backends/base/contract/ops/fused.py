@@ -243,7 +243,8 @@ class FusedMatmulSpec(OperationSpec):
                 told = " or ".join(map(str, dict.fromkeys(shapes)))
                 raise ValueError(f"{name}: {field} must have shape {told}, got {array.shape}")
             if array is not None and array.dtype is not dtype:
-                raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype} (use cast())")
+                advice = f"write await {field}.cast('{dtype}')"
+                raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype}; {advice}")
         allowed = _PRECISIONS.get(self.precision, (a.dtype,))
         if a.dtype not in allowed:
             told = " and ".join(map(str, allowed))
