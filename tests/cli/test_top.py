@@ -23,8 +23,8 @@ import pytest
 from chosen import SEARCHED
 from terminal import drain
 
-from trio_accel.actors import Reading
-from trio_accel.telemetry import ActorRow, SystemSnapshot
+from trio_accel.actors import LoopHolds, Reading
+from trio_accel.telemetry import ActorRow, ProcessRow, SystemSnapshot
 
 if TYPE_CHECKING:
     from command import Cli, Refused, Start
@@ -222,6 +222,17 @@ def test_figures_that_actors_show(cli: Cli) -> None:
         "        1.5            -  parts state=new crowd/1",
         "STATE        RESTARTS  ACTOR",
     ]
+
+
+def test_processes_and_a_held_loop(cli: Cli) -> None:
+    loop = LoopHolds(count=2, seconds=3.5, longest=3.0, longest_at="model.py:14, in encode")
+    process = ProcessRow(path="crowd", pid=77, memory=3 << 19, processor_seconds=12.25, load=0.5)
+    with serve(HEAD, event(attrs.evolve(CROWD, loop=loop, processes=(process,)))) as url:
+        lines = cli("top", url, "--once").out.splitlines()
+    held = "2 holds of the loop, 3.5 s in all, the longest 3.0 s by model.py:14, in encode"
+    assert lines[1] == held
+    place = lines.index("    MIB    CPU S  CPU %  PROCESS")
+    assert lines[place + 1] == "   1.50     12.2   50.0  77       crowd"
 
 
 def test_the_program_ends(screen: Screen) -> None:

@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import pytest
 import trio
-from telemetry.read_snapshot import read_snapshot
+from telemetry.read_snapshot import always, read_snapshot
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -257,7 +257,7 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
             with trio.fail_after(5):
                 assert await stream.receive_some() == b""
         large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
-        vars(dashboard.recorder)["snapshot"] = lambda **_: large
+        vars(dashboard.recorder)["snapshot"] = always(large)
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await trio.sleep(0.5)
@@ -471,7 +471,7 @@ async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> 
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         async with open_dashboard(system, interval=0.1) as dashboard:
             large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
-            vars(dashboard.recorder)["snapshot"] = lambda **_: large
+            vars(dashboard.recorder)["snapshot"] = always(large)
             stuck.connect(("127.0.0.1", port_of(dashboard)))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await trio.sleep(0.5)

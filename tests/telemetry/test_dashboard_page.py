@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import trio
 from playwright.sync_api import Page, sync_playwright
+from telemetry.read_snapshot import always
 
 import trio_accel as ta
 from trio_accel.devices import ProgramCost, RecoveryCost
@@ -121,7 +122,7 @@ async def test_a_device_that_restarts_and_one_that_serves(system: ta.System) -> 
 
     async with open_dashboard(system) as dashboard:
         shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(row, other, inline))
-        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
+        vars(dashboard.recorder)["snapshot"] = always(shown)
         texts = [" ".join(one.split()) for one in await trio.to_thread.run_sync(browse, dashboard.url, visit)]
     assert "served by no process now" in texts[0]
     assert "completed 0 in generation 2" in texts[0]
@@ -167,7 +168,7 @@ async def test_what_the_next_recovery_takes(system: ta.System) -> None:
             return [page.inner_text(f".device:nth-child({place}) {term}") for place in (1, 2, 3)]
 
         shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(own, slow, unknown))
-        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
+        vars(dashboard.recorder)["snapshot"] = always(shown)
         found = await trio.to_thread.run_sync(browse, dashboard.url, visit)
     assert cost.startswith("first start 0.")
     slowly = (
@@ -238,7 +239,7 @@ async def test_processes_and_a_held_loop_are_shown(system: ta.System) -> None:
 
     async with open_dashboard(system) as dashboard:
         shown = attrs.evolve(dashboard.recorder.snapshot(), loop=loop)
-        vars(dashboard.recorder)["snapshot"] = lambda **_: shown
+        vars(dashboard.recorder)["snapshot"] = always(shown)
         held, processes, totals = await trio.to_thread.run_sync(browse, dashboard.url, visit)
     assert held == (
         "Tasks held the loop 2 times, 3.50 s in all; the longest time was 3.00 s, "

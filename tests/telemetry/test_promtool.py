@@ -78,7 +78,7 @@ async def use(system: ta.System, device: ta.Device) -> None:
     await fair.ask(FairCall(2, tenant="gold"))
     sequences = await system.spawn(ContinuousBatcher[int, int], step, name="sequences")
     await sequences.ask(Call(1))
-    swap = await system.spawn(HotSwap, Deployment(Opening, "v1"), name="model")
+    swap: ta.Ref[HotSwap[Any, Any]] = await system.spawn(HotSwap, Deployment(Opening, "v1"), name="model")
     await swap.ask(Call(1))
     await swap.ask(Swap(Opening, "v2"))
     pages = Pages(await device.put(np.zeros((8, 4, 2))), size=4)

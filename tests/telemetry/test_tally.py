@@ -39,7 +39,7 @@ def test_every_value_is_counted_in_its_range(times: list[tuple[float, float]], t
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
-    history = deque([(0.0, 0)])
+    history = deque[tuple[float, float]]([(0.0, 0.0)])
     # 10 a second for 20 s, then nothing.
     rates = [rate_of(history, float(now), min(10 * now, 200)) for now in range(1, 31)]
     assert rates[:20] == pytest.approx([10.0] * 20)

@@ -28,7 +28,7 @@ from typing import TypeAlias
 import attrs
 import trio
 
-__all__ = ["LoopHolds", "watch_loop"]
+__all__ = ["LoopHolds"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -123,7 +123,7 @@ class LoopWatch:
             due = perf_counter() + interval
             if self._end.wait(interval):
                 return
-            frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # documented, and the only way
+            frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             now = perf_counter()
             if look is None or look.is_over:
                 if frame is None or (_is_idle(frame) and now < due + _INTERVAL):

@@ -480,4 +480,9 @@ class SystemOptions:
     strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
     intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
     random: random.Random = attrs.field(factory=random.Random, validator=_instance(random.Random))
-    held_after: float | None = attrs.field(default=1.0, validator=attrs.validators.optional(_number(0.1)))
+    held_after: float | None = attrs.field(
+        default=1.0,
+        validator=must(
+            "be a number of at least 0.1, or None", lambda value: value is None or is_number(value, 0.1)
+        ),
+    )

@@ -72,7 +72,9 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
     """Draw a snapshot in so many lines. The head of each list counts what is left out."""
     lines = [f"{now['system']}, process {now['pid']}, up for {now['uptime']:.0f} s"]
     if (loop := now["loop"])["count"]:
-        held = "loop held {count} times, {seconds:.1f} s in all, once {longest:.1f} s".format_map(loop)
+        held = "{count} holds of the loop, {seconds:.1f} s in all, the longest {longest:.1f} s".format_map(
+            loop
+        )
         lines += [held + (f" by {loop['longest_at']}" if loop["longest_at"] else "")]
     for name, (head, columns) in _LISTS.items():
         rows = [columns.format_map(_texts(row)) for row in now[name]]

@@ -95,7 +95,8 @@ function totals(snapshot) {
     (element, tile) => put(element.firstChild, tile[1]));
   const loop = snapshot.loop;
   $("held").hidden = !loop.count;
-  put($("held"), `Tasks held the loop ${loop.count} times, ${seconds(loop.seconds)} in all; the longest time was ` +
+  const times = loop.count === 1 ? "once" : `${loop.count} times`;
+  put($("held"), `Tasks held the loop ${times}, ${seconds(loop.seconds)} in all; the longest time was ` +
     `${seconds(loop.longest)}${loop.longest_at ? `, by ${loop.longest_at}` : ""}. No other task ran meanwhile.`);
 }
 
