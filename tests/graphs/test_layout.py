@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.contract.ops import ArraySpec, CopySpec, GraphNode, GraphRecipe, OperationSpec
+from trio_accel.backends.base.contract.ops import (
+    ArraySpec,
+    CopySpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    OperationSpec,
+)
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 from trio_accel.devices import Recorded
-from trio_accel.devices.front._layout import lay_out
+from trio_accel.devices.front._layout import _share, aligned, lay_out
 
 F64 = DType.float64
 
@@ -95,3 +104,39 @@ def test_results_in_between_share_memory() -> None:
     # Rounded up, they have 256, 512, 256, 512 and 1024 bytes. 33 is where 31 was, and 34 where 32 was.
     assert [array.offset for array in made] == [0, 256, 768, 256, 768]
     assert layout.scratch == 768 + 1024
+
+
+def _shared_as_before(spans: list[tuple[int, int, int]]) -> dict[int, int]:
+    """Give each result the first gap among all that live with it, found by looking at each of them."""
+    offsets: dict[int, int] = {}
+    living: list[tuple[int, int, int]] = []
+    for block, (first, last, nbytes) in enumerate(spans):
+        living = [one for one in living if one[2] >= first]
+        offset = 0
+        for start, end, _ in sorted(living):
+            if offset + nbytes <= start:
+                break
+            offset = end
+        living.append((offset, offset + nbytes, last))
+        offsets[block] = offset
+    return offsets
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 1200)), min_size=1, max_size=40)
+)
+def test_each_result_has_the_first_gap(drawn: list[tuple[int, int, int]]) -> None:
+    steps, lives, sizes = zip(*drawn, strict=True)
+    first = np.cumsum(steps).tolist()
+    last = [one + more for one, more in zip(first, lives, strict=True)]
+    count = max(last) + 1
+    nodes: list[GraphNode] = []
+    for number in range(count):
+        used = [
+            vector(100 + block, 1) for block in range(len(drawn)) if number in (first[block], last[block])
+        ]
+        nodes.append(GraphNode("test", "graphs", GraphSpec(b"", False, tuple(used), (), ())))
+    offsets, length = _share(nodes, {100 + block: size for block, size in enumerate(sizes)}, ())
+    expected = _shared_as_before(list(zip(first, last, map(aligned, sizes), strict=True)))
+    assert offsets == {100 + block: offset for block, offset in expected.items()}
+    assert length == max(offset + aligned(sizes[block]) for block, offset in expected.items())

@@ -167,8 +167,12 @@ def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str
     Raises:
         TypeError: It has none; NumPy might have.
     """
+    # One of each type, because a call may have thousands of arguments: the first, which the error names.
+    firsts: dict[int, tuple[str, ArgumentType]] = {}
     for name, kind in given.items():
-        for other, dtype in given.items():
+        firsts.setdefault(id(kind), (name, kind))
+    for name, kind in firsts.values():
+        for other, dtype in firsts.values():
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
                     f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -192,21 +193,40 @@ def _share(
     # They lie side by side, in their order.
     stay = {block: (0, len(nodes)) for block in kept if block in spans}
     offsets: dict[int, int] = {}
+    # The results that live, as last use, start and end; and the gaps between them, which do not touch.
     living: list[tuple[int, int, int]] = []
-    length = 0
+    gaps: list[tuple[int, int]] = []
+    top = length = 0
     # The blocks come in the order of their first use.
-    for block, (first, last) in (
-        stay | {block: spans[block] for block in spans if block not in stay}
-    ).items():
-        living = [(start, end, until) for start, end, until in living if until >= first]
-        nbytes, offset = aligned(sizes[block]), 0
-        for start, end, _ in living:
-            if offset + nbytes <= start:
+    rest = {block: spans[block] for block in spans if block not in stay}
+    for block, (first, last) in (stay | rest).items():
+        while living and living[0][0] < first:
+            _, start, end = heapq.heappop(living)
+            top = _add_gap(gaps, start, end, top)
+        nbytes, offset = aligned(sizes[block]), top
+        for place, (start, end) in enumerate(gaps):
+            if start + nbytes <= end:
+                offset = start
+                gaps[place : place + 1] = [(start + nbytes, end)] if start + nbytes < end else []
                 break
-            offset = end
-        bisect.insort(living, (offset, offset + nbytes, last))
-        offsets[block], length = offset, max(length, offset + nbytes)
+        top = max(top, offset + nbytes)
+        heapq.heappush(living, (last, offset, offset + nbytes))
+        offsets[block], length = offset, max(length, top)
     return offsets, length
+
+
+def _add_gap(gaps: list[tuple[int, int]], start: int, end: int, top: int) -> int:
+    """Join a gap with its neighbours; returns where the memory that is used ends now."""
+    place = bisect.bisect(gaps, (start, end))
+    if place < len(gaps) and gaps[place][0] == end:
+        _, end = gaps.pop(place)
+    if place and gaps[place - 1][1] == start:
+        place -= 1
+        start, _ = gaps.pop(place)
+    if end == top:
+        return start
+    gaps.insert(place, (start, end))
+    return top
 
 
 def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:

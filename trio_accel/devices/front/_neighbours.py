@@ -28,9 +28,9 @@ _MOST_ARGUMENTS = 2048
 
 def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]) -> bool:
     """Tell whether `joined` may find some to join; see there for the arguments."""
-    uses = _uses(nodes)
+    uses, makers = _uses(nodes), _makers(nodes)
     places = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
-    return any(_find_ahead(nodes, place, between, uses, unjoined) is not None for place in places)
+    return any(_find_ahead(nodes, place, between, uses, makers, unjoined) is not None for place in places)
 
 
 async def joined(
@@ -49,16 +49,17 @@ async def joined(
         The operations: one whose result one other expression reads, element by element, is a part of that.
     """
     left = list(nodes)
-    uses = _uses(nodes)
+    uses, makers = _uses(nodes), _makers(nodes)
     place = 0
     while place < len(left):
-        found = _find_ahead(left, place, between, uses, unjoined)
+        found = _find_ahead(left, place, between, uses, makers, unjoined)
         made = None if found is None else _one(left[found], left[place])
         if found is None or made is None:
             place += 1
             continue
         left[place] = made
         del left[found]
+        makers = _makers(left)
         place -= 1
         await trio.lowlevel.checkpoint()
     return left
@@ -69,18 +70,33 @@ def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
     return Counter(block for node in nodes for block in {*node.spec.blocks()[0], *node.spec.blocks()[1]})
 
 
+def _makers(nodes: Sequence[GraphNode]) -> dict[int, int]:
+    """Find the place of the operation that makes each block, of those with one result."""
+    return {made[0].block: place for place, node in enumerate(nodes) if len(made := node.spec.outputs()) == 1}
+
+
 def _find_ahead(
     nodes: Sequence[GraphNode],
     place: int,
     between: Collection[int],
     uses: Mapping[int, int],
+    makers: Mapping[int, int],
     unjoined: frozenset[str],
 ) -> int | None:
     """Find the first operation that may be computed where the one at a place reads its result."""
-    if not _may_be_joined(nodes[place].spec, unjoined):
+    spec = nodes[place].spec
+    if not isinstance(spec, ElementwiseSpec) or not _may_be_joined(spec, unjoined):
         return None
-    ahead = (one for one in range(place) if _may_be_joined(nodes[one].spec, unjoined))
-    return next((one for one in ahead if _goes_into(nodes, one, place, between, uses)), None)
+    # A block that is used twice has one maker, so no other operation need be looked at.
+    ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
+    return next(
+        (
+            one
+            for one in ahead
+            if _may_be_joined(nodes[one].spec, unjoined) and _goes_into(nodes, one, place, between, uses)
+        ),
+        None,
+    )
 
 
 def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
