@@ -120,8 +120,7 @@ class Reference:
         self, config: Config, weights: Mapping[str, npt.NDArray[np.float32]], dtype: str = "float32"
     ) -> None:
         rounded = {name: array.astype(dtype).astype(np.float32) for name, array in weights.items()}
-        caches = [np.zeros(config.cache_shape(1, config.context), np.float32) for _ in range(config.layers)]
-        self._model, self._config = Llama(rounded, caches, config=attrs.asdict(config)), config
+        self._model, self._config = Llama(rounded, (), config=attrs.asdict(config)), config
         self._rounding = ROUNDING[dtype]
 
     def allows(self, prompt: Prompt, made: Sequence[int], ends: frozenset[int]) -> bool:
@@ -140,7 +139,11 @@ class Reference:
         )
 
     def _logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        batch = Batch.of([Run(tokens=tokens, start=0, pages=[0])], self._config, 1, self._config.context)
+        # The cache has one page, for this sequence alone.
+        config, size = self._config, len(tokens)
+        shape = config.cache_shape(1, size)
+        self._model.caches = [np.zeros(shape, np.float32) for _ in range(config.layers)]
+        batch = Batch.of([Run(tokens=tokens, start=0, pages=[0])], config, 1, size)
         found: npt.NDArray[np.float32] = self._model.forward(
             batch.rows, batch.tables, np.arange(len(tokens)), batch.counts
         )

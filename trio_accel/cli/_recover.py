@@ -416,7 +416,7 @@ def _grid(*headings: str) -> Table:
 
 def _faults(effects: list[Effect]) -> Table:
     """Describe the faults, and how long each was felt: the median of all rounds, and the longest time."""
-    table = _grid("fault", ">times", ">retried", ">right again after", ">at most")
+    table = _grid("fault", ">times", ">retried", ">right again", ">at most")
     for text in dict.fromkeys(one.text for one in effects):
         ours = [one for one in effects if one.text == text]
         times = [one.recovery_ms for one in ours]
