@@ -65,6 +65,10 @@ class _DurableResident(Resident):
                     # A device has lost its context, and nothing of this message is in the store.
                     if attempt + 1 == _ATTEMPTS:
                         raise
+                except (ActorStoppedError, ActorFailedError):
+                    # If its home has ended it, the store has nothing of this message, and it is asked again.
+                    self._check()
+                    raise
             return unpack([self._replies[number]])
 
     async def _once(self, message: Any, number: str, *, is_told: bool) -> None:
