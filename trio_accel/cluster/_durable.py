@@ -19,7 +19,7 @@ from ._store import Entry, Store
 
 __all__ = ["DurableEntity", "Saved"]
 
-Saved: TypeAlias = "Mapping[str, Any]"
+Saved: TypeAlias = Mapping[str, Any]
 """The state of a durable entity: plain values and arrays by name."""
 
 # Replies of so many messages are kept in memory, for those that come again; and so often a message runs whose
