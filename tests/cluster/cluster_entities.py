@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 import types
@@ -75,6 +76,20 @@ class Note(ta.Message[Any]):
     """Add to the total without a reply."""
 
     x: float
+
+
+@attrs.frozen
+class Die(ta.Request[Any, None]):
+    """End the process: by its own exit, a signal that nobody can catch, a fault, or in `load`."""
+
+    how: str
+
+
+@attrs.frozen
+class Hold(ta.Request[Any, int]):
+    """Take some seconds, and reply how many of these were served."""
+
+    seconds: float
 
 
 async def write_down(key: object, message: Write) -> None:
@@ -269,3 +284,27 @@ class Picky(cluster.DurableEntity):
     async def echo(self, message: Echo) -> Any:
         self.total += 1000.0
         return lambda: message.value
+
+
+class Fragile(cluster.DurableEntity):
+    """Ends its process where it is told to."""
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        self.count = 0 if saved is None else saved["count"]
+        if self.home.key == "lethal load":
+            os._exit(1)
+
+    async def save(self) -> cluster.Saved:
+        return {"count": self.count}
+
+    @ta.handles(Die)
+    async def die(self, message: Die) -> None:
+        if message.how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "fault": signal.SIGSEGV}[message.how])
+
+    @ta.handles(Hold)
+    async def hold(self, message: Hold) -> int:
+        await trio.sleep(message.seconds)
+        self.count += 1
+        return self.count

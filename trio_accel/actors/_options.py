@@ -26,7 +26,7 @@ __all__ = [
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
+Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def named_options(cls: type[T]) -> type[T]:

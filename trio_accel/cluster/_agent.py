@@ -15,9 +15,10 @@ from ..devices import open_system
 from ._entities import Residents
 from ._errors import NotAtHomeError
 from ._link import Address, Allocate, Link, listen
+from ._members import Member
 from ._options import ClusterOptions
 from ._store import opened_store
-from ._table import Member, Router
+from ._table import Router
 
 __all__ = ["LOG_FORMAT", "Agent", "AgentConfig", "Started"]
 

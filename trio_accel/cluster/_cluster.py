@@ -19,12 +19,13 @@ from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
 from ._entities import Residents
-from ._errors import FencedError, NodeLostError, StoreError
+from ._errors import FencedError, NodeLostError, NotAtHomeError, StoreError
 from ._link import Link, LinkLostError, allocate_any
+from ._members import Member, Target
 from ._nodes import Nodes
 from ._options import ClusterOptions
 from ._store import Store, opened_store
-from ._table import EntityRef, Member, Router, Table, Target
+from ._table import EntityRef, Router, Table
 
 __all__ = ["Cluster", "open_cluster", "open_entities"]
 
@@ -171,7 +172,7 @@ class Cluster(Router):
         finally:
             with trio.CancelScope(shield=True):
                 # The agent first, and then the table: no entity may have two homes.
-                await self._nodes.end(name)
+                await self._end(name)
                 if not self.is_closed and any(one.name == name for one in self._links):
                     await self._replace(name, None, is_lost=True)
 
@@ -227,10 +228,17 @@ class Cluster(Router):
             except LinkLostError:
                 pass  # its own task tells that
             # Whatever it still serves has another home from here on.
-            await self._nodes.end(member.name)
+            await self._end(member.name)
             link.close()
 
         await run_together([partial(give, one) for one in members])
+
+    async def _end(self, name: str) -> None:
+        """End the agent of a node, and remember whether it had ended by itself."""
+        has_crashed = bool(await self._nodes.end(name))
+        for member in self.members:
+            if member.name == name:
+                self.blame.note_end(member, has_crashed=has_crashed)
 
     async def _next_epoch(self) -> int:
         begun = next(self._epochs)
@@ -271,7 +279,11 @@ class _Here(Router):
 
     async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
         self._check_open(target)
-        return await self.residents.ask(target, message, number, is_told)
+        try:
+            return await self.residents.ask(target, message, number, is_told)
+        except NotAtHomeError:
+            self._check_open(target)
+            raise
 
 
 @opens("the entities are not open yet: async with open_entities(...) as router")

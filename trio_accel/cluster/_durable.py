@@ -19,7 +19,7 @@ from ._store import Entry, Store
 
 __all__ = ["DurableEntity", "Saved"]
 
-Saved: TypeAlias = "Mapping[str, Any]"
+Saved: TypeAlias = Mapping[str, Any]
 """The state of a durable entity: plain values and arrays by name."""
 
 # Replies of so many messages are kept in memory, for those that come again; and so often a message runs whose
@@ -65,6 +65,10 @@ class _DurableResident(Resident):
                     # A device has lost its context, and nothing of this message is in the store.
                     if attempt + 1 == _ATTEMPTS:
                         raise
+                except (ActorStoppedError, ActorFailedError):
+                    # If its home has ended it, the store has nothing of this message, and it is asked again.
+                    self._check()
+                    raise
             return unpack([self._replies[number]])
 
     async def _once(self, message: Any, number: str, *, is_told: bool) -> None:

@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorStoppedError, Directive, Policy, Ref, Restart, System
+from ..actors import Actor, ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Restart, System
 from ..devices import Device, DeviceGroup, Key
-from ._errors import NotAtHomeError
+from ._errors import NodeLostError, NotAtHomeError
 from ._frames import digest_of, find
-from ._table import Router, Table, Target
+from ._members import Target
+from ._table import Router, Table
 
 __all__ = ["Entity", "Home", "Resident", "Residents"]
 
 _logger = logging.getLogger("trio_accel.cluster")
+
+_CUT_OFF = "hears nothing of the program"
 
 
 @attrs.define(eq=False)
@@ -69,6 +72,7 @@ class Resident:
         self._lock = trio.Lock()
         self._ref: Ref[Any] | None = None
         self.has_left: bool = False
+        self._is_cut_off = False
 
     async def ask(self, message: Any, number: str | None, *, is_told: bool) -> Any:
         """Have it serve a message; it is started for the first one."""
@@ -81,6 +85,11 @@ class Resident:
         except ActorStoppedError:
             self._check()
             raise
+        except ActorFailedError as error:
+            if not self._is_cut_off:
+                raise
+            node, epoch = self._residents.node, self._residents.router.epoch
+            raise NodeLostError(f"node {node} {_CUT_OFF}: {error}", node=node, epoch=epoch) from error
 
     def _check(self) -> None:
         if self.has_left:
@@ -102,8 +111,9 @@ class Resident:
             at_once: Whether requests that have begun are cancelled, and do not finish.
         """
         self.has_left = True
+        self._is_cut_off |= at_once
         if at_once and self._ref is not None:
-            self._ref.cancel("its node hears nothing of the program")
+            self._ref.cancel(f"its node {_CUT_OFF}")
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()

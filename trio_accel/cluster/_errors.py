@@ -7,7 +7,14 @@ from functools import partial
 from ..actors import NotExecutedError
 from ..backends.base import NotSupportedError
 
-__all__ = ["FencedError", "NodeLostError", "NotAtHomeError", "NotRepeatableError", "StoreError"]
+__all__ = [
+    "FencedError",
+    "LethalRequestError",
+    "NodeLostError",
+    "NotAtHomeError",
+    "NotRepeatableError",
+    "StoreError",
+]
 
 
 class NodeLostError(Exception):
@@ -25,6 +32,21 @@ class NodeLostError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), node=self.node, epoch=self.epoch), self.args
+
+
+class LethalRequestError(NodeLostError):
+    """Nodes were lost whenever a request to a `DurableEntity` was in flight there, so it is not asked again.
+
+    Attributes:
+        request: Class of the request, and the entity.
+    """
+
+    def __init__(self, message: str, *, node: str, epoch: int, request: str) -> None:
+        super().__init__(message, node=node, epoch=epoch)
+        self.request: str = request
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), node=self.node, epoch=self.epoch, request=self.request), self.args
 
 
 def not_started(node: str, error: BaseException) -> Exception:

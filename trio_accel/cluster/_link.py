@@ -51,11 +51,13 @@ class LinkLostError(ConnectionError):
 
     Attributes:
         is_begun: Whether the request was on its way, so that it may have been executed.
+        beside: The number of other requests on their way.
     """
 
-    def __init__(self, message: str, *, is_begun: bool) -> None:
+    def __init__(self, message: str, *, is_begun: bool, beside: int = 0) -> None:
         super().__init__(message)
         self.is_begun: bool = is_begun
+        self.beside: int = beside
 
 
 def allocate_any(size: int) -> npt.NDArray[np.uint8]:
@@ -165,6 +167,7 @@ class Link:
         self._outcomes: dict[int, outcome.Outcome[Any]] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
         self.lost: trio.Event = trio.Event()
+        self._beside = 0
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -182,6 +185,8 @@ class Link:
     def close(self) -> None:
         """End it; what waits for a reply hears of that."""
         self.lost.set()
+        # Before these leave the window, one after the other.
+        self._beside = max(self._beside, self._window.borrowed_tokens - 1)
         for stream in self._streams:
             stream.sock.close()
         for event in self._replies.values():
@@ -215,7 +220,8 @@ class Link:
                 del self._replies[number]
                 found = self._outcomes.pop(number, None)
         if found is None:
-            raise LinkLostError(f"node {self._name} was lost with this request in flight", is_begun=True)
+            text = f"node {self._name} was lost with this request in flight"
+            raise LinkLostError(text, is_begun=True, beside=self._beside)
         return found.unwrap()
 
     def _stream(self, parts: Parts) -> _Stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -49,8 +50,11 @@ class Nodes(Protocol):
         """
         ...
 
-    async def end(self, node: str) -> None:
-        """End the agent of a node, if there is one; returns when it is gone, with all that it has started."""
+    async def end(self, node: str) -> bool | None:
+        """End the agent of a node, if there is one; returns when it is gone, with all that it has started.
+
+        Returns whether its process has crashed by itself, and was not killed; None if nobody knows.
+        """
         ...
 
 
@@ -115,15 +119,18 @@ class LocalNodes:
             raise not_started(config.node, cause) from cause
         return made
 
-    async def end(self, node: str) -> None:
+    async def end(self, node: str) -> bool | None:
         """See `Nodes`."""
         process = self._processes.pop(node, None)
-        if process is not None:
-            with trio.CancelScope(shield=True):
-                process.kill()
-                await process.wait()
-                assert process.stdin is not None
-                await process.stdin.aclose()
+        if process is None:
+            return None
+        with trio.CancelScope(shield=True):
+            process.kill()
+            # The status of a process that had ended before is its own.
+            status = await process.wait()
+            assert process.stdin is not None
+            await process.stdin.aclose()
+        return status not in {-signal.SIGKILL, -signal.SIGTERM}
 
     def pid(self, node: str) -> int:
         """Return the process of a node's agent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
@@ -11,11 +12,13 @@ import trio
 
 from ..actors import ActorStoppedError, Message, Request
 from ..devices import Key, by_key
+from ._blame import Blame, Trial
 from ._errors import NodeLostError, NotAtHomeError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
+from ._members import Member, Target
 
-__all__ = ["EntityRef", "Member", "Router", "Table", "Target"]
+__all__ = ["EntityRef", "Router", "Table"]
 
 _logger = logging.getLogger("trio_accel.cluster")
 
@@ -23,50 +26,9 @@ EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
 ReplyT = TypeVar("ReplyT")
 
-# Seconds until who waits for a node is told of in the log; and until a request that was not at home is asked
-# again, if no new table comes meanwhile.
-_PATIENCE, _AGAIN = 5.0, 0.1
-
-
-@attrs.frozen
-class Member:
-    """A node that has an agent.
-
-    Attributes:
-        name: Name of the node, which outlives its agents.
-        devices: Names of the devices that the agent has opened.
-        epoch: Number of the table with which this agent came.
-        address: Where its agent listens.
-    """
-
-    name: str
-    devices: tuple[str, ...]
-    epoch: int
-    address: Any = attrs.field(repr=False)
-
-
-@attrs.frozen
-class Target:
-    """An entity, as all nodes name it.
-
-    Attributes:
-        path: Where its class is found.
-        key: Its key.
-        is_durable: Whether the store has its messages.
-        node: The only node that it may be at home on; None for any.
-        digest: Digest of the file of its class, as the asker has it.
-    """
-
-    path: str
-    key: Key
-    is_durable: bool = False
-    node: str | None = None
-    digest: str = attrs.field(default="", eq=False)
-
-    @property
-    def text(self) -> str:
-        """Its name in a store: keys of two types differ."""
-        return f"{self.path}/{type(self.key).__name__}/{self.key!r}"
+# Seconds until who waits for a node is told of in the log; and until a request that was not at home, or was
+# lost with its node, is asked again if no new table comes meanwhile.
+_PATIENCE, _AGAIN, _LEAVING = 5.0, 0.1, 1.0
 
 
 @attrs.frozen
@@ -102,9 +64,11 @@ class Router:
     Attributes:
         table: The newest table.
         is_closed: Whether its cluster has ended, and nobody answers any more.
+        blame: Finds the request that ends agents.
     """
 
     def __init__(self) -> None:
+        self.blame: Blame = Blame()
         self.table: Table = Table()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
@@ -125,6 +89,7 @@ class Router:
         self.table = table
         for member in [one for one in self._links if one not in table.members]:
             self._links.pop(member).close()
+            self.blame.note_end(member, has_crashed=False)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -153,27 +118,36 @@ class Router:
         Raises:
             NodeLostError: The node was lost meanwhile, and it may have been executed. One with a number is
                 asked again.
+            LethalRequestError: Nodes were lost whenever it was asked.
             ActorStoppedError: The cluster is closed.
             Exception: As the entity's handler does.
         """
+        trial = Trial(target, type(message))
         while True:
-            self._check_open(target)
-            table = self.table
-            member = table.home(target)
-            if member is None:
-                await self._wait_for_home(target)
-                continue
-            try:
-                link = await self.link(member)
-                return await link.ask(("ask", table.epoch, target, message, number, is_told))
-            except NotAtHomeError:
-                pass
-            except LinkLostError as error:
-                if error.is_begun and (number is None or self.is_closed):
-                    text = f"{error}; it may have been executed"
-                    raise NodeLostError(text, node=member.name, epoch=table.epoch) from error
-            if self.table is table:
-                with trio.move_on_after(_AGAIN):
+            async with self.blame.turn(trial) if trial.lost or self.blame.has_suspects else nullcontext():
+                self._check_open(target)
+                table = self.table
+                member = table.home(target)
+                if member is None:
+                    await self._wait_for_home(target)
+                    continue
+                sent = trio.current_time()
+                try:
+                    link = await self.link(member)
+                    return await link.ask(("ask", table.epoch, target, message, number, is_told))
+                except NotAtHomeError:
+                    pass
+                except LinkLostError as error:
+                    if error.is_begun and (number is None or self.is_closed):
+                        text = f"{error}; it may have been executed"
+                        raise NodeLostError(text, node=member.name, epoch=table.epoch) from error
+                    if error.is_begun:
+                        trial.lose(member, sent, error.beside)
+            # Until a lost member has left the table, nobody knows whether it has crashed.
+            is_leaving = bool(trial.lost) and trial.lost[-1] in self.members
+            with trio.move_on_after(_LEAVING if is_leaving else _AGAIN):
+                while self.table is table or (is_leaving and trial.lost[-1] in self.members):
+                    self._check_open(target)
                     await self.wait_changed()
 
     def _check_open(self, target: Target) -> None:
@@ -247,6 +221,8 @@ class EntityRef(Generic[EntityT_contra]):
         Raises:
             NodeLostError: The node was lost, and the request may have been executed. Not for a
                 `DurableEntity`, which is asked again.
+            LethalRequestError: Each node that a `DurableEntity` was asked on was lost, so that the request
+                itself is the likely reason.
             ActorStoppedError: The cluster is closed.
             ImportError: The node does not have the class.
             TypeError, ValueError: The request cannot go to a node, or is too large.

@@ -38,13 +38,13 @@ ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Import path of the actor that serves expressions unless another one is named, as only its library has such
 kernels on all backends. It is a text, because capabilities do not import one another."""
 
-ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
+ExpressionArgument: TypeAlias = Operand | complex | np.generic
 """An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
 
-Axis: TypeAlias = "int | Sequence[int] | None"
+Axis: TypeAlias = int | Sequence[int] | None
 """Axis or axes; None for all."""
 
-Out: TypeAlias = "AccelRef | None"
+Out: TypeAlias = AccelRef | None
 """An array to write to; None for a new one."""
 
 MessageT = TypeVar("MessageT", bound=Operation[Any, Any])

@@ -15,7 +15,7 @@ from ._graph import Graph, GraphsActor, capture
 
 __all__ = ["Body", "If", "Switch", "While", "if_", "switch", "while_"]
 
-Body: TypeAlias = "Graph[Any] | Callable[..., Awaitable[Any]]"
+Body: TypeAlias = Graph[Any] | Callable[..., Awaitable[Any]]
 """Body of a condition: a graph, or a step that is captured for it."""
 
 _BODY = "graphs.Body"

@@ -26,7 +26,7 @@ Mode: TypeAlias = Literal[
 """What is beyond an edge, as in `scipy.ndimage`: ``(d c b a | a b c d | d c b a)``, a number, the last
 element, ``(d c b | a b c d | c b a)``, or the array again. The ``grid-`` ones are the same in filters."""
 
-Output: TypeAlias = "DTypeLike | AccelRef | None"
+Output: TypeAlias = DTypeLike | AccelRef | None
 """The dtype of a result, or an array to write to; None for the dtype of the input."""
 
 Numbers: TypeAlias = "int | Sequence[int]"

@@ -19,7 +19,7 @@ from ..fft import fft, irfft, rfft
 
 __all__ = ["SpectrumScaling", "Window", "resample", "stft", "welch"]
 
-Window: TypeAlias = "str | tuple[Any, ...] | npt.NDArray[Any]"
+Window: TypeAlias = str | tuple[Any, ...] | npt.NDArray[Any]
 """A window by the names of `scipy.signal.get_window`, or its values on the host."""
 
 SpectrumScaling: TypeAlias = Literal["density", "spectrum"]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 __all__ = ["Batch"]
 
-Batch: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
+Batch: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Arrays of the host by name, with a sample in each row."""
 
 

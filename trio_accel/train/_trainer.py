@@ -34,7 +34,7 @@ _logger = logging.getLogger("trio_accel.train")
 T = TypeVar("T")
 
 Batches: TypeAlias = (
-    "Iterable[Batch] | AsyncIterable[Batch] | Callable[[int], Iterable[Batch] | AsyncIterable[Batch]]"
+    Iterable[Batch] | AsyncIterable[Batch] | Callable[[int], Iterable[Batch] | AsyncIterable[Batch]]
 )
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 

@@ -14,7 +14,7 @@ __all__ = ["Around", "Ask", "EngineHook", "Phase"]
 _logger = logging.getLogger("trio_accel.devices")
 
 
-Ask: TypeAlias = "Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]"
+Ask: TypeAlias = Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]
 """Asks an operation of a device, as `Device.ask` does."""
 Around: TypeAlias = Callable[[Ask], Ask]
 """Makes what is asked in place of another."""

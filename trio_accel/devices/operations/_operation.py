@@ -49,7 +49,7 @@ _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 
-Operand: TypeAlias = "AccelRef | Call[AccelRef] | npt.NDArray[Any]"
+Operand: TypeAlias = AccelRef | Call[AccelRef] | npt.NDArray[Any]
 """Operand of an operation: an array on the device, a call of one, or a NumPy array, which is copied there."""
 
 

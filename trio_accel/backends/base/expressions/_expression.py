@@ -168,7 +168,7 @@ class Load:
     place: Place = attrs.field(eq=False)
 
 
-Node: TypeAlias = "Name | Literal | Apply | Index | Load"
+Node: TypeAlias = Name | Literal | Apply | Index | Load
 
 
 @attrs.frozen
@@ -197,7 +197,7 @@ class Break:
     condition: Node
 
 
-Statement: TypeAlias = "tuple[str, Node] | Loop | Break"
+Statement: TypeAlias = tuple[str, Node] | Loop | Break
 """An assignment of a value to a name, a loop, or its end."""
 
 

@@ -47,6 +47,9 @@ class Weak(enum.Enum):
         return _CARRIERS[self]
 
 
+ArgumentType: TypeAlias = DType | Weak
+"""Type of an argument, or of a step: a Python number has a weak one."""
+
 _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
@@ -67,9 +70,6 @@ _BY_PYTHON: Mapping[str, Callable[..., int]] = {
 
 # These functions take Python numbers alone; others take them as arrays of their own types.
 _WEAK_ARITHMETIC = ("divide", *_BY_PYTHON)
-
-ArgumentType: TypeAlias = "DType | Weak"
-"""Type of an argument, or of a step: a Python number has a weak one."""
 
 
 @attrs.frozen

@@ -43,7 +43,7 @@ _MOST_SERIAL = 64
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
 
-ExpressionSpec: TypeAlias = "ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec"
+ExpressionSpec: TypeAlias = ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec
 """Operations whose kernels are made of expressions."""
 
 _Shape: TypeAlias = tuple[int, ...]
