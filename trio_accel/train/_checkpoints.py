@@ -1,4 +1,13 @@
-"""Checkpoints: folders that are whole or not there, read by any number of ranks."""
+"""Checkpoints: folders that are complete or absent, read by any number of ranks.
+
+A checkpoint is a folder ``step-00000500`` with safetensors files and `training.json`, the manifest. The
+manifest lists every other file with its size and CRC-32, and has a CRC-32 of itself. So a reader detects a
+missing, cut, swapped or changed file before any of it becomes a state. The manifest is read with suspicion
+too, because a checksum does not prove where it comes from.
+
+A damaged checkpoint and a checkpoint of another model are different errors. `load` looks for a replacement of
+the first one. It refuses the second one, because the user has mixed up folders or models.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +17,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import stat
+import time
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -19,24 +32,39 @@ import numpy.typing as npt
 import trio
 
 from .. import weights
-from ..devices import AccelRef, Device
+from ..actors import fits, is_number, must, must_be_whole, named_options
+from ..backends.base import NotSupportedError
+from ..devices import AccelRef
+from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint, Optimizer
 from ._layout import Layout
 
 __all__ = ["CheckpointError"]
 
 _logger = logging.getLogger("trio_accel.train")
 
-_STEP = re.compile(r"step-(\d{8,})")
-_ABOUT = "training.json"
+_STEP = re.compile(r"step-([0-9]{8,})")
+_MANIFEST = "training.json"
 _FILES = {"parameters": "model-{:03}.safetensors", "buffers": "buffers-{:03}.safetensors"}
 _OPTIMIZER = "optimizer-{:03}-{:03}.safetensors"
+# The parser holds the loop for less than half a second with this; the names of 80 000 parameters fit.
+_MAX_MANIFEST_BYTES = 4 << 20
+_PIECE_BYTES = 4 << 20
 
 Layouts: TypeAlias = "Mapping[str, Layout]"
 State: TypeAlias = "Mapping[str, AccelRef]"
+HostState: TypeAlias = "dict[str, npt.NDArray[Any]]"
 
 
 class CheckpointError(Exception):
-    """A checkpoint is not whole, or that of another model or optimizer."""
+    """A checkpoint is damaged, or belongs to another model or optimizer."""
+
+
+class _DamageError(ValueError):
+    """What is wrong with the files of one checkpoint."""
+
+
+# Such a number fits into 64 bits.
+_count = [must_be_whole(0), must("be below 2**63", lambda value: value < 1 << 63)]
 
 
 @attrs.frozen
@@ -56,19 +84,89 @@ class Progress:
     good: int = 0
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a folder; blocks."""
-    found = [path for path in _steps(folder) if (path / _ABOUT).is_file()]
-    for path in _steps(folder):
-        if path not in found:
-            _logger.warning("checkpoint %s is not whole and is left out", path)
-    return found[-1] if found else None
+def _layout(saved: Any) -> Layout:
+    names, shapes = saved
+    if not (fits(list[str], names) and fits(list[list[int]], shapes)):
+        raise TypeError("parameters and buffers must be lists of names and shapes")
+    if len(set(names)) != len(names) or len(names) != len(shapes) or min(sum(shapes, [0])) < 0:
+        raise ValueError("parameters and buffers must have one shape for each name")
+    return Layout(names, shapes)
 
 
-def _steps(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints, the oldest first."""
-    paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
+@named_options
+@attrs.frozen(kw_only=True)
+class _SavedCell:
+    """One part of the model in a manifest.
+
+    Attributes:
+        parts: Ranks that shared the optimizer's arrays, each with a file.
+        parameters: Names and shapes, in the order of the optimizer's flat arrays.
+        buffers: Names and shapes.
+    """
+
+    parts: int = attrs.field(validator=must_be_whole(1))
+    parameters: Layout = attrs.field(converter=_layout)
+    buffers: Layout = attrs.field(converter=_layout)
+
+
+def _cells(saved: Any) -> list[_SavedCell]:
+    return [_SavedCell(**cell) for cell in saved]
+
+
+@named_options
+@attrs.frozen(kw_only=True)
+class _Manifest:
+    """The content of `training.json`, without its checksum.
+
+    Attributes:
+        step: See `Progress`, also for `batches`, `scale` and `good`.
+        saved: Nanoseconds since 1970, when it was saved. The newest checkpoint of a folder was saved last,
+            whatever its step is: a training may have begun again.
+        optimizer: The kind of the optimizer.
+        states: The arrays that it keeps.
+        cells: The parts of the model.
+        files: The size and the CRC-32 of each file.
+    """
+
+    step: int = attrs.field(validator=_count)
+    batches: int = attrs.field(validator=_count)
+    scale: float = attrs.field(
+        validator=must("be a scale", lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE))
+    )
+    good: int = attrs.field(validator=_count)
+    saved: int = attrs.field(validator=_count)
+    optimizer: str
+    states: list[str]
+    cells: list[_SavedCell] = attrs.field(converter=_cells)
+    files: dict[str, list[int]]
+
+    @property
+    def progress(self) -> Progress:
+        """The state that is not an array."""
+        return Progress(self.step, self.batches, self.scale, self.good)
+
+    def check_files(self) -> None:
+        """Require the entries of all files that there must be, and no other.
+
+        Raises:
+            _DamageError: One is missing or unknown.
+        """
+        parts = sum(cell.parts for cell in self.cells) if self.states else 0
+        _require(parts <= len(self.files), f"{_MANIFEST} lists fewer files than the {parts} parts")
+        wanted: set[str] = set()
+        for number, cell in enumerate(self.cells):
+            wanted |= {_FILES["parameters"].format(number)}
+            wanted |= {_FILES["buffers"].format(number)} if cell.buffers.names else set()
+            wanted |= {_OPTIMIZER.format(number, part) for part in range(cell.parts) if self.states}
+        different = sorted(wanted ^ self.files.keys())
+        _require(not different, f"{_MANIFEST} has a wrong list of files: {different[:1]}")
+
+
+def _steps(folder: Path) -> dict[Path, int]:
+    """Return the checkpoints of a folder with their steps, in that order."""
+    found = [(path, _STEP.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
+    steps = {path: int(match[1]) for path, match in found if match}
+    return dict(sorted(steps.items(), key=lambda item: item[1]))
 
 
 def name_of(progress: Progress) -> str:
@@ -80,115 +178,271 @@ async def write(
     target: Path,
     keep: int,
     progress: Progress,
-    optimizer: str,
+    optimizer: Optimizer,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
 ) -> None:
-    """Write a checkpoint, and remove those that are too many.
+    """Write a checkpoint, and remove the oldest ones beyond a number.
 
     Args:
         target: Where it is to be; its name is that of `name_of`.
-        keep: How many stay.
+        keep: How many stay, of those with no later step than this one.
         progress: State that is no array.
-        optimizer: Its kind.
+        optimizer: The optimizer.
         cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
             buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.
     """
     made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
+    files: dict[str, list[int]] = {}
+
+    async def put(file: str, arrays: Mapping[str, AccelRef]) -> None:
+        await weights.save(made / file, arrays)
+        files[file] = await trio.to_thread.run_sync(_size_and_checksum, made / file)
+
     try:
         for cell, (layouts, states) in enumerate(cells):
             for name, file in _FILES.items():
                 if name in states[0]:
-                    await weights.save(made / file.format(cell), layouts[name].views(states[0][name]))
+                    await put(file.format(cell), layouts[name].views(states[0][name]))
             for number, state in enumerate(states):
                 kept = {name: array for name, array in state.items() if name not in layouts}
                 if kept:
-                    await weights.save(made / _OPTIMIZER.format(cell, number), kept)
-        about = {
+                    await put(_OPTIMIZER.format(cell, number), kept)
+        manifest = {
             **attrs.asdict(progress),
-            "optimizer": optimizer,
+            "saved": time.time_ns(),
+            "optimizer": optimizer.kind,
+            "states": [*optimizer.states],
             "cells": [
                 {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
                 for layouts, states in cells
             ],
+            "files": files,
         }
-        await trio.to_thread.run_sync(_finish, made, target, about, keep)
+        await trio.to_thread.run_sync(_finish, made, target, manifest, keep)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
 
 
-def _finish(made: Path, target: Path, about: Mapping[str, Any], keep: int) -> None:
+def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
     """Name a checkpoint when all of it is on the disk."""
-    with (made / _ABOUT).open("w", encoding="utf-8") as file:
-        json.dump(about, file, indent=1)
+    text = json.dumps({**manifest, "checksum": _checksum(manifest)})
+    if len(text) > _MAX_MANIFEST_BYTES:
+        raise ValueError(
+            f"a checkpoint can have the names and shapes of as many parameters as fit into "
+            f"{_MAX_MANIFEST_BYTES} bytes, and these take {len(text)}"
+        )
+    with (made / _MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    _sync(made)
     aside = made.with_name(f"{made.name}-old")
     if target.exists():
         target.rename(aside)
     made.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    for path in _steps(target.parent)[:-keep]:
+    _sync(target.parent)
+    # Later ones belong to another training, or to a future that this one has left.
+    steps = _steps(target.parent)
+    for path in [path for path, step in steps.items() if step <= manifest["step"]][:-keep]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-async def read(
-    path: Path, device: Device, optimizer: str, cells: Sequence[Layouts]
-) -> tuple[Progress, list[dict[str, npt.NDArray[Any]]]]:
-    """Read a checkpoint, whatever the number of ranks was that wrote it.
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+async def load(
+    checkpoint: Checkpoint, optimizer: Optimizer, cells: Sequence[Layouts]
+) -> tuple[Progress, list[HostState]] | None:
+    """Read the checkpoint that a training begins with, whatever number of ranks wrote it.
+
+    Damaged checkpoints are left out with a warning, if ``"latest"`` is wanted and another one is complete.
 
     Returns:
-        The state that is no array, and of each part of the model flat arrays without the zeros at the end.
+        The progress, and for each part of the model its flat arrays without the padding; None if the training
+        begins anew.
 
     Raises:
-        CheckpointError: It is not whole, or that of another model or optimizer.
+        CheckpointError: The wanted checkpoint is damaged, or belongs to another model or optimizer.
     """
-    about = await trio.to_thread.run_sync(_about, path)
-    if about["optimizer"] != optimizer or len(about["cells"]) != len(cells):
-        told = f"{about['optimizer']} with {len(about['cells'])} parts of the model"
-        raise CheckpointError(f"checkpoint {path} is of {told}, and this is {optimizer} with {len(cells)}")
-    states: list[dict[str, npt.NDArray[Any]]] = []
-    for cell, (layouts, saved) in enumerate(zip(cells, about["cells"], strict=True)):
-        state: dict[str, npt.NDArray[Any]] = {}
-        for name, layout in layouts.items():
-            names, shapes = saved[name]
-            if difference := layout.difference(dict(zip(names, shapes, strict=True))):
-                raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
-            if names:
-                arrays = await _arrays(device, path / _FILES[name].format(cell))
-                state[name] = layout.flattened(arrays, next(iter(arrays.values())).dtype.name)[: layout.size]
-        parts: dict[str, list[npt.NDArray[Any]]] = {}
-        for number in range(saved["parts"]):
-            file = path / _OPTIMIZER.format(cell, number)
-            for name, array in (await _arrays(device, file) if file.exists() else {}).items():
-                parts.setdefault(name, []).append(array)
-        size = layouts["parameters"].size
-        states.append(state | {name: np.concatenate(arrays)[:size] for name, arrays in parts.items()})
-    return Progress(*[about[field.name] for field in attrs.fields(Progress)]), states
+    folder = Path(checkpoint.folder)
+    damaged: dict[Path, str] = {}
+    found: tuple[Progress, list[HostState]] | None = None
+    if checkpoint.load == "latest":
+        whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
+        for path in reversed(whole):
+            try:
+                found = await _read(path, whole[path], optimizer, cells)
+                break
+            except _DamageError as error:
+                damaged[path] = str(error)
+        for path, reason in damaged.items():
+            _logger.warning("checkpoint %s is damaged and left out: %s", path, reason)
+        if damaged and found is None:
+            path, reason = damaged.popitem()
+            raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")
+    elif checkpoint.load is not None:
+        path = Path(checkpoint.load)
+        try:
+            found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), optimizer, cells)
+        except _DamageError as error:
+            raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+    step = found[0].step if found is not None else 0
+    there = await trio.to_thread.run_sync(_steps, folder)
+    if later := [path.name for path in there if there[path] > step and path not in damaged]:
+        _logger.warning(
+            "%s has checkpoints of later steps than %d, where this training begins: %s; none of them is "
+            "loaded, and each stays until this training comes to its step",
+            folder, step, ", ".join(later),
+        )  # fmt: skip
+    return found
 
 
-async def _arrays(device: Device, path: Path) -> dict[str, npt.NDArray[Any]]:
+def _read_manifests(folder: Path, damaged: dict[Path, str]) -> dict[Path, _Manifest]:
+    """Read the manifests of a folder; the checkpoint that was saved last is the last."""
+    whole: dict[Path, _Manifest] = {}
+    for path in _steps(folder):
+        try:
+            whole[path] = _read_manifest(path)
+        except _DamageError as error:
+            damaged[path] = str(error)
+    return dict(sorted(whole.items(), key=lambda item: item[1].saved))
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    """Read and check `training.json`.
+
+    Raises:
+        _DamageError: It is missing or wrong.
+    """
+    with _damage_of(_MANIFEST):
+        with _open_regular(path / _MANIFEST) as file:
+            text = file.read(_MAX_MANIFEST_BYTES + 1)
+        _require(len(text) <= _MAX_MANIFEST_BYTES, f"{_MANIFEST} has more than {_MAX_MANIFEST_BYTES} bytes")
+        values = json.loads(text)
+        has_checksum = isinstance(values, dict) and "checksum" in values
+        _require(has_checksum, f"{_MANIFEST} has no checksum; checkpoints of earlier versions had none")
+        is_same = values.pop("checksum") == _checksum(values)
+        _require(is_same, f"{_MANIFEST} was changed: its checksum is another")
+        manifest = _Manifest(**values)
+        manifest.check_files()
+    return manifest
+
+
+def _require(is_right: bool, problem: str) -> None:
+    if not is_right:
+        raise _DamageError(problem)
+
+
+@contextmanager
+def _damage_of(name: str) -> Generator[None, None, None]:
+    """Turn the errors of a file's content into damage of the checkpoint."""
     try:
-        loaded = await weights.load(device, path)
-    except (weights.WeightsError, OSError) as error:
-        raise CheckpointError(f"a file of the checkpoint cannot be read: {error}") from error
-    arrays = {name: await array.to_host() for name, array in loaded.items()}
-    for array in loaded.values():
-        array.release()
-    return arrays
-
-
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
+        yield
+    except _DamageError:
+        raise
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is no whole checkpoint: it has no {_ABOUT}") from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path / _ABOUT} cannot be read: {error}") from error
-    return about
+        raise _DamageError(f"{name} is missing") from None
+    except (OSError, ValueError, TypeError, RecursionError, NotSupportedError) as error:
+        raise _DamageError(f"{name} cannot be read: {error!s:.200}") from error
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    # Without the flag, opening a pipe waits for its writer.
+    file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _DamageError(f"{path.name} is not a regular file")
+    return file
+
+
+def _size_and_checksum(path: Path) -> list[int]:
+    size, checksum, piece = 0, 0, memoryview(bytearray(_PIECE_BYTES))
+    with _open_regular(path) as file:
+        while count := file.readinto(piece):  # type: ignore[attr-defined]  # a file on a disk has it
+            size, checksum = size + count, zlib.crc32(piece[:count], checksum)
+    return [size, checksum]
+
+
+async def _read(
+    path: Path, manifest: _Manifest, optimizer: Optimizer, cells: Sequence[Layouts]
+) -> tuple[Progress, list[HostState]]:
+    """Read the arrays of a checkpoint.
+
+    Raises:
+        CheckpointError: It belongs to another model or optimizer.
+        _DamageError: A file is missing or changed.
+    """
+    told = [
+        f"{kind} with {len(parts)} parts of the model"
+        for kind, parts in ((manifest.optimizer, manifest.cells), (optimizer.kind, cells))
+    ]
+    if told[0] != told[1]:
+        raise CheckpointError(f"checkpoint {path} is of {told[0]}, and this is {told[1]}")
+    if manifest.states != [*optimizer.states]:
+        kept = [", ".join(one) or "nothing" for one in (manifest.states, optimizer.states)]
+        raise CheckpointError(f"checkpoint {path}: its optimizer keeps {kept[0]}, and this one {kept[1]}")
+    states: list[HostState] = []
+    for number, (layouts, saved) in enumerate(zip(cells, manifest.cells, strict=True)):
+        for name, layout in layouts.items():
+            if difference := layout.difference_to(getattr(saved, name)):
+                raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
+        states.append(await _read_cell(path, manifest, number, layouts))
+    return manifest.progress, states
+
+
+async def _read_cell(path: Path, manifest: _Manifest, cell: int, layouts: Layouts) -> HostState:
+    saved, state = manifest.cells[cell], dict[str, npt.NDArray[Any]]()
+    for name, layout in layouts.items():
+        if layout.names:
+            shapes = {one: shape for one, _, shape in layout.places()}
+            arrays = await _arrays(path, manifest, _FILES[name].format(cell), shapes)
+            state[name] = layout.flattened(arrays, next(iter(arrays.values())).dtype.name)[: layout.size]
+    # The parameters may have been in another order.
+    layout, before = layouts["parameters"], attrs.evolve(saved.parameters, ranks=saved.parts)
+    part = dict.fromkeys(manifest.states, (before.padded // saved.parts,))
+    files = [_OPTIMIZER.format(cell, number) for number in range(saved.parts) if part]
+    parts = [await _arrays(path, manifest, file, part) for file in files]
+    for name in manifest.states:
+        flat = np.concatenate([arrays[name] for arrays in parts])
+        state[name] = layout.flattened(before.views(flat), flat.dtype.name)[: layout.size]
+    return state
+
+
+async def _arrays(
+    path: Path, manifest: _Manifest, name: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Read a file that must have floating arrays of these names and shapes."""
+    file = path / name
+    with _damage_of(name):
+        [size, checksum] = manifest.files[name]
+        there = (await trio.to_thread.run_sync(os.stat, file)).st_size
+        _require(there == size, f"{name} has {there} bytes, and {size} were written")
+        # The header is short, and says whether the rest is worth reading.
+        tensors = (await weights.inspect(file)).tensors
+        has_shapes = {one: tensor.shape for one, tensor in tensors.items()} == shapes
+        is_floating = all(tensor.dtype.kind == "float" for tensor in tensors.values())
+        _require(has_shapes and is_floating, f"{name} has other arrays than the model")
+        data, now = await trio.to_thread.run_sync(_checked_bytes, file)
+        _require((len(data), now) == (size, checksum), f"{name} was changed: its checksum is another")
+    return {
+        one: np.frombuffer(data, tensor.dtype.dtype, tensor.size, tensor.offset).reshape(tensor.shape)
+        for one, tensor in tensors.items()
+    }
+
+
+def _checked_bytes(path: Path) -> tuple[bytes, int]:
+    with _open_regular(path) as file:
+        data = file.read()
+    return data, zlib.crc32(data)

@@ -70,6 +70,10 @@ class Layout:
             flat[place] = np.asarray(arrays[name]).reshape(-1)
         return flat
 
+    def difference_to(self, other: Layout) -> str:
+        """Tell the first difference to another layout's names and shapes, in any order; see `difference`."""
+        return self.difference(dict(zip(other.names, other.shapes, strict=True)))
+
     def difference(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Tell the first difference to these names and shapes; an empty text if there is none."""
         mine = {name: tuple(shape) for name, _, shape in self.places()}

@@ -21,7 +21,7 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, InputFaile
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device
-from ._checkpoints import Progress, name_of, newest, read, write
+from ._checkpoints import Progress, load, name_of, write
 from ._config import Config
 from ._layout import Batch, Layout, Work, rows_of, shared
 from ._module import Module, Told
@@ -162,9 +162,12 @@ class Trainer:
             if mesh.cell not in begun:
                 ranks = mesh.data if config.parallel.shard_optimizer else 1
                 begun[mesh.cell] = self._flat(await replicas.begin(mesh), ranks)
-        if (path := await self._to_load()) is not None:
-            cells = [layouts for layouts, _ in begun.values()]
-            self.progress, states = await read(path, self.devices[0], config.optimizer.kind, cells)
+        checkpoint, cells = config.checkpoint, [layouts for layouts, _ in begun.values()]
+        found = None if checkpoint is None else await load(checkpoint, config.optimizer, cells)
+        if found is not None:
+            self.progress, states = found
+            if config.precision.first_scale is None:
+                self.progress = attrs.evolve(self.progress, scale=1.0)
             for (_, flat), state in zip(begun.values(), states, strict=True):
                 for name, array in flat.items():
                     array[: len(state[name])] = state[name]
@@ -191,14 +194,6 @@ class Trainer:
         """Wait until a checkpoint that is being written is whole."""
         async with self._saving:
             pass
-
-    async def _to_load(self) -> Path | None:
-        checkpoint = self.config.checkpoint
-        if checkpoint is None or checkpoint.load is None:
-            return None
-        if checkpoint.load == "latest":
-            return await trio.to_thread.run_sync(newest, Path(checkpoint.folder))
-        return Path(checkpoint.load)
 
     async def parameters(self) -> dict[str, np.ndarray]:
         """Return the parameters that are committed, as arrays of the host by name.
@@ -248,7 +243,7 @@ class Trainer:
             progress, target = self.progress, folder / name_of(self.progress)
             cells, _ = await self._again("the copy for a checkpoint", self._copied)
             task_status.started()
-            given = target, keep, progress, self.config.optimizer.kind, cells
+            given = target, keep, progress, self.config.optimizer, cells
             with trio.CancelScope(shield=is_behind):
                 await self._again("a checkpoint", lambda: write(*given))
         return target
