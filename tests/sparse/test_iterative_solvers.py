@@ -271,6 +271,57 @@ async def test_a_singular_matrix_ends_it_soon(device: ta.Device, name: str) -> N
         await SOLVERS[name](nan, np.ones(3), maxiter=30)
 
 
+RANDOM = np.random.default_rng(3)
+BASIS = RANDOM.normal(size=(8, 8))
+# Matrices on which solvers break down, and right-hand sides.
+BREAKING: dict[str, tuple[Any, Any]] = {
+    "a row of zeros": (np.diag([1.0, 0, 2]), np.ones(3)),
+    "zeros": (np.zeros((3, 3)), np.ones(3)),
+    "rank 1": (np.ones((3, 3)), np.arange(1.0, 4)),
+    "rank 2": (BASIS[:2].T @ BASIS[:2], BASIS[2]),
+    "rank 4": (BASIS[:4].T @ BASIS[:4], BASIS[5]),
+    "skew": (np.array([[0.0, 1], [-1, 0]]), np.array([1.0, 0])),
+    "without a source": (np.diag([1.0, *[2.0] * 28, 1]) - np.eye(30, k=1) - np.eye(30, k=-1), np.eye(30)[0]),
+    "nilpotent": (np.eye(6, k=1), np.ones(6)),
+    "a turn": (np.roll(np.eye(6), 1, 0), np.eye(6)[0]),
+    "far apart": (np.diag([1e30, 1e-30, 1]), np.ones(3)),
+    "one zero of many": (np.diag(np.linspace(0, 1, 20)), np.ones(20)),
+    "no numbers": (np.diag([1.0, np.nan]), np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", BREAKING)
+async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str, dtype: str) -> None:
+    """Its residual is told truly, and no larger than it was in the beginning."""
+    matrix, b = (each.astype(dtype) for each in BREAKING[kind])
+    a = await sparse.csr(device, scipy.sparse.csr_array(matrix))
+    for name, solver in SOLVERS.items():
+        for more in ({},) if name == "gmres" else ({"check_every": 1}, {"check_every": 10}):
+            found: Any
+            try:
+                found = await solver(a, b, rtol=1e-10, maxiter=60, **more)
+            except sparse.ConvergenceError as error:
+                found = error
+            x, residual = await found.x.to_host(), found.residual
+            assert np.isfinite(x).all()
+            assert residual <= (1 + 1e-6) * np.linalg.norm(b)
+            if kind != "no numbers":
+                wide = x.astype("float64")
+                true = np.linalg.norm(b - matrix @ wide)
+                scale = np.linalg.norm(b) + abs(matrix).max() * np.linalg.norm(wide)
+                assert abs(residual - true) <= 50 * np.finfo(dtype).eps * scale
+
+
+async def test_steps_ahead_of_a_breakdown_are_not_lost(device: ta.Device) -> None:
+    """A look every ten steps would find the start and the ruins alone."""
+    a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 0.0, 2.0])).tocsr())
+    with pytest.raises(sparse.ConvergenceError, match="it broke down") as caught:
+        await sparse.cg(a, np.ones(3), maxiter=60)
+    assert caught.value.x is not None
+    assert caught.value.residual < 1.5  # 1.73 in the beginning, and 1 at the least
+
+
 async def wrong(x: ta.AccelRef) -> ta.AccelRef:
     return x[:1]
 

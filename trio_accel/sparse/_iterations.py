@@ -48,7 +48,8 @@ _MOST_PENDING = 24
 
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
-_MINUS = make("x - y", operation="sparse.residual")
+# A solution that is not finite has no finite residual, even if the matrix stores nothing for it.
+_RESIDUAL = make("b - product + 0 * x", operation="sparse.residual")
 _TIMES = make("x * y", operation="sparse.unit")
 
 
@@ -69,8 +70,8 @@ class ConvergenceError(LinAlgError):
 
     Attributes:
         iterations: How many steps were made.
-        residual: The norm of ``b - A @ x`` there; of `eigsh`, the largest of ``A @ v - w * v``.
-        x: The last solution; None where there is none.
+        residual: The norm of ``b - A @ x``; of `eigsh`, the largest of ``A @ v - w * v``.
+        x: The best solution that was looked at, which has the least residual; None where there is none.
     """
 
     iterations: int = attrs.field(kw_only=True)
@@ -175,7 +176,9 @@ class Problem:
 
     async def residual(self, x: Out) -> AccelRef:
         """Compute ``b - A @ x``."""
-        return self.b if x is None else await self.ask(_MINUS.compute(self.b, await self.multiply(x)))
+        if x is None:
+            return self.b
+        return await self.ask(_RESIDUAL.compute(b=self.b, product=await self.multiply(x), x=x))
 
     @property
     def is_recorded(self) -> bool:
@@ -269,8 +272,10 @@ async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] |
         return None
 
 
-async def _advance(method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int) -> float:
-    """Make rounds, by their graph where there is one; returns the norm of the residual."""
+async def _advance(
+    method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
+) -> tuple[float, list[AccelRef]]:
+    """Make rounds, by their graph if there is one; return the norm of the residual, and arrays to release."""
     before = _state(method) if graph is not None else []
     try:
         replayed = None if graph is None else await graph(*before)
@@ -280,26 +285,61 @@ async def _advance(method: Method, graph: Graph[tuple[AccelRef, ...]] | None, tu
     if replayed is None:
         for _ in range(turns):
             await method.step()
-        return await method.problem.size(await method.problem.residual(method.x))
+        return await method.problem.size(await method.problem.residual(method.x)), before
     *state, norm = replayed
     del replayed
     _set_state(method, state)
-    residual = float(await norm.item())
-    # Memory that was given back last is taken first. In this order each array is where the one before the
-    # last was, so there are two places in all, and a graph of the driver for each.
-    before += [norm]
-    del norm
-    before.sort(key=lambda ref: ref.block.id)
-    while before:
-        before.pop()
-    return residual
+    return float(await norm.item()), [*before, norm]
 
 
-def _state(method: Method) -> list[AccelRef]:
+def _release(arrays: list[AccelRef]) -> None:
+    """Drop arrays in the order of their blocks.
+
+    Memory that was given back last is taken first. In this order each array is where the one before the last
+    was, so there are two places in all, and a graph of the driver for each.
+    """
+    arrays.sort(key=lambda ref: ref.block.id)
+    while arrays:
+        arrays.pop()
+
+
+@attrs.define(eq=False)
+class _Best:
+    """The state with the least residual of all looks, because steps after a breakdown may spoil it.
+
+    Attributes:
+        method: The method.
+        residual: The norm of the residual.
+        state: The state, by the names of `Method.changing`; None where a step has not set it yet.
+    """
+
+    method: Method
+    residual: float
+    state: list[AccelRef | None]
+
+    def look(self, residual: float, spent: list[AccelRef]) -> None:
+        """Take the present state if it is better; release the worse one, and what was spent."""
+        if residual < self.residual or not math.isfinite(self.residual):
+            spent += [ref for ref in self.state if ref is not None]
+            self.residual, self.state = residual, _state(self.method)
+        _release(spent)
+
+    async def refine(self, most: int) -> None:
+        """Go back to the best look, and look after each of the steps up to the next look."""
+        _set_state(self.method, self.state)
+        for _ in range(most):
+            residual, spent = await _advance(self.method, None, 1)
+            if not math.isfinite(residual):
+                break
+            self.look(residual, spent)
+        _set_state(self.method, self.state)
+
+
+def _state(method: Method) -> list[Any]:
     return [getattr(method, name) for name in method.changing]
 
 
-def _set_state(method: Method, state: Iterable[AccelRef]) -> None:
+def _set_state(method: Method, state: Iterable[AccelRef | None]) -> None:
     for name, ref in zip(method.changing, state, strict=True):
         setattr(method, name, ref)
 
@@ -325,10 +365,7 @@ async def run(
         raise LinAlgError(f"{name}: b holds a NaN or an infinity", library="sparse", code=-1)
     if not length:
         return SolveResult(await problem.device.zeros(n, problem.dtype), 0, 0.0)
-    if x0 is None:
-        begin = await problem.device.zeros(n, problem.dtype)
-    else:
-        begin = await problem.device.put(x0) if isinstance(x0, np.ndarray) else on_device(x0)
+    begin = await _begin(problem, x0)
     r = await problem.residual(None if x0 is None else begin)
     residual, rounds = await problem.size(r), 0
     # Methods compute squares. The system is linear, so they may solve a multiple of it.
@@ -337,13 +374,15 @@ async def run(
         problem.b, begin, r = [await _TIMES(x, 1 / unit) for x in (problem.b, begin, r)]
     residual, problem.wanted = residual / unit, max(rtol * length, atol) / unit
     method, wanted = start(problem, begin, r), problem.wanted
+    best = _Best(method, residual, _state(method))
     graph: Graph[tuple[AccelRef, ...]] | None = None
     while not residual <= wanted:
         previous, turns = residual, min(check_every, most - rounds)
         # A solver that ends soon needs no graph, and the first step of a method is another one.
         if rounds == check_every * method.alone:
             graph = await _recorded(method, check_every)
-        residual = await _advance(method, graph if turns == check_every else None, turns)
+        residual, spent = await _advance(method, graph if turns == check_every else None, turns)
+        best.look(residual, spent)
         rounds += turns
         told = None if callback is None else callback(await _given(method, unit))
         if told is not None:
@@ -352,14 +391,27 @@ async def run(
             continue
         if not residual <= wanted:
             why = "it stands still" if residual == previous else "no more steps were allowed"
-            iterations, residual, wanted = await _iterations(method, rounds), residual * unit, wanted * unit
-            raise ConvergenceError(
-                f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was "
-                f"asked for: {why if math.isfinite(residual) else 'it broke down'}",
-                library="sparse", code="not_converged", iterations=iterations, residual=residual,
-                x=await _given(method, unit),
-            )  # fmt: skip
+            iterations = await _iterations(method, rounds)
+            if residual != best.residual:
+                await best.refine(check_every)
+            why = why if math.isfinite(residual) else "it broke down"
+            raise _not_converged(best, iterations, unit, why, await _given(method, unit))
     return SolveResult(await _given(method, unit), await _iterations(method, rounds), residual * unit)
+
+
+async def _begin(problem: Problem, x0: Operand | None) -> AccelRef:
+    if x0 is None:
+        return await problem.device.zeros(len(problem.b), problem.dtype)
+    return await problem.device.put(x0) if isinstance(x0, np.ndarray) else on_device(x0)
+
+
+def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: AccelRef) -> ConvergenceError:
+    problem, residual = best.method.problem, best.residual * unit
+    return ConvergenceError(
+        f"{problem.name}: the residual is {residual:.3g} at best after {iterations} steps, and "
+        f"{problem.wanted * unit:.3g} was asked for: {why}",
+        library="sparse", code="not_converged", iterations=iterations, residual=residual, x=x,
+    )  # fmt: skip
 
 
 async def _given(method: Method, unit: float) -> AccelRef:

@@ -118,7 +118,7 @@ async def cg(
 
     Raises:
         ConvergenceError: The residual is too large after `maxiter` steps, is not a number, or is the same at
-            two looks; that has the last solution.
+            two looks. The error has the best solution so far: after a breakdown, the last one before it.
         LinAlgError: `b` holds a NaN or an infinity.
         TypeError: `A` or `M` is no matrix or function, or dtypes differ.
         ValueError: `A` is not square, shapes do not fit, or a bound is negative.
@@ -216,7 +216,8 @@ class _Minres(Method):
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r1, self._r2 = problem, x, r, r
         self._y: AccelRef | None = None
-        self._w1 = self._w2 = r
+        self._w1 = self._w2 = self._beta = self._oldb = self._dbar = self._epsilon = r
+        self._cs = self._sn = self._phibar = r
 
     async def _length(self, x: AccelRef, y: AccelRef) -> AccelRef:
         return await self.problem.ask(_LENGTH.compute(await self.problem.ask(_REAL_DOT.compute(x, y))))
