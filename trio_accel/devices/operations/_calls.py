@@ -246,6 +246,11 @@ class Operators(OnDevice, Generic[T_co]):
     def cast(self: Operators[Operators[RefT]], dtype: DTypeLike) -> Call[RefT]:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
 
+        A floating number that an integer type does not hold, such as NaN, has no defined result in C, and NumPy's
+        depends on the layout. On the CPU the result is the same in each call, layout and chain. On x86-64 it is
+        the least integer of int32 or int64; smaller types keep its low bits, as uint32 keeps int64's. CUDA
+        takes the nearest integer, and 0 or the least one for NaN.
+
         Raises:
             TypeError: Not an element type, or complex to real.
         """
