@@ -472,7 +472,7 @@ async def test_a_function_of_numpy_names_the_one_of_the_device(device: ta.Device
             text = str(error)
         else:
             raise AssertionError(f"np.{name} took an array of the device")
-        if "missing" in text or "iterable" in text:
+        if any(word in text for word in ("missing", "iterable", "PathLike")):
             # It looks at the number or the kind of its arguments before the array.
             continue
         assert "write " in text or "to_host()" in text, (name, text)
