@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any
@@ -448,3 +450,56 @@ def test_every_name_that_is_told_of_is_there() -> None:
             assert callable(getattr(getattr(ta, package), function)), name
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'; write "):
             getattr(ta.linalg, name)
+
+
+async def test_a_function_of_numpy_names_the_one_of_the_device(device: ta.Device) -> None:
+    """Each ufunc and each function that NumPy hands over names its counterpart, or how to copy."""
+    x = await device.put(np.arange(1.0, 5.0))
+    functions = {name: getattr(np, name) for name in dir(np) if not name.startswith("_")}
+    functions |= {f"linalg.{name}": getattr(np.linalg, name) for name in np.linalg.__all__}
+    functions |= {f"fft.{name}": getattr(np.fft, name) for name in np.fft.__all__}
+    named = 0
+    for name, function in functions.items():
+        if not isinstance(function, np.ufunc) and not hasattr(function, "_implementation"):
+            continue
+        if name in ("shape", "ndim", "size"):
+            assert function(x) == getattr(x, name)
+            continue
+        given = [x] * (function.nin if isinstance(function, np.ufunc) else 1)
+        try:
+            function(*given)
+        except TypeError as error:
+            text = str(error)
+        else:
+            raise AssertionError(f"np.{name} took an array of the device")
+        if any(word in text for word in ("missing", "iterable", "PathLike")):
+            # It looks at the number or the kind of its arguments before the array.
+            continue
+        assert "write " in text or "to_host()" in text, (name, text)
+        own = function.__name__
+        if own in ta.arrays.__all__:
+            assert f".{own}(" in text, (name, text)
+            named += 1
+    assert named > 90
+    for call, told in {
+        "await ta.arrays.sum(x)": lambda: np.add.reduce(x),
+        "await ta.arrays.pow(x1, x2)": lambda: np.power(x, 2),
+        "ta.linalg.vector_norm": lambda: np.linalg.norm(x),
+        "await ta.arrays.stack(arrays)": lambda: np.stack([x, x]),
+        "np.save(await ref.to_host())": lambda: np.save("nowhere", x),
+        "await ta.arrays.add(x1, x2)": lambda: np.add(x, 1, out=np.zeros(4)),
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(call)):
+            told()
+
+
+async def test_operators_of_numpys_arrays_compute_on_the_device(device: ta.Device) -> None:
+    host = np.arange(1, 5)
+    x = await device.put(host)
+    names = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift lt le gt ge eq ne"
+    for operator_name in names.split():
+        of_two = getattr(operator, operator_name)
+        for given in (host[::-1].copy(), *([] if operator_name == "matmul" else [host.dtype.type(2)])):
+            np.testing.assert_array_equal(await (await of_two(given, x)).to_host(), of_two(given, host))
+    with pytest.raises(TypeError, match=re.escape("await ta.arrays.add(x1, x2)")):
+        host += x

@@ -25,6 +25,7 @@ from ..backends.base import (
     QueueFullError,
     StaleRefError,
 )
+from ..backends.base.contract.values import by_way_of_int64
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
@@ -266,7 +267,8 @@ class _Loading:
         with np.errstate(all="ignore"):
             for first in range(0, count, _AT_ONCE):
                 those = slice(first, first + _AT_ONCE)
-                np.copyto(converted[those], elements[those], casting="unsafe")
+                piece = by_way_of_int64(elements[those], converted.dtype)
+                np.copyto(converted[those], piece, casting="unsafe")
         return converted
 
 

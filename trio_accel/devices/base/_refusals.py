@@ -14,11 +14,13 @@ import numpy as np
 
 from ...actors import NotAwaited
 from ...backends.base import DType
-from ...backends.base.contract.foreign_names import instead_of
+from ...backends.base.contract.foreign_names import counterpart, instead_of
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
 _NUMBERS = ("float", "int", "complex", "round")
+# Functions of NumPy's that read no element.
+_OF_LAYOUT = frozenset({"ndim", "shape", "size"})
 _LEAST = -sys.maxsize - 1
 
 
@@ -71,6 +73,11 @@ class OnDevice:
     noun: ClassVar[str]
     first: ClassVar[str]
 
+    def refuse_numpy(self, package: str, name: str) -> NoReturn:
+        """Refuse a function of NumPy's, and name the one that computes on the device; see `counterpart`."""
+        path = ".".join(filter(None, ("np", package, name)))
+        raise TypeError(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self.noun} has no truth value: its elements are on the device; use await {self.first}.item(), "
@@ -95,6 +102,11 @@ class OnDevice:
         # A checker would take what has it for an operand of NumPy's operators.
         def __array__(self, *args: object, **kwargs: object) -> NoReturn:
             raise TypeError(f"{self.noun} is no host array; use await {self.first}.to_host()")
+
+        def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
+            if function.__name__ in _OF_LAYOUT and len(args) == 1 and not kwargs:
+                return getattr(self, function.__name__)
+            return self.refuse_numpy(function.__module__.partition(".")[2], function.__name__)
 
         def __format__(self, given: str) -> str:
             if given:

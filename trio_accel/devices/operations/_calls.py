@@ -61,6 +61,9 @@ _OF_TWO = _ORDER | {
 # What has elements, or is one: with all else a reference is unequal, as any object is.
 _EQUALITY = ("equal", "not_equal")
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
+_OF_UFUNCS = {
+    "power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
+}  # fmt: skip
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 # They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
 _OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
@@ -129,8 +132,6 @@ class Operators(OnDevice, Generic[T_co]):
 
     __slots__ = ()
 
-    # NumPy leaves operators of its arrays with these to the other operand.
-    __array_ufunc__ = None
     __hash__ = object.__hash__
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
@@ -142,6 +143,17 @@ class Operators(OnDevice, Generic[T_co]):
         if api_version not in (None, *VERSIONS):
             raise ValueError(f"api_version must be one of {', '.join(VERSIONS)}, got {api_version!r}")
         return NAMESPACE[0]
+
+    if not TYPE_CHECKING:  # a type checker would have NumPy's operators return anything
+
+        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+            name = _OF_UFUNCS.get(ufunc.__name__, ufunc.__name__)
+            is_operator = method == "__call__" and name in _OF_TWO.values() and not named
+            if is_operator and not isinstance(inputs[0], OnDevice):
+                # NumPy comes here for ``array + self``, too.
+                return getattr(NAMESPACE[0], name)(*inputs)
+            path = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            return self.refuse_numpy("", path)
 
     if TYPE_CHECKING:
         # A reference has it as an attribute, and a call finds it.
@@ -263,6 +275,11 @@ class Operators(OnDevice, Generic[T_co]):
     @named_arguments
     def cast(self: Operators[Operators[RefT]], dtype: DTypeLike) -> Call[RefT]:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
+
+        C does not define the result of a floating number that an integer type does not hold, such as NaN, and
+        NumPy's depends on the layout. On the CPU the result is the same in each call, layout and chain. On
+        x86-64 it is the least integer of int32 or int64; smaller types keep its low bits, and uint32 keeps
+        the low bits of int64. CUDA takes the nearest integer, and 0 or the least one for NaN.
 
         Raises:
             TypeError: Not an element type, or complex to real.

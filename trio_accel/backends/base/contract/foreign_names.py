@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 _ROOT = __name__.partition(".")[0]
@@ -48,7 +50,14 @@ OTHER_NAMES: dict[str, str] = {
     "norm": "linalg.vector_norm, or ta.linalg.matrix_norm", "power": "arrays.pow",
     "right_shift": "arrays.bitwise_right_shift", "scatter_add": 'arrays.scatter with reduce="add"',
     **dict.fromkeys(("swapaxes", "permute"), "arrays.permute_dims"), "true_divide": "arrays.divide",
-    "unique": "arrays.unique_values",
+    "unique": "arrays.unique_values", "fabs": "arrays.abs", "rint": "arrays.round", "around": "arrays.round",
+    "ravel": "arrays.reshape", "rollaxis": "arrays.moveaxis", "inverse": "linalg.inv",
+    # Methods of ufuncs.
+    "add.reduce": "arrays.sum", "multiply.reduce": "arrays.prod", "maximum.reduce": "arrays.max",
+    "minimum.reduce": "arrays.min", "logical_and.reduce": "arrays.all", "logical_or.reduce": "arrays.any",
+    "add.accumulate": "arrays.cumulative_sum", "multiply.accumulate": "arrays.cumulative_prod",
+    "maximum.accumulate": "arrays.cumulative_max", "minimum.accumulate": "arrays.cumulative_min",
+    "multiply.outer": "linalg.outer",
 }  # fmt: skip
 """Of names of NumPy and PyTorch that have others here: the package and name."""
 
@@ -65,6 +74,32 @@ def elsewhere(name: str) -> str:
         if module is not None and name in module.__all__:
             return f"; write ta.{package}.{name}"
     return f"; write ta.{OTHER_NAMES[name]}" if name in OTHER_NAMES else instead_of(name)
+
+
+def counterpart(package: str, name: str, array: str) -> str:
+    """Say what to write for a function of NumPy's that got an array of a device.
+
+    Args:
+        package: The part of NumPy that has the function, such as ``"linalg"``; empty for NumPy itself.
+        name: The function, such as ``"sin"``; or the method of a ufunc, such as ``"add.reduce"``.
+        array: How the message calls the array.
+    """
+    modules = {
+        each: import_module(f"{_ROOT}.{each}") for each in (package, *_CAPABILITIES) if each in _CAPABILITIES
+    }
+    found = [f"{each}.{name}" for each, module in modules.items() if name in module.__all__]
+    own, _, function = (*found, OTHER_NAMES.get(name, ""))[0].partition(".")
+    made = getattr(modules.get(own), function, None)
+    if made is None:
+        known = f"write ta.{own}.{function}" if own else instead_of(name)[2:]
+        path = ".".join(filter(None, ("np", package, name)))
+        return known or f"it computes on the host alone: {path}(await {array}.to_host())"
+    needed = [
+        "*" * (each.kind is each.VAR_POSITIONAL) + each.name
+        for each in inspect.signature(made).parameters.values()
+        if each.default is each.empty
+    ]
+    return f"write {'await ' * hasattr(made, 'asked')}ta.{own}.{function}({', '.join(needed)})"
 
 
 def _misspelt(package: str, name: str) -> str:

@@ -38,6 +38,16 @@ def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) ->
     return np.asarray(value, dtype)
 
 
+def by_way_of_int64(array: Any, dtype: npt.DTypeLike) -> Any:
+    """Make int64 of numbers that become uint32, and are not integers; else return the array as it is.
+
+    NumPy's loops for adjacent and for scattered elements disagree about numbers outside of uint32, because C
+    leaves these undefined. The result of int64 is defined by all processors, and compiled code takes the same
+    way.
+    """
+    return array.astype(np.int64) if dtype == np.uint32 and array.dtype.kind not in "biu" else array
+
+
 def check_plain(argument: str, value: object, *, depth: int = 0) -> None:
     """Refuse an array whose meaning would be lost: it is masked, or of a class that adds to the elements.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..contract.errors import OutOfRangeError
 from ..contract.ops import StatusArray
-from ..contract.values import number_array
+from ..contract.values import by_way_of_int64, number_array
 from ._expression import FUNCTIONS, SPECIAL
 from ._typing import Step, TypedExpression
 
@@ -444,7 +444,7 @@ def _value(step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out:
         return values[step.steps[0]]
     given = [values[number] for number in step.steps]
     if step.function == "cast":
-        return given[0].astype(dtype, copy=False)
+        return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
     other = _OTHERS.get(step.function)
     if other is not None:
         return other(*given)

@@ -8,12 +8,12 @@ import itertools
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, cast
 
-from ..contract.foreign_names import instead_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
+from ._advice import not_allowed, of_other_languages, similar, what
 from ._expression import COMBINED, CONSTANTS, FUNCTIONS, OPERATORS, Apply, Name, Node, Place, message_at
 
 __all__ = ["parse"]
@@ -34,22 +34,10 @@ _FIRST = {"sum": 0, "prod": 1, "any": False, "all": True}
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.While: "a loop needs a bound: for k in range(1000): ... if not condition: break",
     ast.Continue: "continue is not allowed: write the rest under if not condition",
-    ast.Expr: "a result that no name is given to",
+    ast.Expr: "a result that no name is given to: write name = expression",
 }
-# Python's grammar has names for these, and the text has not.
-_WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("List", "ListComp"), "a list"),
-    **dict.fromkeys(("Set", "SetComp"), "a set"),
-    **dict.fromkeys(("Dict", "DictComp"), "a dict"),
-    **dict.fromkeys(("Assign", "AugAssign"), "this assignment"),
-    "AnnAssign": "an annotation (y: int)", "AsyncFor": "'async for'", "AsyncFunctionDef": "'async def'",
-    "AsyncWith": "'async with'", "Attribute": "an attribute (.name)", "ClassDef": "'class'",
-    "Delete": "'del'", "FunctionDef": "'def'", "GeneratorExp": "a generator", "ImportFrom": "'import'",
-    "IsNot": "'is not'", "JoinedStr": "an f-string", "MatMult": "'@'", "NamedExpr": "an assignment (:=)",
-    "NotIn": "'not in'", "Slice": "a slice (a:b)", "Starred": "a starred value (*x)",
-    "TemplateStr": "a t-string", "TryStar": "'try'", "Tuple": "a tuple", "YieldFrom": "'yield from'",
-}  # fmt: skip
 _GONE = "has no value behind the loop: give it one before"
+_GONE_IN_BRANCH = "has no value here: give it one before the if, and before the loop"
 # Functions that take and make vectors, and how many arguments they take; names like any other likewise.
 _OF_VECTORS = {"vector": 0, "dot": 2, "cross": 2, "length": 1, "normalize": 1}
 
@@ -143,6 +131,8 @@ class _Parser:
         self._vectors, self._indices = dict[str, int](), dict[str, str]()
         # The statements that are taken now count where this holds.
         self._condition: _Value | None = None
+        # Names that both branches of an if assign, and those of them that one has assigned.
+        self._fresh, self._begun = set[str](), set[str]()
         self.reads, self.assigned = dict[str, Place](), dict[str, Place]()
         self.elements, self.loads = set[str](), dict[str, int]()
         self.unread: dict[str, None] = {}
@@ -189,22 +179,31 @@ class _Parser:
                 case ast.Break():
                     self._break(statement, is_last=statement is body[-1])
                 case _:
-                    usual = f"{_what(statement)} is not allowed: write name = expression"
+                    usual = f"{what(statement)} is not allowed: write name = expression"
                     self._refuse(_REFUSED.get(type(statement), usual), statement)
 
     def _assign(self, name: str, value: _Value, node: ast.stmt) -> None:
         if name in FUNCTIONS or name in CONSTANTS:
-            self._refuse(f"{name!r} is a function or number, and cannot be assigned", node)
+            self._refuse(
+                f"{name!r} is a function or number, and cannot be assigned: choose another name", node
+            )
         if name in self._indices:
-            self._refuse(f"{name!r} is the index of the loop, and cannot be assigned", node)
+            self._refuse(
+                f"{name!r} is the index of the loop, and cannot be assigned: choose another name", node
+            )
         place, before = value[0].place, self._vectors.get(name, 1)
-        known = {*self._known, *self.reads, *self._inputs}
-        if name in known and before != len(value):
+        is_known = name in {*self._known, *self.reads, *self._inputs}
+        is_begun = is_known or name in self._fresh & self._begun
+        if is_begun and before != len(value):
             self._refuse(f"{name!r} was {_form(before)}, and is {_form(len(value))} here", node)
         if self._condition is not None:
-            if name not in known:
-                self._refuse(f"{name!r} needs a value before: the condition may not hold", node)
-            value = self._apply("where", [self._condition, value, self._read(name, place)], place)
+            if is_begun:
+                kept = self._read(name, place) if is_known else self._named(name, before, place)
+                value = self._apply("where", [self._condition, value, kept], place)
+            elif name not in self._fresh:
+                told = f"or give it one in the other branch, too, or write {name} = a if condition else b"
+                self._refuse(f"{name!r} needs a value before: the condition may not hold; {told}", node)
+            self._begun.add(name)
         if len(value) > 1:
             self._vectors[name] = len(value)
         self._known.add(name)
@@ -225,8 +224,13 @@ class _Parser:
         return value if is_held else self._emit(f"%{next(self._made)}", value)
 
     def _if(self, statement: ast.If) -> None:
+        """Take both branches, each under its condition: names that both assign need no value before."""
         test, outer = self._hold(self._scalar(statement.test, 0)), self._condition
-        place = self._place(statement)
+        place, outer_fresh = self._place(statement), self._fresh
+        known = {*self._known, *self.reads, *self._inputs}
+        fresh = (_assigned(statement.body) & _assigned(statement.orelse)) - known
+        self._begun -= fresh - outer_fresh
+        self._fresh = outer_fresh | fresh
         for body, holds in (
             (statement.body, test),
             (statement.orelse, self._apply("logical_not", [test], place)),
@@ -235,7 +239,13 @@ class _Parser:
                 self._apply("logical_and", [outer, holds], place) if outer else holds
             )
             self._block(body)
-        self._condition = outer
+            # Names that a branch alone has assigned have no value elsewhere.
+            local = self._known - known
+            self._gone |= local
+            self._known -= local
+        self._known |= fresh
+        self._gone -= fresh
+        self._condition, self._fresh = outer, outer_fresh
 
     def _break(self, statement: ast.Break, *, is_last: bool) -> None:
         if len(self._blocks) == 1:
@@ -248,7 +258,7 @@ class _Parser:
         if self._condition is not None:
             self._refuse("a loop under a condition is not allowed: for k in range(n if c else 0)", statement)
         if statement.orelse:
-            self._refuse("else of a loop is not allowed", statement.orelse[0])
+            self._refuse("else of a loop is not allowed: write it after the loop", statement.orelse[0])
         known = {*self._known, *self.reads, *self._inputs}
         with self._loop(statement.target, statement.iter, 0) as index:
             if index in known:
@@ -333,7 +343,8 @@ class _Parser:
                 # Python counts these columns in several ways.
                 line = self._line(place[0])
                 place = place[0], len(line) - len(line.lstrip())
-            raise ValueError(message_at(self._text, str(error.msg), place, self._margin)) from None
+            told = f"{error.msg}{of_other_languages(self._line(place[0]))}"
+            raise ValueError(message_at(self._text, told, place, self._margin)) from None
         except (RecursionError, MemoryError):
             raise ValueError("the expression is nested too deeply") from None
         except ValueError as error:
@@ -346,7 +357,7 @@ class _Parser:
             self._refuse("the expression is too long, or nested too deeply, from here on", node)
         make: Callable[[Any, int], _Value] | None = self._makers.get(type(node))
         if make is None:
-            self._refuse(f"{_what(node)} is not allowed in an expression", node)
+            self._refuse(not_allowed(node), node)
         # A chain is nested, too.
         links = len(getattr(node, "values", ())) + len(getattr(node, "comparators", ()))
         return make(node, depth + 1 + links)
@@ -367,7 +378,7 @@ class _Parser:
         if name in FUNCTIONS:
             self._refuse(f"{name} is a function: write {name}(...)", node)
         if name in self._gone and name not in self._inputs:
-            self._refuse(f"{name!r} {_GONE}", node)
+            self._refuse(f"{name!r} {_GONE if self._condition is None else _GONE_IN_BRANCH}", node)
         return (nodes.Literal(CONSTANTS[name], place),) if name in CONSTANTS else self._read(name, place)
 
     def _read(self, name: str, place: Place) -> _Value:
@@ -386,7 +397,7 @@ class _Parser:
     def _component(self, node: ast.Attribute, depth: int) -> _Value:
         value = self._node(node.value, depth)
         if len(value) == 1:
-            self._refuse(f"{_what(node)} is not allowed in an expression", node)
+            self._refuse(not_allowed(node), node)
         names = [*_COMPONENTS[: len(value)]]
         if node.attr not in names:
             self._refuse(f"{_form(len(names))} has .{' .'.join(names)}, and no .{node.attr}", node)
@@ -426,7 +437,7 @@ class _Parser:
     def _operator(self, operator: ast.AST, node: ast.expr | ast.stmt) -> str:
         function = OPERATORS.get(type(operator).__name__)
         if function is None:
-            self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
+            self._refuse(f"the operator {not_allowed(operator)}", node)
         return function
 
     def _chain(self, function: str, items: Sequence[_Value], place: Place) -> _Value:
@@ -445,7 +456,7 @@ class _Parser:
     def _function(self, node: ast.Call, depth: int) -> _Value:
         if not isinstance(node.func, ast.Name):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            told = f": write {name}(...)" if name in FUNCTIONS else _similar(name)
+            told = f": write {name}(...)" if name in FUNCTIONS else similar(name)
             self._refuse(f"only functions of the table can be called, by their names{told}", node)
         name = node.func.id
         if name == _INDEX:
@@ -453,9 +464,9 @@ class _Parser:
         function = FUNCTIONS.get(name)
         is_reduction = name in COMBINED and len(node.args) == 1
         if function is None and not is_reduction and name not in _OF_VECTORS:
-            told = f"; write {name}imum(x, y)" if name in ("max", "min") and len(node.args) == 2 else ""
+            told = f"; write {name}imum(x, y)" if name in ("max", "min") and len(node.args) > 1 else ""
             told = "; a range is for loops and reductions: for k in range(n)" if name == "range" else told
-            self._refuse(f"there is no function {name!r} in expressions{told or _similar(name)}", node)
+            self._refuse(f"there is no function {name!r} in expressions{told or similar(name)}", node)
         if node.keywords:
             self._refuse(f"{name} takes its arguments by their places only", node.keywords[0])
         if is_reduction and isinstance(node.args[0], ast.GeneratorExp):
@@ -556,14 +567,15 @@ def _form(count: int) -> str:
     return f"a vector of {count}" if count > 1 else "a number"
 
 
-def _what(node: ast.AST) -> str:
-    """Name a node in the user's words."""
-    name = type(node).__name__
-    return _WORDS.get(name, f"'{name.lower()}'")
-
-
-def _similar(name: str) -> str:
-    import difflib
-
-    similar = difflib.get_close_matches(name, FUNCTIONS, 3)
-    return instead_of(name) or (f"; there is {', '.join(similar)}" if similar else "")
+def _assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements assign in any case."""
+    found = set[str]()
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                found.add(name)
+            case ast.If(body=first, orelse=second):
+                found |= _assigned(first) & _assigned(second)
+            case _:
+                pass
+    return found

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..contract.dtypes import DType
 from ..contract.foreign_names import instead_of
+from ..contract.values import by_way_of_int64
 from ._evaluate import Overflow, evaluate
 from ._expression import Expression
 from ._parse import parse
@@ -248,7 +249,8 @@ def evaluate_reduction(
         else:
             (values,) = evaluate(reduction.map, arguments)
             result = _combine(reduction, np.broadcast_to(values, shape), axes)
-        result = result.astype(reduction.reduced.dtype)
+        kind = reduction.reduced.dtype
+        result = by_way_of_int64(result, kind).astype(kind)
     if reduction.post is None:
         return result
     post = reduction.reduction.post

@@ -45,18 +45,26 @@ FUNCTION double chosen(bool condition, double a, double b) { return chosen_bits<
 FUNCTION float chosen(bool condition, float a, float b) { return chosen_bits<u32>(condition, a, b); }
 
 #ifdef __x86_64__
-// What is no number of the other type comes out as NumPy's: by the instruction that its C compiler takes.
+// What is no number of the other type comes out as NumPy's: by the instruction that its C compiler takes, which makes
+// the least integer of all that it does not hold. C leaves this undefined, and a compiler that knows the number, as it
+// does a constant, makes another one. So the least integer is put in its place first.
+template <class Whole, class T> FUNCTION Whole whole_of(T x)
+{
+    const T end = (T)(1ull << (8 * sizeof(Whole) - 1));
+    return (Whole)chosen(x >= -end && x < end, x, -end);
+}
 #define BY_WAY_OF(To, Way)                                                        \
     template <> struct Cast<To> {                                                 \
         template <class From> FUNCTION To of(From x) { return (To)x; }            \
-        FUNCTION To of(double x) { return (To)(Way)x; }                           \
-        FUNCTION To of(float x) { return (To)(Way)x; }                            \
+        FUNCTION To of(double x) { return (To)whole_of<Way>(x); }                 \
+        FUNCTION To of(float x) { return (To)whole_of<Way>(x); }                  \
     };
 BY_WAY_OF(i8, i32) BY_WAY_OF(u8, i32) BY_WAY_OF(i16, i32) BY_WAY_OF(u16, i32) BY_WAY_OF(u32, i64)
+BY_WAY_OF(i32, i32) BY_WAY_OF(i64, i64)
 template <class T> FUNCTION u64 wide_of(T x)
 {
     const T half = (T)9223372036854775808.0;
-    return x >= half ? (u64)(i64)(x - half) ^ 1ull << 63 : (u64)(i64)x;
+    return x >= half ? (u64)whole_of<i64>(x - half) ^ 1ull << 63 : (u64)whole_of<i64>(x);
 }
 template <> struct Cast<u64> {
     template <class From> FUNCTION u64 of(From x) { return (u64)x; }

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...base.contract import ops
 from ...base.contract.dtypes import DType
+from ...base.contract.values import by_way_of_int64
 from ...base.expressions import (
     Argument,
     Places,
@@ -334,7 +335,9 @@ def combine_segments(spec: ops.SegmentSpec, call: HostCall) -> None:
     elif spec.combine not in ops.IDENTITIES and empty.any():
         spec.fault[0] = 2
     elif len(out):
-        values = x.astype(out.dtype).astype(ops.accumulator_of(spec.out.dtype).dtype)
+        values = (
+            by_way_of_int64(x, out.dtype).astype(out.dtype).astype(ops.accumulator_of(spec.out.dtype).dtype)
+        )
         values = np.append(values, np.zeros(1, values.dtype))
         # NumPy's `reduceat` takes pairs of places: the elements from the first one on, and the rest from the
         # second one on.
@@ -355,5 +358,5 @@ def scan(spec: ops.ScanSpec, call: HostCall) -> None:
         out = out[1:]
     accumulate = cast("Callable[..., Any]", ufunc.accumulate)
     with np.errstate(all="ignore"):
-        values = np.moveaxis(x, spec.axis, 0).astype(out.dtype)
+        values = by_way_of_int64(np.moveaxis(x, spec.axis, 0), out.dtype).astype(out.dtype)
         np.copyto(out, accumulate(values, 0, wide), casting="unsafe")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ...base import BlockMemory, ChunkKeeper, NotSupportedError
 from ...base.contract.dtypes import DType
 from ...base.contract.ops import ArraySpec
+from ...base.contract.values import by_way_of_int64
 from ...base.kit.chunks import ALIGNMENT
 from ...base.kit.host import available_bytes, make_shared, map_shared
 
@@ -139,9 +140,9 @@ def pieces(*arrays: HostArray) -> Iterator[tuple[HostArray, ...]]:
 def convert(source: HostArray, out: HostArray) -> None:
     """Copy to another type of element, as `numpy.ndarray.astype` does."""
     # Up to 0.5.1 ml_dtypes converts with the interpreter's lock held: 1.3 ms for a piece at most.
-    is_numpys_own = source.dtype.isbuiltin == out.dtype.isbuiltin == 1
+    is_numpys_own = source.dtype.isbuiltin == out.dtype.isbuiltin == 1 and out.dtype != np.uint32
     for source_piece, out_piece in [(source, out)] if is_numpys_own else pieces(source, out):
-        np.copyto(out_piece, source_piece, casting="unsafe")
+        np.copyto(out_piece, by_way_of_int64(source_piece, out.dtype), casting="unsafe")
 
 
 def to_float32(source: HostArray) -> HostArray:
