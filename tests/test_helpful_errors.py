@@ -126,7 +126,11 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         TypeError,
         "out must be an AccelRef, got ndarray; copy it",
     ),
-    "unequal": (lambda at: bool(at.x != at.single), TypeError, "a Call has no truth value: its elements"),
+    "unequal": (
+        lambda at: bool(at.x != at.single),
+        TypeError,
+        "a Call cannot be a truth value: its elements",
+    ),
     "a format": (lambda at: f"{at.x:.2f}", TypeError, "use await ref.item()"),
     "round": (lambda at: round(at.x), TypeError, "use round(await ref.item())"),
     "max in an expression": (

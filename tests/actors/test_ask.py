@@ -149,7 +149,7 @@ async def test_a_class_instead_of_a_message_or_an_unknown_one_is_refused_at_once
     class Other(Request["Puppet", int]):
         pass
 
-    with pytest.raises(TypeError, match=r"Puppet .* has no handler for Other"):
+    with pytest.raises(TypeError, match=r"Puppet .* does not handle Other"):
         await puppet.ask(Other())
     assert system.dead_letters == 0
 

@@ -43,7 +43,7 @@ async def test_a_message_without_a_handler(puppet: Ref[Puppet]) -> None:
     with pytest.raises(TypeError) as caught:
         await puppet.ask(Unknown())
     assert str(caught.value) == (
-        "ask: Puppet (s/puppet) has no handler for Unknown; declare one with @handles(Unknown), "
+        "ask: Puppet (s/puppet) does not handle Unknown; declare one with @handles(Unknown), "
         "or send what it handles: Count, Crash, Do, DoGrouped, Echo, Note, Number, Run, RunGrouped"
     )
 
@@ -59,7 +59,7 @@ async def test_an_actor_without_handlers(system: System) -> None:
     with pytest.raises(TypeError) as caught:
         await ref.tell(Hello())
     assert str(caught.value) == (
-        "tell: Mute (s/mute) has no handler for Hello; declare one with @handles(Hello), "
+        "tell: Mute (s/mute) does not handle Hello; declare one with @handles(Hello), "
         "or send what it handles: no message"
     )
 
@@ -78,9 +78,17 @@ TOLD = "tell(Note(...)), tell(Run(...)), tell(RunGrouped(...))"
         ("tell", Echo("a"), "tell: Echo is a Request, which goes with ask(); here a Message is needed"),
         ("ask", Echo, "ask: Echo is a class; make a message of it: Echo(...)"),
         ("tell", Note, "tell: Note is a class; make a message of it: Note(...)"),
-        ("ask", "hello", f"ask: 'hello' is no message; give an instance of a subclass of Request: {ASKED}"),
-        ("tell", None, f"tell: None is no message; give an instance of a subclass of Message: {TOLD}"),
-        ("ask", int, f"ask: <class 'int'> is no message; give an instance of a subclass of Request: {ASKED}"),
+        (
+            "ask",
+            "hello",
+            f"ask: 'hello' is not a message; give an instance of a subclass of Request: {ASKED}",
+        ),
+        ("tell", None, f"tell: None is not a message; give an instance of a subclass of Message: {TOLD}"),
+        (
+            "ask",
+            int,
+            f"ask: <class 'int'> is not a message; give an instance of a subclass of Request: {ASKED}",
+        ),
     ],
 )
 async def test_what_is_sent_the_wrong_way_or_is_no_message(
@@ -94,7 +102,7 @@ async def test_what_is_sent_the_wrong_way_or_is_no_message(
 
 
 async def test_a_message_that_is_no_hashable_value_is_refused_too(puppet: Ref[Puppet]) -> None:
-    with pytest.raises(TypeError, match=r"ask: \[\] is no message"):
+    with pytest.raises(TypeError, match=r"ask: \[\] is not a message"):
         await puppet.ask([])  # type: ignore[arg-type]
 
 
@@ -337,9 +345,9 @@ class Later(Message["Greeter"]):
 
 
 def test_the_types_of_a_message_are_not_values() -> None:
-    with pytest.raises(TypeError, match="a message class has no value of its types"):
+    with pytest.raises(TypeError, match="a message class carries only the types of its messages"):
         Ask.__types__()
-    with pytest.raises(TypeError, match="a message class has no value of its types"):
+    with pytest.raises(TypeError, match="a message class carries only the types of its messages"):
         Hello.__actor__()
 
 

@@ -232,7 +232,7 @@ async def test_messages_and_events_that_cannot_be_printed(
         def __repr__(self) -> str:
             raise RuntimeError("no repr")
 
-    with pytest.raises(TypeError, match="<NoRepr, which cannot be printed> is no message"):
+    with pytest.raises(TypeError, match="<NoRepr, which cannot be printed> is not a message"):
         await puppet.ask(NoRepr())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def observer(event: object) -> None:

@@ -202,7 +202,7 @@ async def test_an_unknown_message_is_refused_when_the_watch_begins(
             actor.context.watch(other, to=Unknown())
         return str(caught.value)
 
-    assert "watch: Puppet (s/puppet) has no handler for Unknown" in await puppet.ask(Do(act))
+    assert "watch: Puppet (s/puppet) does not handle Unknown" in await puppet.ask(Do(act))
 
 
 async def test_a_request_is_refused_as_the_message_of_a_watch(

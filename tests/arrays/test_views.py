@@ -137,7 +137,7 @@ async def test_reshape(device: ta.Device) -> None:
     assert copied.block is not x.block
     np.testing.assert_array_equal(await copied.to_host(), host.reshape(4, 3))
     assert (await arrays.reshape(x, 12, copy=False)).block is x.block
-    with pytest.raises(ValueError, match="has no view of shape"):
+    with pytest.raises(ValueError, match="cannot be viewed as shape"):
         await arrays.reshape(x.T, 12, copy=False)
     launched = (await device.statistics()).launched
     for copy in (None, False):
@@ -147,7 +147,7 @@ async def test_reshape(device: ta.Device) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "transpose": (lambda x: x.transpose(0, 0), ValueError, "repeated axis"),
+    "transpose": (lambda x: x.transpose(0, 0), ValueError, r"once, got \(0, 0\)"),
     "mT": (lambda x: x[0].mT, ValueError, "matrix transpose"),
     "permute_dims": (lambda x: arrays.permute_dims(x, (0,)), ValueError, r"arrays\.permute_dims: axes"),
     "moveaxis": (

@@ -181,7 +181,7 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
     for use in (np.sqrt, np.sum):
         with pytest.raises(TypeError, match="does not support ufuncs"):
             use(wrong)
-    on_host = "an AccelRef is no host array; use await ref.to_host()"
+    on_host = "an AccelRef is not a host array; use await ref.to_host()"
     for convert in (np.asarray, np.array, np.linalg.norm, np.fft.fft):
         assert message(convert, wrong) == on_host
     assert message(np.dot, wrong, np.eye(2)) == on_host
@@ -196,7 +196,7 @@ async def test_what_is_no_operator(a: ta.AccelRef) -> None:
             f"use {kind.__name__}(await ref.item())"
         )
     assert message(lambda: bool(a)) == (
-        "an AccelRef has no truth value: its elements are on the device; use await ref.item(), or ask "
+        "an AccelRef cannot be a truth value: its elements are on the device; use await ref.item(), or ask "
         "whether there is one: ref is not None"
     )
     assert message(lambda: list(wrong)) == (
@@ -247,7 +247,7 @@ async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: 
     assert (a, 1) == (same, 1)
     # A class of attrs compares its fields by `==` alone, as with arrays of NumPy.
     for search in (lambda: b in [a, b], lambda: (a,) == (b,), lambda: Message(a, 2) == Message(same, 2)):
-        assert message(search).startswith("a Call has no truth value: its elements are on the device")
+        assert message(search).startswith("a Call cannot be a truth value: its elements are on the device")
     assert any(b is each for each in [a, b])
 
 
@@ -294,7 +294,7 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
 async def test_what_is_no_operation_is_not_taken_for_an_array(device: ta.Device, given: Any) -> None:
     asks: list[Any] = [device.ask, device.submit]
     for ask in asks:
-        with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is no operation of a device$"):
+        with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is not an operation of a device$"):
             await ask(given)
 
 
@@ -312,8 +312,8 @@ def test_asyncio_is_told_apart(open_system: Callable[[str], Any]) -> None:
             raise AssertionError
 
     expected = (
-        "open_system must be called in a Trio task, and this is none: start the program with trio.run(main); "
-        "asyncio.run(main()) runs another event loop, and nothing of Trio in it"
+        "open_system must be called in a Trio task; start the program with trio.run(main), because "
+        "asyncio.run(main()) runs another event loop"
     )
     with pytest.raises(RuntimeError) as caught:
         asyncio.run(main())

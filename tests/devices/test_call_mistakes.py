@@ -202,8 +202,8 @@ def _enter(call: Any) -> None:
 
 
 WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "bool": (bool, "a Call has no truth value: its elements are on the device; use await call.item()"),
-    "if": (lambda call: 1 if call > 0 else 2, "a Call has no truth value"),
+    "bool": (bool, "a Call cannot be a truth value: its elements are on the device; use await call.item()"),
+    "if": (lambda call: 1 if call > 0 else 2, "a Call cannot be a truth value"),
     "float": (float, r"float\(\) of a Call: its element is on the device; use float\(await call.item\(\)\)"),
     "int": (int, r"int\(\) of a Call"),
     "complex": (complex, r"complex\(\) of a Call"),
@@ -212,7 +212,7 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "unpacking": (lambda call: [one for one, two in [call]], "a Call is not iterable"),
     "in": (lambda call: 1.0 in call, "a Call is not searched"),
     "element": (lambda call: call.__setitem__(0, 1.0), r"a Call is not assigned to, .* await call\[index\]"),
-    "numpy": (np.asarray, r"a Call is no host array; use await call.to_host\(\)"),
+    "numpy": (np.asarray, r"a Call is not a host array; use await call.to_host\(\)"),
     "ufunc": (np.sin, "does not support ufuncs|no host array|no callable sin"),
     "format": (lambda call: f"{call:.2f}", r"format '.2f' of a Call: it is on the device"),
     "text": (lambda call: call + "1", r"unsupported operand type\(s\) for \+: 'Call' and 'str'"),

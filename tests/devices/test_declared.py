@@ -50,7 +50,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a name that is no parameter": (
         one,
         {"shapes": "b(n) -> out(n)"},
-        "'b' of the shapes is no parameter; there are a",
+        "the shapes name 'b', which is not a parameter; there are a",
     ),
     "a parameter without shapes": (
         two,
@@ -74,7 +74,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no dtypes": (
         one,
         {"shapes": "a(n) -> out(n)", "dtypes": ()},
-        "dtypes: there are none: no operation could run; without it, the kernels say which",
+        "dtypes must name at least one dtype, or be left out, so that the kernels decide",
     ),
     "all arrays with dtypes of their own": (
         one,
@@ -86,7 +86,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "shapes by what is no parameter": (
         one,
         {"shapes": {"x": "a(n) -> out(n)"}, "by": "mode"},
-        "'mode' of the shapes is no parameter",
+        "the shapes name 'mode', which is not a parameter",
     ),
     "a key of too many values": (
         two,
@@ -96,9 +96,13 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a letter of op() that is no parameter": (
         one,
         {"shapes": "a^trans(m, n) -> out(m)"},
-        "'trans' of the shapes",
+        "the shapes name 'trans'",
     ),
-    "parameters without a number": (some, {"shapes": "a(n) -> out(n)"}, "has no place in a message"),
+    "parameters without a number": (
+        some,
+        {"shapes": "a(n) -> out(n)"},
+        "cannot be a field of a message; name each argument",
+    ),
     "a parameter that says nothing": (
         listed,
         {"shapes": "a(n) -> out(n)"},
@@ -107,7 +111,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a specification of other fields": (
         one,
         {"shapes": "a(n) -> out(n)", "spec": lambda a, c: None},
-        "takes 'c', which is no parameter and no result",
+        "takes 'c', which is neither a parameter nor a result",
     ),
 }
 

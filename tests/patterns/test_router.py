@@ -219,7 +219,7 @@ async def test_a_pool_of_any_actors_takes_their_requests(system: ta.System) -> N
     assert [await pool.ask(Call(Add(5))) for _ in range(4)] == [110, 110, 120, 120]
     children = [child.path for child in system.tree().find("test/pool").children]
     assert children == ["test/pool/0", "test/pool/1"]
-    with pytest.raises(TypeError, match="'text' is no message"):
+    with pytest.raises(TypeError, match="'text' is not a message"):
         await pool.ask(Call("text"))
 
 

@@ -289,9 +289,9 @@ async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
     ("cls", "said"),
     [
         (BadRule, "its rule out= must take (x, how): too many positional arguments"),
-        (NoParameter, "updates names 'y', which is no parameter; there are self.weights, x"),
-        (NoSelf, "updates names 'weights', which is no parameter; did you mean 'self.weights'?"),
-        (Misspelled, "updates names 'self.wieghts', which is no parameter; did you mean 'self.weights'?"),
+        (NoParameter, "updates names 'y', which is not a parameter; there are self.weights, x"),
+        (NoSelf, "updates names 'weights', which is not a parameter; did you mean 'self.weights'?"),
+        (Misspelled, "updates names 'self.wieghts', which is not a parameter; did you mean 'self.weights'?"),
     ],
 )
 async def test_declarations_that_do_not_fit_are_refused_at_the_opening(

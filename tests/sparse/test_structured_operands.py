@@ -24,10 +24,18 @@ async def no_matrix(x: Operand) -> AccelRef:
 
 
 WRONG: dict[str, tuple[Callable[..., Coroutine[Any, Any, AccelRef]], str, str]] = {
-    "no field": (taken, "matrix(m, n), matrix.values(e), x(n) -> out(m)", r"'matrix\.values' of the shapes"),
+    "no field": (taken, "matrix(m, n), matrix.values(e), x(n) -> out(m)", r"the shapes name 'matrix\.val"),
     "no shape": (taken, "matrix.data(e), x(n) -> out(e)", "parameter 'matrix' is an array, and not in the"),
-    "no operand": (no_matrix, "matrix(m, n), x(n) -> out(m)", "'matrix' of the shapes is no parameter"),
-    "an array of no operand": (no_matrix, "x.data(m) -> out(m)", r"'x\.data' of the shapes is no parameter"),
+    "no operand": (
+        no_matrix,
+        "matrix(m, n), x(n) -> out(m)",
+        "the shapes name 'matrix', which is not a parameter",
+    ),
+    "an array of no operand": (
+        no_matrix,
+        "x.data(m) -> out(m)",
+        r"the shapes name 'x\.data', which is not a parameter",
+    ),
     "one more than what": (no_matrix, "x(m+1) -> out(m)", r"'m\+1' of x stands before 'm'"),
     "one more on the right": (no_matrix, "x(m) -> out(n+1)", r"letter 'n\+1' of out has no source"),
 }

@@ -151,7 +151,7 @@ class Actor(ActorBase):
             if name == "context" or hasattr(Ref, name):
                 cls = type(self).__name__
                 spawn = f"ref = await system.spawn({cls}, ...), then await ref.ask(...)"
-                raise AttributeError(f"{cls} has no {name!r} before it is spawned: {spawn}")
+                raise AttributeError(f"{cls} gets {name!r} when it is spawned: {spawn}")
             # The look-up is repeated for its error, which may be one of a property.
             return object.__getattribute__(self, name)
 

@@ -132,13 +132,13 @@ class Cell:
         if not isinstance(message, (Request, Message)):
             taken = sorted(f"{verb}({cls.__name__}(...))" for cls in self.handlers if issubclass(cls, base))
             told = f": {', '.join(taken)}" if taken else ""
-            return f"{given} is no message; give an instance of a subclass of {base.__name__}{told}"
+            return f"{given} is not a message; give an instance of a subclass of {base.__name__}{told}"
         if not isinstance(message, base):
             kind, use = ("Request", "ask()") if isinstance(message, Request) else ("Message", "tell()")
             return f"{name} is a {kind}, which goes with {use}; here a {base.__name__} is needed"
         known = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "no message"
         return (
-            f"{self.actor_class.__name__} ({self.path}) has no handler for {name}; "
+            f"{self.actor_class.__name__} ({self.path}) does not handle {name}; "
             f"declare one with @handles({name}), or send what it handles: {known}"
         )
 

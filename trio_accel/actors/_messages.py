@@ -49,7 +49,7 @@ class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
     @classmethod
     def __types__(cls) -> tuple[ActorT_contra, ReplyT_co]:
         """Carries the type parameters to type checkers."""
-        raise TypeError("a message class has no value of its types")
+        raise TypeError("a message class carries only the types of its messages")
 
 
 class Serves(Generic[ItemT_contra, ReplyT_co]):
@@ -57,7 +57,7 @@ class Serves(Generic[ItemT_contra, ReplyT_co]):
 
     def __serves__(self, item: ItemT_contra, /) -> ReplyT_co:
         """Carries the type parameters to type checkers."""
-        raise TypeError("an actor has no value of its types")
+        raise TypeError("an actor carries only the types of its items")
 
 
 class ItemRequest(Generic[ItemT_co]):
@@ -67,7 +67,7 @@ class ItemRequest(Generic[ItemT_co]):
 
     def __item__(self) -> ItemT_co:
         """Carries the type parameter to type checkers."""
-        raise TypeError("a message has no value of its types")
+        raise TypeError("a message carries only the type of its item")
 
 
 class Message(_Named, Generic[ActorT_contra]):
@@ -78,7 +78,7 @@ class Message(_Named, Generic[ActorT_contra]):
     @classmethod
     def __actor__(cls) -> ActorT_contra:  # type: ignore[misc]  # never called: only carries the type
         """Carries the type parameter to type checkers."""
-        raise TypeError("a message class has no value of its types")
+        raise TypeError("a message class carries only the types of its messages")
 
 
 AnyMessage = Request[Any, Any] | Message[Any]

@@ -233,8 +233,8 @@ class System(SystemState, Spawner):
         """
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
-                "open_system must be called in a Trio task, and this is none: start the program with "
-                "trio.run(main); asyncio.run(main()) runs another event loop, and nothing of Trio in it"
+                "open_system must be called in a Trio task; start the program with trio.run(main), "
+                "because asyncio.run(main()) runs another event loop"
             )
         check_options("open_system", options=(options, SystemOptions, None))
         async with trio.open_nursery() as nursery:

@@ -308,7 +308,7 @@ def _describe(
         if plain not in known:
             there = [*signature.parameters, *[f"self.{one}" for one in constructor]]
             raise TypeError(
-                f"{where}: updates names {declared_name!r}, which is no parameter; "
+                f"{where}: updates names {declared_name!r}, which is not a parameter; "
                 f"{nearest(f'self.{plain}' if f'self.{plain}' in there else declared_name, there)}"
             )
         names.add(plain)

@@ -66,7 +66,7 @@ class TestDeclarations:
         def sent(place: str, number: object) -> None: ...
 
         sent.__annotations__["number"] = hint
-        with pytest.raises(TypeError, match=r"sent\(place, number\): the annotation of number has no reader"):
+        with pytest.raises(TypeError, match=r"sent\(place, number\): no reader fits the annotation of number"):
             messages.declare()(sent)
 
     def test_a_field_without_an_annotation(self, messages: _messages.Messages) -> None:

@@ -232,7 +232,7 @@ async def test_nothing_after_it_counts(device: ta.Device, puppets: Puppets, loss
 
     await upset(device, puppets, say)
     (loss,) = losses
-    assert "there is no message 'format'" in loss
+    assert "unknown message 'format'" in loss
 
 
 async def test_what_was_begun_is_lost_with_it(device: ta.Device, puppets: Puppets) -> None:

@@ -314,7 +314,7 @@ class TestRefusals:
             encode_spec(Bare(), encode_array)
 
     def test_a_path_to_something_else(self) -> None:
-        with pytest.raises(TypeError, match="builtins:dict is no OperationSpec"):
+        with pytest.raises(TypeError, match="builtins:dict is not a subclass of OperationSpec"):
             decode_spec(("builtins:dict",), decode_array)
         with pytest.raises(ModuleNotFoundError):
             decode_spec(("no_such_module:Spec",), decode_array)

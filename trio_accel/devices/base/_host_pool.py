@@ -193,8 +193,8 @@ class HostPool:
             if isinstance(cause, OSError) and is_out_of_files(cause):
                 raise out_of_descriptors(nbytes, cause) from error
             raise OutOfMemoryError(
-                f"there is no host memory to bring {nbytes} bytes to or from the device by way of; make the "
-                "array with device.host_empty(), which needs none, or in smaller parts",
+                f"host memory for staging {nbytes} bytes between host and device is not available; make the "
+                "array with device.host_empty(), which is not staged, or in smaller parts",
                 requested=nbytes,
                 free=available_bytes(),
                 total=total_bytes(),

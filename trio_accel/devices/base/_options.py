@@ -408,7 +408,7 @@ def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> N
     if not isinstance(value, str):
         raise TypeError(f"preload: a module is named by a string, got {value!r}")
     if value == "__main__" or not all(part.isidentifier() for part in value.split(".")):
-        raise ValueError(f"preload: {value!r} is no name of a module that another process can import")
+        raise ValueError(f"preload: a module must be named as another process can import it, got {value!r}")
 
 
 @named_options

@@ -80,8 +80,8 @@ class OnDevice:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"{self.noun} has no truth value: its elements are on the device; use await {self.first}.item(), "
-            f"or ask whether there is one: {self.first} is not None"
+            f"{self.noun} cannot be a truth value: its elements are on the device; use await "
+            f"{self.first}.item(), or ask whether there is one: {self.first} is not None"
         )
 
     def __iter__(self) -> NoReturn:
@@ -101,7 +101,7 @@ class OnDevice:
     if not TYPE_CHECKING:  # a type checker reports these where there is none
         # A checker would take what has it for an operand of NumPy's operators.
         def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-            raise TypeError(f"{self.noun} is no host array; use await {self.first}.to_host()")
+            raise TypeError(f"{self.noun} is not a host array; use await {self.first}.to_host()")
 
         def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
             if function.__name__ in _OF_LAYOUT and len(args) == 1 and not kwargs:

@@ -62,7 +62,7 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
         if "copy" not in str(error):
             raise ValueError(f"reshape: {error}") from None
         raise NoViewError(
-            f"reshape: shape {spec.shape} with strides {spec.strides} has no view of shape {sizes}; "
+            f"reshape: shape {spec.shape} with strides {spec.strides} cannot be viewed as shape {sizes}; "
             "reshape a copy: (await ref.copy()).reshape(...)"
         ) from None
 

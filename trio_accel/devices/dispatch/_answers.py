@@ -142,7 +142,7 @@ class AnswerHandler:
         if request is not None:
             asker = request.launch.spec.asker if isinstance(request, OperationRequest) else None
             if asker is None:
-                raise NonsenseError(f"progress: request {number} is no call of a program")
+                raise NonsenseError(f"progress: request {number} is not a call of a program")
             # Where nobody listens, nothing more of it is sent.
             if asker.notify is not None:
                 asker.report(text)
@@ -250,7 +250,7 @@ class AnswerHandler:
             return None
         request = self._requests.get(number)
         if request is None:
-            raise NonsenseError(f"there is no request {number}")
+            raise NonsenseError(f"request {number} is unknown")
         return request
 
     def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
@@ -277,7 +277,7 @@ class AnswerHandler:
         request = self._request(link, number)
         if request is not None:
             if not isinstance(request, LeaseRequest):
-                raise NonsenseError(f"granted: request {number} is no lease")
+                raise NonsenseError(f"granted: request {number} is not a lease")
             expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
             if isinstance(request, BorrowRequest):
                 request.known(link)
@@ -403,7 +403,7 @@ def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None
         NonsenseError: It is not.
     """
     copies = request.hosts.copies
-    expect(index < len(copies), f"request {request.number} has no host array {index}")
+    expect(index < len(copies), f"host array {index} of request {request.number} is unknown")
     host = copies[index].host
     is_like = host.shape == array.shape and host.dtype == array.dtype.dtype
     expect(is_like, f"host array {index} of request {request.number} is another")

@@ -515,7 +515,7 @@ class InlineDispatch:
 
     def _engine(self) -> Engine:
         if self.session is None:
-            raise DeviceLostError("the device has no context now", device=self._device.name)
+            raise DeviceLostError("the context of the device is being replaced", device=self._device.name)
         return self.session.engine
 
     async def ready(self) -> Session:

@@ -113,7 +113,7 @@ class RemoteRequest(Waiter):
         """
         stage = self.edges.get((self.stage, step))
         if stage is None:
-            raise NoEdgeError(f"request {self.number} is {self.stage}: {step!r} has no edge there")
+            raise NoEdgeError(f"request {self.number} is {self.stage}: {step!r} does not lead on from there")
         self.stage = stage
 
     @property

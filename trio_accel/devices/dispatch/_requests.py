@@ -341,7 +341,7 @@ class RequestSender:
             DeviceLostError: None does now.
         """
         if self.link is None:
-            raise DeviceLostError("the device has no context now", device=self._device.name)
+            raise DeviceLostError("the context of the device is being replaced", device=self._device.name)
         return self.link
 
     def _send(self, request: RemoteRequest) -> None:

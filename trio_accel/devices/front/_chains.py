@@ -600,6 +600,6 @@ def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
         dtype = DType.of(host.dtype)
         return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
     raise NotSupportedError(
-        f"{step.function.name} makes {type(value).__name__}, which is no operand: await it, and take a part",
+        f"{step.function.name} returns {type(value).__name__}, which cannot be an operand; await it first",
         operation=step.function.name,
     )

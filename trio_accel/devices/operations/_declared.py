@@ -131,7 +131,7 @@ class Declaration:
         for name in (*self.by, *[item.op for item in line.inputs if item.op], *inputs):
             if name not in self.parameters:
                 there = ", ".join(self.parameters)
-                raise ValueError(f"{name!r} of the shapes is no parameter; there are {there}")
+                raise ValueError(f"the shapes name {name!r}, which is not a parameter; there are {there}")
         if all(item.kind for item in line.inputs):
             raise ValueError(f"shapes {line.line!r}: no array on the left has the dtype of the others")
         named = {*inputs, *[item.name for item in line.outputs]}
@@ -368,7 +368,7 @@ def _as_tuple(*results: Any) -> tuple[Any, ...]:
 
 def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:
     if dtypes is not None and not dtypes:
-        raise ValueError("dtypes: there are none: no operation could run; without it, the kernels say which")
+        raise ValueError("dtypes must name at least one dtype, or be left out, so that the kernels decide")
     return dtypes or ()
 
 
@@ -422,7 +422,7 @@ def _parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
 def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
     """Return the kind of a parameter; see `Declaration.parameters`."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        raise TypeError(f"{parameter} has no place in a message")
+        raise TypeError(f"{parameter} cannot be a field of a message; name each argument")
     note = parameter.annotation
     text = note if isinstance(note, str) else getattr(note, "__name__", str(note))
     if text == Operand or _QUALIFIED.sub("", text) in _ARRAYS:
@@ -493,7 +493,7 @@ class _Maker:
         arrays = [name.replace(".", "_") for name in declaration.arrays]
         for name in fields:
             if name not in {*results, *declaration.parameters, *arrays, "info"}:
-                raise ValueError(f"spec takes {name!r}, which is no parameter and no result")
+                raise ValueError(f"spec takes {name!r}, which is neither a parameter nor a result")
         is_own = getattr(spec, "declaration", None) is declaration
         plans: dict[tuple[object, ...], Any] = {}
         for key, line in declaration.variants.items():

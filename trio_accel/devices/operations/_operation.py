@@ -370,7 +370,7 @@ def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection
         cls = type(operation)
         if not issubclass(cls, Operation):
             told = what_to_do(operation, is_array=False)
-            raise TypeError(f"{verb}: {operation!r} is no operation of a device{told}")
+            raise TypeError(f"{verb}: {operation!r} is not an operation of a device{told}")
         raise TypeError(
             f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"

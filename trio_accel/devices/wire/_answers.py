@@ -296,7 +296,7 @@ def _plain(value: object) -> object:
         return {_COMPLEX: [value.real, value.imag]}
     if isinstance(value, SupportsIndex):
         return int(value)
-    raise TypeError(f"{SHORT.repr(value)} cannot be sent: it is no plain value")
+    raise TypeError(f"{SHORT.repr(value)} cannot be sent: it is not a plain value")
 
 
 # Made once: an encoder takes longer to make than a message to encode.
@@ -314,11 +314,11 @@ def _decode(data: Data) -> Message:
 
 def _read_json(data: Data) -> Message:
     if data[0] != _JSON or len(data) > _LONGEST:
-        raise NonsenseError(f"{len(data)} bytes that begin with {data[0]} are no message")
+        raise NonsenseError(f"{len(data)} bytes that begin with {data[0]} are not a message")
     name, *fields = _tuples(_from_json(str(data[1:], "ascii")))
     kind = KINDS.kinds.get(name) if type(name) is str else None
     if kind is None or kind.read is None:
-        raise NonsenseError(f"there is no message {SHORT.repr(name)}")
+        raise NonsenseError(f"unknown message {SHORT.repr(name)}")
     try:
         return kind.name, *kind.read(tuple(fields))
     except Exception as error:  # noqa: BLE001  # as above

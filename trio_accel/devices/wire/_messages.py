@@ -49,7 +49,7 @@ def expect(is_so: object, what: str) -> None:
 
 def refuse(value: object, what: str) -> NoReturn:
     """Refuse a value that is not what was declared."""
-    raise NonsenseError(f"{SHORT.repr(value)} is no {what}")
+    raise NonsenseError(f"{SHORT.repr(value)} is not of type {what}")
 
 
 # Readers (D80). They must expect any value: a worker with damaged memory may send it.
@@ -210,7 +210,7 @@ class Messages:
                     kind.read = _fields(cast("list[Reader]", readers))
                 elif write is None:
                     field = kind.fields[readers.index(None)]
-                    raise TypeError(f"{kind}: the annotation of {field} has no reader")
+                    raise TypeError(f"{kind}: no reader fits the annotation of {field}")
             if write is not None and read is not None:
                 if _parameters(write)[0] != kind.fields:
                     raise TypeError(f"{kind} does not fit its writer, which takes {_parameters(write)[0]}")

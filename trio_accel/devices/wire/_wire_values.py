@@ -319,7 +319,7 @@ def decode_event(data: Any) -> Event:
     event: Event = _EVENTS[name](**values)
     for field in attrs.fields(_EVENTS[name]):
         if not isinstance(values[field.name], _TYPES_OF_FIELDS[field.type]):
-            raise TypeError(f"{name}: {field.name} is no {field.type}")
+            raise TypeError(f"{name}: {field.name} is not of type {field.type}")
     return event
 
 

@@ -150,7 +150,7 @@ def _resolve(path: str, base: type[T]) -> type[T]:
     for part in name.split("."):
         found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise TypeError(f"{path} is no {base.__name__}")
+        raise TypeError(f"{path} is not a subclass of {base.__name__}")
     return found
 
 
@@ -162,7 +162,7 @@ def decode_array(data: Message) -> npt.NDArray[Any]:
 
 def no_host(array: Any) -> NoReturn:
     """Refuse a host array, for specifications without any."""
-    raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
+    raise TypeError(f"the operation takes host arrays nowhere, got {reprlib.repr(array)}")
 
 
 @attrs.frozen
