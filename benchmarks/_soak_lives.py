@@ -21,7 +21,7 @@ from trio_accel.programs import Array, Program
 
 from ._soak_account import Account, Add, Additions
 
-__all__ = ["Bank", "Texts", "Training", "Writer", "losses_of", "text_of", "weights_of_writer"]
+__all__ = ["Bank", "Prompt", "Texts", "Training", "Writer", "losses_of", "text_of", "weights_of_writer"]
 
 _Numbers = npt.NDArray[np.float64]
 _TOKENS, _CONTEXT, _HIDDEN = 32, 4, 48
@@ -178,8 +178,8 @@ class Bank:
 
     async def check(self) -> list[str]:
         """Send what has no answer yet again, and compare all accounts; returns what is wrong, in words."""
-        for name, numbers in self._open.items():
-            for number in sorted(numbers):
+        for name, unanswered in self._open.items():
+            for number in sorted(unanswered):
                 await self._send(name, number)
         found: list[str] = []
         self.lost = self.twice = 0
