@@ -18,6 +18,8 @@ from trio_accel.collectives import World
 from trio_accel.patterns import Batcher, Call, FairCall, FairScheduler, ReplicaPool, stacked
 from trio_accel.programs import Array, Program
 
+from ._soak_lives import Bank, Texts
+
 __all__ = ["Kept", "Model", "Service", "WrongNumbersError", "all_work", "open_service"]
 
 _WIDTH = 24
@@ -79,6 +81,8 @@ class Service:
         kept: Arrays that must be the same at the end.
         sparse: A sparse matrix of the first device, and the same numbers with all zeros.
         counts: The state that `Model.count` writes to.
+        texts: Texts that are streamed.
+        bank: Accounts of a cluster.
     """
 
     first: ta.Device
@@ -92,6 +96,8 @@ class Service:
     kept: Sequence[Kept]
     sparse: tuple[ta.sparse.CsrMatrix, Numbers]
     counts: ta.AccelRef
+    texts: Texts
+    bank: Bank
     updating: trio.Lock = attrs.field(factory=trio.Lock)
 
 
@@ -101,6 +107,8 @@ async def open_service(
     world: World,
     program: Program[Model],
     counts: ta.AccelRef,
+    texts: Texts,
+    bank: Bank,
 ) -> Service:
     """Put the arrays, capture the graph and start the patterns.
 
@@ -110,7 +118,10 @@ async def open_service(
         world: Both as ranks.
         program: `Model` on the first.
         counts: Its second array.
+        texts: Texts on the first.
+        bank: Accounts of a cluster.
     """
+    await texts.open_in(system)
     first, second = devices
     rng = np.random.default_rng(1)
     hosts = [_whole(rng, (_WIDTH, _WIDTH)) for _ in range(4)]
@@ -149,13 +160,26 @@ async def open_service(
         kept=kept,
         sparse=(await ta.sparse.csr(first, scipy.sparse.csr_array(dense)), dense),
         counts=counts,
+        texts=texts,
+        bank=bank,
     )
 
 
 def all_work(service: Service) -> dict[str, Work]:
     """Functions by name, each of which asks for something and checks what comes."""
     kinds = (_linear, _solve, _transform, _vocabulary, _expression, _networks, _sparse, _draws)
-    shared = (_graph, _program, _update, _in_place, _patterns, _neighbour, _collective, _refused)
+    shared = (
+        _graph,
+        _program,
+        _update,
+        _in_place,
+        _patterns,
+        _neighbour,
+        _collective,
+        _refused,
+        _text,
+        _addition,
+    )
     return {kind.__name__.removeprefix("_"): partial(kind, service) for kind in (*kinds, *shared)}
 
 
@@ -278,6 +302,16 @@ async def _refused(service: Service, rng: np.random.Generator) -> None:
     except ValueError:
         return
     raise WrongNumbersError("a product of shapes that do not fit was answered")
+
+
+async def _text(service: Service, rng: np.random.Generator) -> None:
+    made, wanted = await service.texts.read(rng)
+    if made != wanted:
+        raise WrongNumbersError(f"text: got {made}, not {wanted}")
+
+
+async def _addition(service: Service, rng: np.random.Generator) -> None:
+    await service.bank.add(rng)
 
 
 def _whole(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:

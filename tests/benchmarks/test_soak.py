@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import trio
 
 import trio_accel as ta
 from benchmarks import soak
+from benchmarks._soak_lives import Bank, Prompt, Training, losses_of, text_of
 from benchmarks._soak_work import Kept, WrongNumbersError
+from trio_accel import cluster
 
 pytestmark = pytest.mark.own_launcher
 
 HOLDINGS = soak.Holdings(
-    descriptors=100, processes=7, threads=10, memory=64 << 20, objects=100_000, used=65_924
+    descriptors=100, processes=7, threads=10, memory=64 << 20, resident=96 << 20, objects=100_000, used=65_924
 )
 
 
@@ -28,20 +32,26 @@ async def test_seconds_of_everything_under_kills() -> None:
     # What a library loads late is no growth, and so short a run cannot tell it from that.
     assert [fault for fault in faults if " grew from " not in fault] == []
     assert len(said) == 7
-    assert "7 processes" in said[0]
+    assert "11 processes" in said[0]
     assert "wrong" not in said[-1].lower()
+
+
+def training(*losses: float) -> Training:
+    return Training((), Path("nowhere"), losses)
 
 
 def finished(*held: soak.Holdings, **outcomes: int) -> soak.Soak:
     service: Any = None
-    return soak.Soak(service, 6.0, outcomes=Counter(outcomes), held=list(held))
+    return soak.Soak(service, training(), 6.0, outcomes=Counter(outcomes), held=list(held))
 
 
 def test_a_run_in_which_all_is_right_has_no_faults() -> None:
     assert finished(*[HOLDINGS] * 6, begun=3, right=2, left=1).faults() == []
 
 
-@pytest.mark.parametrize("name", ["descriptors", "processes", "threads", "memory", "objects", "used"])
+@pytest.mark.parametrize(
+    "name", ["descriptors", "processes", "threads", "memory", "resident", "objects", "used"]
+)
 def test_what_grows_is_named(name: str) -> None:
     before = getattr(HOLDINGS, name)
     more = attrs.evolve(HOLDINGS, **{name: 2 * before})
@@ -61,3 +71,99 @@ async def test_an_array_that_has_changed_is_seen(device: ta.Device) -> None:
     await kept.ref[2].assign(7.0)
     with pytest.raises(WrongNumbersError, match="an array that was kept"):
         await kept.check()
+
+
+class FakeAccount:
+    """An account that answers with these numbers."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    async def ask(self, message: object, *, id: str = "") -> list[int]:  # noqa: A002  # as of an entity
+        await trio.lowlevel.checkpoint()
+        return self.numbers
+
+
+class FakeCluster:
+    """A cluster with one account."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.account = FakeAccount([*numbers])
+
+    def entity(self, kind: type[object], key: str) -> FakeAccount:
+        assert key.startswith("account-")
+        return self.account
+
+
+@pytest.mark.parametrize(
+    ("there", "lost", "twice"),
+    [
+        ((1, 2, 3), 0, 0),
+        ((1, 3), 1, 0),
+        ((1, 2, 2, 3), 0, 1),
+        ((1, 2, 3, 9), 0, 1),
+        ((), 3, 0),
+        ((1, 1, 3), 1, 1),
+    ],
+)
+async def test_additions_that_are_lost_or_counted_twice_are_seen(
+    there: tuple[int, ...], lost: int, twice: int
+) -> None:
+    members: Any = FakeCluster(*there)
+    bank = Bank(cluster.LocalNodes(["left"]), members)
+    bank.acknowledged["account-1"] += [1, 2, 3]
+    found = await bank.check()
+    assert (bank.lost, bank.twice) == (lost, twice)
+    told = f"account-1: {lost} additions lost, {twice} counted twice or not asked for"
+    assert found == ([told] if lost or twice else [])
+
+
+async def test_additions_without_an_answer_are_sent_again(system: ta.System) -> None:
+    """An addition whose asker was cancelled may have happened: the same id makes it happen once."""
+    members: Any = FakeCluster()
+    bank = Bank(cluster.LocalNodes(["left"]), members)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bank.add(np.random.default_rng(0))
+    assert bank.acknowledged == {}
+    members.account.numbers = [0]
+    assert await bank.check() == []
+    assert [*bank.acknowledged.values()] == [[0]]
+
+
+async def test_losses_are_compared_and_no_step_is_left_out(system: ta.System, tmp_path: Path) -> None:
+    losses = await losses_of(system, 4)
+    assert len(set(losses)) == 4
+    options = ta.DeviceOptions(isolation="inline")
+    for wrong, expected in (((), []), ((2,), [3])):
+        given = [loss + (number in wrong) for number, loss in enumerate(losses)]
+        async with (
+            system.open_device("cpu", options=options) as first,
+            system.open_device("cpu", options=options) as second,
+        ):
+            it = Training((first, second), tmp_path / str(len(wrong)), given)
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(it.run, 20.0, (ta.AccelError,))
+                    while it.steps < 6:  # noqa: ASYNC110  # nobody is told
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
+        told = [line for line in it.wrong if line.startswith("step 3 ")]
+        assert (len(told) > 0, len(it.wrong)) == (bool(expected), len(told))
+        assert (it.lost, it.twice) == (0, 0)
+
+
+def test_a_wrong_text_is_seen() -> None:
+    """The texts are those of the network: a token depends on the last four, and on the weights."""
+    prompt = Prompt((3, 1, 4), 12)
+    text = text_of(prompt)
+    assert len(text) == 12
+    assert all(0 <= token < 32 for token in text)
+    assert text_of(Prompt((3, 1, 5), 12)) != text
+    assert text_of(Prompt((3, 1, 4, text[0]), 11)) == text[1:]
+
+
+def test_wrong_steps_and_texts_are_faults_in_the_table() -> None:
+    run = finished(*[HOLDINGS] * 6, begun=1, right=1)
+    run.training.wrong.append("step 3 of the training: loss 1.0, not 2.0 of 3")
+    assert run.faults() == ["step 3 of the training: loss 1.0, not 2.0 of 3"]
