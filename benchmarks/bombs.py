@@ -145,7 +145,7 @@ class Report:
 
 async def ask(port: int, data: bytes) -> int:
     """Send a request and read its answer to the end; return its status, or 0."""
-    answer = b""
+    answer: bytes | bytearray = b""
     with trio.move_on_after(_PATIENCE):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream, trio.open_nursery() as nursery:

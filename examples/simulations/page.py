@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
 
-import hypercorn
-import hypercorn.trio
 import numpy as np
 import trio
 from PIL import Image
@@ -19,6 +19,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 import trio_accel as ta
+
+sys.path.append(str(Path(__file__).parents[1]))  # its connections do for any application
+
+from serve_a_model import serve_client
 
 SECONDS = 0.04  # from one frame to the next
 PAGE = """<!doctype html><title>simulation</title><link rel="icon" href="data:,">
@@ -71,18 +75,15 @@ def png_of(picture: np.ndarray) -> bytes:
 
 async def serve(arguments: Namespace, simulation: Simulation) -> int:
     """Serve the page until Ctrl-C; returns the exit code."""
-    newest, config, ended = Newest(), hypercorn.Config(), trio.Event()
+    newest = Newest()
     app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
-    config.bind, config.loglevel = [f"127.0.0.1:{arguments.port}"], "WARNING"
-    # h11 can take a time that grows with the square of the length of headers.
-    config.h11_max_incomplete_size = 4096
+    client = partial(serve_client, app, trio.CapacityLimiter(256))
+    listeners = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=64)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            serving = partial(hypercorn.trio.serve, shutdown_trigger=ended.wait)  # pyright: ignore[reportUnknownMemberType]
-            (url,) = await nursery.start(serving, app, config)
-            print(f"open {url}", flush=True)
+            nursery.start_soon(trio.serve_listeners, client, listeners)
+            print(f"open http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", flush=True)
             nursery.start_soon(newest.make, arguments, simulation)
             await anext(signals)
-            ended.set()
             nursery.cancel_scope.cancel()
     return 0
