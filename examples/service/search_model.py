@@ -78,7 +78,7 @@ async def _results(
     sentences: Sequence[tuple[str, str]],
     tasks: list[Task],
 ) -> list[Any]:
-    # In a thread, since the longest texts take a tenth of a second.
+    # In a thread, since the longest texts take a quarter of a second.
     reading = partial(vocabulary.batch, [task.text for task in tasks])
     words, shown = await trio.to_thread.run_sync(reading, abandon_on_cancel=True)
     if tasks[0].kind == "embed":
