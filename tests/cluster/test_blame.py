@@ -82,7 +82,7 @@ class Played(cluster.Router):
 
     async def _restart(self, member: cluster.Member, has_crashed: bool) -> None:
         await trio.sleep(0.01)
-        self.blame.note_end(member, has_crashed=has_crashed)
+        self._blame.note_end(member, has_crashed=has_crashed)
         self.change([member], [])
         await trio.sleep(0.2)
         self.change([], [member.name])

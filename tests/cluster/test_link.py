@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from cluster_entities import until
 
+from trio_accel.cluster import _frames as frames
 from trio_accel.cluster import _link as links
 
 SECRET = bytes(range(32))
@@ -308,6 +309,28 @@ async def test_arrays_come_as_they_were() -> None:
             for name in ("large", "turned", "none"):
                 np.testing.assert_array_equal(found[name], given[name])
                 assert found[name].flags.writeable
+
+
+async def test_a_message_of_very_many_arrays_goes_as_any_other() -> None:
+    given = [np.full(1, number) for number in range((1 << 16) + 5)]
+    async with linked(Served()) as link:
+        found = await link.ask(("echo", given))
+        assert np.concatenate(found).tolist() == list(range(len(given)))
+        found[0][0] = found[-1][0] = 7
+        await ask_after(link)
+
+
+async def test_an_error_beyond_all_bounds_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its text and its pickle together are more than a message may have.
+    monkeypatch.setattr(frames, "MOST_BYTES", 3 << 20)
+    async with linked(Served()) as link:
+        with pytest.raises(RuntimeError) as caught:
+            await link.ask(("fail", ValueError("x" * (2 << 20))))
+        text = str(caught.value)
+        assert (text[:13], len(text)) == ("ValueError: x", 1 << 20)
+        with pytest.raises(ValueError, match="is too large"):
+            await link.ask(("fail", ValueError("x" * (4 << 20))))
+        await ask_after(link)
 
 
 async def test_cancelled_asks_hold_no_place() -> None:

@@ -7,8 +7,8 @@ other requests wait meanwhile for a moment. With the next crash in its turn, a s
 were in flight beside it all the same, it takes one crash more.
 
 The end of an agent that was killed says nothing about its requests, but a request that takes all memory looks
-the same. So it takes three such losses, and one more for each agent that was lost without the request in the
-last minute.
+the same. So it takes three losses, and three more for each agent that was lost without the request in the
+last minute. A request is a suspect before the last of these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Trial:
         lost: The members that were lost with it.
         sent: When it was sent to the last of these.
         beside: How many other requests were lost with that.
-        is_crowded: Whether it has run beside other suspects.
+        was_alone: Whether it was the only suspect in flight then.
+        is_alone: Whether it is.
     """
 
     target: Target
@@ -52,12 +53,13 @@ class Trial:
     lost: list[Member] = attrs.field(factory=list[Member])
     sent: float = 0.0
     beside: int = 0
-    is_crowded: bool = False
+    was_alone: bool = False
+    is_alone: bool = False
 
     def lose(self, member: Member, sent: float, beside: int) -> None:
         """Remember a loss."""
         self.lost.append(member)
-        self.sent, self.beside = sent, beside
+        self.sent, self.beside, self.was_alone = sent, beside, self.is_alone
 
 
 class Blame:
@@ -90,6 +92,7 @@ class Blame:
         """
         self._check(trial)
         if not self._is_suspect(trial):
+            trial.is_alone = False
             with trio.move_on_after(_HOLD):
                 while self.has_suspects:
                     await self._changed.wait()
@@ -97,7 +100,7 @@ class Blame:
             return
         self._waiting.append(trial)
         try:
-            with trio.move_on_after(_PATIENCE * 2 ** len(trial.lost)):
+            with trio.move_on_after(_PATIENCE * 2 ** min(len(trial.lost), 10)):
                 # All that were lost together are here behind this.
                 await trio.lowlevel.checkpoint()
                 while self._running or trial is not max(self._waiting, key=lambda one: one.sent):
@@ -105,9 +108,9 @@ class Blame:
         finally:
             self._waiting.remove(trial)
             self._wake()
-        trial.is_crowded = bool(self._running)
+        trial.is_alone = not self._running
         for other in self._running:
-            other.is_crowded = True
+            other.is_alone = False
         self._running.append(trial)
         try:
             yield
@@ -120,19 +123,21 @@ class Blame:
         changed.set()
 
     def _is_suspect(self, trial: Trial) -> bool:
-        return len(trial.lost) > 1 or any(member in self._crashed for member in trial.lost)
+        if any(member in self._crashed for member in trial.lost):
+            return True
+        return len(trial.lost) > 0 and len(trial.lost) + 1 >= self._max_kills(trial)
+
+    def _max_kills(self, trial: Trial) -> int:
+        """Return how many killed agents a request may have been in flight to."""
+        since = trio.current_time() - _MINUTE
+        others = {member for when, member in self._killed if when > since}.difference(trial.lost)
+        return _KILLS * (1 + len(others))
 
     def _check(self, trial: Trial) -> None:
-        if len(trial.lost) < 2 or trial.is_crowded:
+        if len(trial.lost) < 2 or not trial.was_alone:
             return
-        if trial.lost[-1] in self._crashed:
-            bound = 3 if trial.beside else 2
-        else:
-            since = trio.current_time() - _MINUTE
-            bound = _KILLS + len(
-                {member for when, member in self._killed if when > since}.difference(trial.lost)
-            )
-        if len(trial.lost) >= bound:
+        has_crashed = trial.lost[-1] in self._crashed
+        if len(trial.lost) >= (2 + (trial.beside > 0) if has_crashed else self._max_kills(trial)):
             names = ", ".join(member.name for member in trial.lost)
             request = f"{trial.cls.__qualname__} to {trial.target.text}"
             raise LethalRequestError(

@@ -238,7 +238,7 @@ class Cluster(Router):
         has_crashed = bool(await self._nodes.end(name))
         for member in self.members:
             if member.name == name:
-                self.blame.note_end(member, has_crashed=has_crashed)
+                self._blame.note_end(member, has_crashed=has_crashed)
 
     async def _next_epoch(self) -> int:
         begun = next(self._epochs)

@@ -15,13 +15,26 @@ from typing import Any, TypeAlias
 
 from ..actors._errors import describe
 
-__all__ = ["MOST_BYTES", "Parts", "digest_of", "failure", "find", "pack", "packed", "path_of", "raised"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_PARTS",
+    "Parts",
+    "digest_of",
+    "failure",
+    "find",
+    "pack",
+    "packed",
+    "path_of",
+    "raised",
+]
 __all__ += ["unpack"]
 
 Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
 """A pickle, and behind it what arrays hold."""
 
-MOST_BYTES = 1 << 30
+MOST_BYTES, MOST_PARTS = 1 << 30, 1 << 16
+# Characters of an error's text and of its frames, and bytes of its pickle.
+_MOST_OF_ERROR = 1 << 20
 
 
 class _Pickler(pickle.Pickler):
@@ -42,8 +55,15 @@ def pack(value: object, *, is_whole: bool = False) -> Parts:
         ValueError: It is larger than `MOST_BYTES`.
     """
     text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        # The arrays of a message with very many of them are in its pickle.
+        if is_kept := len(buffers) + 1 < MOST_PARTS:
+            buffers.append(buffer)
+        return not is_kept
+
     try:
-        _Pickler(text, 5, buffer_callback=None if is_whole else buffers.append).dump(value)
+        _Pickler(text, 5, buffer_callback=None if is_whole else take).dump(value)
         parts: Parts = [text.getbuffer(), *[buffer.raw() for buffer in buffers]]
     except (pickle.PicklingError, AttributeError) as error:
         raise TypeError(f"this cannot go to another node: {error}") from error
@@ -105,12 +125,12 @@ def failure(error: BaseException, depth: int = 8) -> list[tuple[bytes, str, str]
     text = describe(error)
     try:
         data = pickle.dumps(error)
-        is_error = isinstance(pickle.loads(data), Exception)  # noqa: S301  # our own bytes
+        is_error = len(data) <= _MOST_OF_ERROR and isinstance(pickle.loads(data), Exception)  # noqa: S301  # our own bytes
     except Exception:  # noqa: BLE001  # a class may pickle to what nobody can read
         data, is_error = b"", False
     frames = "".join(traceback.format_tb(error.__traceback__))
     causes = failure(error.__cause__, depth - 1) if error.__cause__ and depth else []
-    return [(data if is_error else b"", text, frames), *causes]
+    return [(data if is_error else b"", text[:_MOST_OF_ERROR], frames[-_MOST_OF_ERROR:]), *causes]
 
 
 def raised(errors: Sequence[tuple[bytes, str, str]], node: str) -> Exception:

@@ -20,7 +20,7 @@ import trio
 
 from .._version import __version__
 from ..devices.base._lobby import Admit, Lobby
-from ._frames import MOST_BYTES, Parts, failure, pack, raised, unpack
+from ._frames import MOST_BYTES, MOST_PARTS, Parts, failure, pack, raised, unpack
 
 __all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "Serve", "allocate_any", "listen"]
 
@@ -37,7 +37,6 @@ _LENGTH = struct.Struct("<Q")
 _ASK, _CANCEL, _VALUE, _ERROR = range(4)
 # Frames of more bytes have a stream of their own: a small one does not wait for a large one.
 _LARGE = 1 << 16
-_MOST_PARTS = 1 << 16
 _NONCE = 32
 # Seconds in which the other end must prove the secret, and the number of connections that have not: a proof
 # takes a millisecond. The kernel keeps new connections until they are accepted.
@@ -136,7 +135,7 @@ class _Stream:
 
     async def receive(self) -> tuple[int, int, list[memoryview]]:
         number, kind, count = _HEAD.unpack(await self.read(_HEAD.size))
-        if kind > _ERROR or count > _MOST_PARTS:
+        if kind > _ERROR or count > MOST_PARTS:
             raise trio.EndOfChannel
         lengths = [size for (size,) in _LENGTH.iter_unpack(await self.read(_LENGTH.size * count))]
         if sum(lengths) > MOST_BYTES:

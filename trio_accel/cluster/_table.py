@@ -64,11 +64,10 @@ class Router:
     Attributes:
         table: The newest table.
         is_closed: Whether its cluster has ended, and nobody answers any more.
-        blame: Finds the request that ends agents.
     """
 
     def __init__(self) -> None:
-        self.blame: Blame = Blame()
+        self._blame = Blame()
         self.table: Table = Table()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
@@ -89,7 +88,7 @@ class Router:
         self.table = table
         for member in [one for one in self._links if one not in table.members]:
             self._links.pop(member).close()
-            self.blame.note_end(member, has_crashed=False)
+            self._blame.note_end(member, has_crashed=False)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -124,7 +123,7 @@ class Router:
         """
         trial = Trial(target, type(message))
         while True:
-            async with self.blame.turn(trial) if trial.lost or self.blame.has_suspects else nullcontext():
+            async with self._blame.turn(trial) if trial.lost or self._blame.has_suspects else nullcontext():
                 self._check_open(target)
                 table = self.table
                 member = table.home(target)
