@@ -123,10 +123,10 @@ class LoopWatch:
             due = perf_counter() + interval
             if self._end.wait(interval):
                 return
-            frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            line, is_running = _seen(self._loop)
             now = perf_counter()
             if look is None or look.is_over:
-                if frame is None or (_is_idle(frame) and now < due + _INTERVAL):
+                if not is_running or (line is None and now < due + _INTERVAL):
                     quiet += 1
                     continue
                 look, quiet = _Look(due), 0
@@ -134,8 +134,8 @@ class LoopWatch:
                     self._token.run_sync_soon(self._called_back, look)
                 except trio.RunFinishedError:
                     return
-            if frame is not None and not _is_idle(frame):
-                look.lines[_line(frame)] += 1
+            if line is not None:
+                look.lines[line] += 1
             if now - look.began >= _PATIENCE and not look.is_logged:
                 look.is_logged = True
                 _log(logging.WARNING, "is held", now - look.began, look.where(), "")
@@ -162,6 +162,17 @@ class LoopWatch:
         others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
         self._unlogged, self._logged, self._logged_at = 0, where, now
         _log(logging.INFO if look.is_logged else logging.WARNING, "was held", seconds, where, others)
+
+
+def _seen(thread: int) -> tuple[_Line | None, bool]:
+    """Return the line that a loop executes, or None while it waits; and whether its thread runs.
+
+    No frame outlives this call, because a frame keeps the arrays in its variables alive.
+    """
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if frame is None:
+        return None, False
+    return None if _is_idle(frame) else _line(frame), True
 
 
 def _is_idle(frame: FrameType) -> bool:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +31,7 @@ from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device
 from ._checkpoints import Progress, load, name_of, write
-from ._config import Config
+from ._config import LARGEST_SCALE, LEAST_SCALE, Config
 from ._layout import Batch, Layout, Work, rows_of, shared
 from ._module import Module, Told
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
@@ -39,6 +48,7 @@ Batches: TypeAlias = (
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
 _Cells: TypeAlias = "list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]"
+_MANY_SKIPPED = 10
 _LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingError)
 
 
@@ -142,6 +152,8 @@ class Trainer:
         self._nursery = nursery
         self._lost = self._losses()
         self._saving = trio.Lock()
+        # In a row, up to now.
+        self._skipped = 0
 
     def __repr__(self) -> str:
         return f"<Trainer of {len(self.devices)} ranks, step {self.progress.step}>"
@@ -305,11 +317,12 @@ class Trainer:
         ]
         told, replays = await self._again(f"step {number}", lambda: self._replicas.compute(works))
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
+        has_overflown = not is_finite and await self._has_overflown(works, told)
         if is_finite:
             self._replicas.commit()
-        elif not self._goes_on(number, told):
+        elif not self._goes_on(number, told, has_overflown=has_overflown):
             return None
-        self._count(is_finite=is_finite)
+        self._count(is_finite=is_finite, has_overflown=has_overflown)
         if is_finite:
             await self._save_behind()
         return Step(
@@ -336,25 +349,42 @@ class Trainer:
                 _logger.warning("%s is done again: %s", what, error)
         raise AssertionError
 
-    def _goes_on(self, number: int, told: Told) -> bool:
-        """Tell whether a step that is not finite is skipped; raises what was asked for."""
-        is_scaled = self.config.precision.first_scale is not None and math.isfinite(told["loss"])
-        if is_scaled or self.config.on_nan == "skip":
-            return True
+    async def _has_overflown(self, works: Sequence[Work], told: Told) -> bool:
+        """Return whether a gradient is not finite because of its scale: by the least scale, it is finite."""
+        if self.config.precision.first_scale is None or not math.isfinite(told["loss"]):
+            return False
+        least = [attrs.evolve(work, scale=LEAST_SCALE) for work in works]
+        what = f"step {works[0].number} with the least scale"
+        found, _ = await self._again(what, lambda: self._replicas.compute(least))
+        return math.isfinite(found["norm"])
+
+    def _goes_on(self, number: int, told: Told, *, has_overflown: bool) -> bool:
+        """Return whether to skip a step that is not finite, or raise the error that `on_nan` asks for."""
         text = f"step {number}: the loss is {told['loss']}, the norm of its gradient {told['norm']}"
+        if has_overflown:
+            text += f" with the scale {self.progress.scale:g}"
+        elif self.config.precision.first_scale is not None:
+            text += " whatever the scale is"
+        if has_overflown or self.config.on_nan == "skip":
+            self._skipped += 1
+            is_first = self._skipped == 1 and not has_overflown
+            if is_first or self._skipped % _MANY_SKIPPED == 0:
+                _logger.warning("%s; steps skipped in a row: %d", text, self._skipped)
+            return True
         if self.config.on_nan == "raise":
             raise NotFiniteError(f"{text}; the state is that of before the step")
         _logger.warning("%s: the training ends", text)
         return False
 
-    def _count(self, *, is_finite: bool) -> None:
+    def _count(self, *, is_finite: bool, has_overflown: bool) -> None:
         progress, precision = self.progress, self.config.precision
-        step, scale, good = progress.step + is_finite, progress.scale, progress.good + 1
-        if precision.first_scale is not None:
-            if not is_finite:
-                scale, good = scale / 2, 0
-            elif good >= precision.growth:
-                scale, good = scale * 2, 0
+        step, scale, good = progress.step + is_finite, progress.scale, progress.good + is_finite
+        if is_finite:
+            self._skipped = 0
+        if has_overflown:
+            scale, good = max(scale / 2, LEAST_SCALE), 0
+        elif precision.first_scale is not None and good >= precision.growth:
+            scale, good = min(scale * 2, LARGEST_SCALE), 0
         self.progress = Progress(step, progress.batches + 1, scale, good)
 
 
