@@ -17,9 +17,11 @@ from test_large_numbers import OWN as OF_NUMBERS
 from test_large_numbers import SAMPLES as NUMBERS
 
 import trio_accel as ta
-from trio_accel import arrays, fft, linalg, nn, sparse, tensor
+from trio_accel import arrays, fft, linalg, ndimage, nn, signal, sparse, spatial, tensor
 
 PACKAGES = {"arrays": arrays, "fft": fft, "linalg": linalg, "nn": nn, "sparse": sparse, "tensor": tensor}
+# Their refusals are looked at by tests of their own.
+OTHER_PACKAGES = {"ndimage": ndimage, "signal": signal, "spatial": spatial}
 METHODS: dict[str, Any] = {"random": ta.random.Generator, "random.Sobol": ta.random.Sobol}
 # By the name of an argument, what a function gets: in capitals an array, all else as it is.
 SAMPLES: dict[str, Any] = NUMBERS | {
@@ -96,13 +98,19 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sparse.eigsh", {"A": "SYMMETRIC"}),
     ("sparse.bsr sparse.coo sparse.csc sparse.csr", {"matrix": scipy.sparse.csr_array(np.eye(4))}),
     ("random.integers", {"low": 0, "high": 9}),
+    ("signal.cubic_spline", {"x": [0.0, 1.0, 2.0, 3.0], "y": "PLANE"}),
+    ("signal.lfilter", {"b": [1.0, 0.5], "a": [1.0, 0.2], "x": "PLANE"}),
+    ("signal.sosfilt", {"sos": [[1.0, 0.5, 0.1, 1.0, 0.2, 0.1]], "x": "PLANE"}),
+    ("signal.resample", {"num": 6}),
+    ("signal.stft signal.welch", {"nperseg": 4}),
+    ("spatial.cell_list spatial.neighbours", {"points": "COLUMNS", "size": 0.5, "radius": 0.5}),
 ]
 LOSSES = re.compile(r"nn\.(?!cosine|cross|nll|triplet)\w+_(loss|div|entropy|logits)(_grad)?")
 
 
 def _functions() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for package, module in PACKAGES.items():
+    for package, module in (PACKAGES | OTHER_PACKAGES).items():
         found |= {f"{package}.{name}": getattr(module, name) for name in module.__all__}
     for prefix, cls in METHODS.items():
         found |= {f"{prefix}.{name}": getattr(cls, name) for name in dir(cls) if not name.startswith("_")}
@@ -113,7 +121,7 @@ FUNCTIONS = _functions()
 PARAMETERS = {one for function in FUNCTIONS.values() for one in inspect.signature(function).parameters}
 
 
-def _own(name: str) -> dict[str, Any]:
+def own_samples(name: str) -> dict[str, Any]:
     """Return what a function needs that its arguments' names do not say."""
     package, _, method = name.rpartition(".")
     own = dict(OF_NUMBERS.get(f"Generator.{method}" if package == "random" else name, {}))
@@ -215,9 +223,9 @@ def _wrong(name: str) -> Iterator[tuple[str, str, Any]]:
             yield from ((one.name, word, value) for word, value in values.items())
 
 
-async def _call(name: str, there: Surroundings, changed: str = "", value: object = None) -> None:
-    """Call a function with samples of all that it needs, and one argument changed."""
-    function, own = FUNCTIONS[name], _own(name)
+async def call(name: str, there: Surroundings, changed: str = "", value: object = None) -> Any:
+    """Call a function with samples of all that it needs, and one argument changed; return its result."""
+    function, own = FUNCTIONS[name], own_samples(name)
     given: list[Any] = []
     named: dict[str, Any] = {}
     for one in inspect.signature(function).parameters.values():
@@ -232,8 +240,7 @@ async def _call(name: str, there: Surroundings, changed: str = "", value: object
             else:
                 named[one.name] = argument
     called = function(*given, **named)
-    if inspect.isawaitable(called):
-        await called
+    return await called if inspect.isawaitable(called) else called
 
 
 # What Python and NumPy say themselves, and how they show objects.
@@ -285,7 +292,7 @@ def complaint(name: str, error: Exception) -> str | None:
 
 async def check(device: ta.Device, name: str, share: int) -> list[str]:
     """Call a function with one out of so many wrong arguments; return what is wrong with its refusals."""
-    await _call(name, Surroundings(device))
+    await call(name, Surroundings(device))
     wrong: list[str] = []
     for parameter, word, value in _wrong(name):
         if zlib.crc32(f"{name} {parameter} {word}".encode()) % share:
@@ -294,7 +301,7 @@ async def check(device: ta.Device, name: str, share: int) -> list[str]:
             continue
         try:
             given = await device.put(value) if word.endswith(ON_DEVICE) else value
-            await _call(name, Surroundings(device), parameter, given)
+            await call(name, Surroundings(device), parameter, given)
         except Exception as error:  # noqa: BLE001  # any type is told
             told = complaint(name, error)
             wrong += [f"{name}({parameter}: {word}) {told}: {type(error).__name__}: {error}"] * bool(told)

@@ -11,13 +11,13 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Operand, Planner, device_of
-from ..devices.base._refusals import clamped, integer, shown, whole, wholes
+from ..devices.base._refusals import clamped, integer, is_several, shown, whole, wholes
 from ..devices.base._views import reshaped
 from ..expressions import axis_of, check_ref, on_device
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "clamped", "flag", "flat", "integer", "placed",
-    "summed_dtype", "whole", "wholes",
+    "axis_of", "check_number", "check_real", "check_ref", "clamped", "flag", "flat", "integer", "is_several",
+    "placed", "summed_dtype", "whole", "wholes",
 ]  # fmt: skip
 
 

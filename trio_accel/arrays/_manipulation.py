@@ -19,7 +19,7 @@ from ..devices.base._views import indexed
 from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import written
 from ..expressions import Elementwise, Out, promoted_dtype
-from ._checks import axis_of, check_ref, flat, integer, whole, wholes
+from ._checks import axis_of, check_ref, flat, integer, is_several, whole, wholes
 from ._views import broadcast_to, reshape, split
 
 __all__ = [
@@ -144,7 +144,7 @@ async def roll(
         flat = await reshape(x, -1)
         return (await roll(flat, shift, axis=0)).reshape(x.shape)
     axes = [axis_of("arrays.roll", x.spec, one) for one in wholes("arrays.roll", "axis", axis)]
-    if not isinstance(shift, (Sequence, np.ndarray)):
+    if not is_several(shift):
         shifts *= len(axes)
     if len(shifts) != len(axes):
         raise ValueError(f"arrays.roll: there must be one shift for each of the axes {axis}, got {shift}")
@@ -204,7 +204,7 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         NotSupportedError: A number for each element: `take` with indices that are made on the host does that.
     """
     check_ref("arrays.repeat", "x", x)
-    if isinstance(repeats, (AccelRef, np.ndarray, Sequence)):
+    if isinstance(repeats, AccelRef) or is_several(repeats):
         raise NotSupportedError(
             "arrays.repeat: repeats must be one number; for one of each element: "
             "await ta.arrays.take(x, np.repeat(np.arange(n), repeats), axis=axis)"

@@ -18,7 +18,7 @@ from ..devices import AccelRef
 from ..devices.base._views import NoViewError, permuted, seen
 from ..devices.operations._calls import composed
 from ..expressions import diagonal_of
-from ._checks import axis_of, check_ref, flag, integer, whole, wholes
+from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
@@ -235,7 +235,7 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
     place = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))
     bounds = wholes("arrays.split", "indices_or_sections", indices_or_sections)
-    if not isinstance(indices_or_sections, (Sequence, np.ndarray)):
+    if not is_several(indices_or_sections):
         [parts] = bounds
         if parts < 1 or len(moved) % parts:
             raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {parts} parts")

@@ -6,6 +6,7 @@ import functools
 import math
 import string
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
@@ -13,7 +14,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.subscripts import Optimize
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import said, several, whole
+from ..devices.base._refusals import is_several, said, whole
 from ..devices.base._views import NoViewError
 from ..devices.operations._calls import composed
 from ..expressions import (
@@ -190,13 +191,14 @@ async def tensordot(
     """
     name = "tensordot"
     check_operands(name, x1=x1, x2=x2)
-    if several(axes) is not axes:
-        axes = whole(name, "axes", axes)
-        if not 0 <= axes <= min(x1.ndim, x2.ndim):
+    pair: Any = axes
+    if not is_several(axes):
+        count = whole(name, "axes", axes)
+        if not 0 <= count <= min(x1.ndim, x2.ndim):
             raise ValueError(f"{name}: axes must be from 0 to {min(x1.ndim, x2.ndim)}, got {axes}")
-        axes = range(x1.ndim - axes, x1.ndim), range(axes)
+        pair = range(x1.ndim - count, x1.ndim), range(count)
     try:
-        first, second = (normalize_axis_tuple(of, x.ndim) for of, x in zip(axes, (x1, x2), strict=True))
+        first, second = (normalize_axis_tuple(of, x.ndim) for of, x in zip(pair, (x1, x2), strict=True))
     except (ValueError, OverflowError) as error:
         raise said(f"{name}: axes {axes} of shapes {x1.shape} and {x2.shape}", error) from None
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:

@@ -179,11 +179,9 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
     return value
 
 
-def several(value: object) -> Sequence[object]:
-    """Return the elements of a sequence or of an array with axes, else the object as the only element."""
-    given: Any = value
-    is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    return given if is_several else (given,)
+def is_several(value: object) -> bool:
+    """Return whether a value is a sequence, or an array with axes, and not a single element."""
+    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def wholes(
@@ -195,7 +193,8 @@ def wholes(
         TypeError: It is neither.
         ValueError: One does not fit.
     """
-    return tuple([take(name, argument, one, allowed) for one in several(value)])
+    given: Any = value if is_several(value) else (value,)
+    return tuple([take(name, argument, one, allowed) for one in given])
 
 
 def real(name: str, argument: str, value: Any) -> Any:

@@ -235,7 +235,8 @@ def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
                 f"if self.{name}.__hash__ is None or self.{name} not in ALLOWED_{name}: "
                 f"refuse_value(planner.name, {name!r}, ALLOWED_{name}, self.{name})"
             )
-            steps.append(f"self.{name} = ALLOWED_{name}[self.{name}]")
+            if kind != "bool":
+                steps.append(f"self.{name} = ALLOWED_{name}[self.{name}]")
     return steps
 
 

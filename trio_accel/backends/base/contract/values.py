@@ -38,7 +38,7 @@ def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) ->
     return np.asarray(value, dtype)
 
 
-def by_way_of_int64(array: Any, dtype: npt.DTypeLike) -> Any:
+def by_way_of_int64(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Make int64 of numbers that become uint32, and are not integers; else return the array as it is.
 
     NumPy's loops for adjacent and for scattered elements disagree about numbers outside of uint32, because C

@@ -297,7 +297,7 @@ _MOST_BINS = 1 << 16
 
 def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     """Find the bins of elements, from 1 on; 0 or one too many of NaN, and of what is in none."""
-    count, wide = len(edges) - 1, np.result_type(edges, x)
+    count, wide, factor = len(edges) - 1, np.result_type(edges, x), np.float64(np.inf)
     # Integers of both sorts have no common dtype, and two integers none in which a bin can be guessed.
     is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
     if is_guessed and count <= _MOST_BINS:
