@@ -66,7 +66,9 @@ class TestDeclarations:
         def sent(place: str, number: object) -> None: ...
 
         sent.__annotations__["number"] = hint
-        with pytest.raises(TypeError, match=r"sent\(place, number\): no reader fits the annotation of number"):
+        with pytest.raises(
+            TypeError, match=r"sent\(place, number\): no reader fits the annotation of number"
+        ):
             messages.declare()(sent)
 
     def test_a_field_without_an_annotation(self, messages: _messages.Messages) -> None:
