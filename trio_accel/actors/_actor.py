@@ -312,7 +312,7 @@ class ActorContext(Spawner):
             to: The message to this actor, or a function that makes it from how the other ended.
 
         Raises:
-            TypeError: This actor has no handler for the message. If that is known only at the other's
+            TypeError: This actor does not handle the message. If that is known only at the other's
                 end, or if the function raises, this actor crashes.
         """
         self._cell.check_run("watch")
@@ -345,7 +345,7 @@ class ActorContext(Spawner):
             message: The message.
 
         Raises:
-            TypeError: This actor has no handler for the message, or `seconds` is no number.
+            TypeError: This actor does not handle the message, or `seconds` is not a number.
             ValueError: `seconds` is negative, infinite or not a number.
             RuntimeError: This incarnation serves no messages any more; or this is called from another thread
                 or Trio run.

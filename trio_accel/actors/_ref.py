@@ -103,7 +103,7 @@ class Ref(Generic[ActorT_co]):
                 never executed.
             AskCycleError: The actor waits, directly or not, for the asker.
             MailboxFullError: Refused by the overflow policy; it was never executed.
-            TypeError: The actor has no handler for it.
+            TypeError: The actor does not handle it.
             trio.TooSlowError: The deadline with which it was asked has passed, and the asker's was moved
                 meanwhile, so that it is not cancelled.
             Exception: The error of the handler, where the actor's policy says that it is a reply.
@@ -204,7 +204,7 @@ class Ref(Generic[ActorT_co]):
             ActorStoppedError: The actor has ended.
             MailboxFullError: Refused by the overflow policy ``reject``; or there is no room, and the actor
                 cannot make any while it waits for the sender: it tells itself, or has asked the sender.
-            TypeError: The actor has no handler for it.
+            TypeError: The actor does not handle it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         envelope = self._told(message)

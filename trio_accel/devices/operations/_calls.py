@@ -343,9 +343,12 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
 
-    @property
-    def __name__(self) -> str:  # Trio's advice on `start_soon(call)` has it
-        return self.function.name
+    if not TYPE_CHECKING:  # a checker takes it for the name of a coroutine, which can be set
+
+        @property
+        def __name__(self) -> str:
+            # Trio names it where a call is given in place of a function.
+            return self.function.name
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         running: Generator[Any, Any, T_co] = self._run().__await__()

@@ -527,11 +527,12 @@ def device_of(operation: str, *operands: Any) -> Device:
     for operand in operands:
         if inspect.isawaitable(operand) or isinstance(operand, NotAwaited):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
-        if isinstance(operand, (list, tuple, dict)):
-            members: list[Any] = list(operand.values() if isinstance(operand, dict) else operand)
-            if any(isinstance(each, Operators) for each in members):
-                told = f"a {type(operand).__name__}, which holds an array; pass its arrays one by one"
-                raise TypeError(f"{operation}: an operand is {told}, or in one list")
+        kind: type[Any] = type(operand)  # pyright: ignore[reportUnknownVariableType]
+        if kind in (list, tuple, dict) and any(
+            isinstance(each, Operators) for each in (operand.values() if kind is dict else operand)
+        ):
+            told = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
+            raise TypeError(f"{operation}: an operand is {told}, or in one list")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"
