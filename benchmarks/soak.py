@@ -273,11 +273,15 @@ class Soak:
                 f"additions sent again after: {listed(self.service.bank.errors)}",
                 f"trainers ended by: {listed(self.training.errors)}; steps again {self.training.replays}",
                 f"losses: {sum(self.hits.values())} ({listed(self.hits)})",
-                f"generation of the first device {self.service.first.generation}",
+                f"generations of the devices: {', '.join(str(one.generation) for one in self._devices)}",
                 *self._counts(),
                 *self._holdings(),
             )
         )
+
+    @property
+    def _devices(self) -> tuple[ta.Device, ...]:
+        return (self.service.first, self.service.second, *self.training.devices)
 
     def _counts(self) -> Iterator[str]:
         """Yield the table of requests."""
