@@ -77,8 +77,8 @@ class Holdings:
         threads: Of the application.
         memory: Bytes of the application that no file backs (``RssAnon``).
         resident: Resident bytes of the application, without memory that it shares with workers.
-        shared: Resident bytes that it shares with workers (``RssShmem``): the parts of the devices' memory that
-            it has touched, which end with the device. They rise until all parts of a chunk were in use.
+        shared: Resident bytes that it shares with workers (``RssShmem``): the parts of the devices' memory
+            that it has touched, which end with the device. They rise until all of a chunk was in use.
         objects: Python objects that the collector of garbage knows, in the application.
         used: Bytes of device memory in arrays, on both devices.
     """
