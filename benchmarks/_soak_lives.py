@@ -197,11 +197,11 @@ class Bank:
 
 
 class _Net(train.CallModule):
-    """A network with a hidden layer."""
+    """A network with a hidden layer, so wide that a kill often finds a step on the devices."""
 
     def initial(self, rng: np.random.Generator) -> dict[str, _Numbers]:
-        shapes: dict[str, tuple[int, ...]] = {"w1": (16, 32), "b1": (32,), "w2": (32, 4), "b2": (4,)}
-        return {name: rng.normal(0, 0.3, shape) for name, shape in shapes.items()}
+        shapes: dict[str, tuple[int, ...]] = {"w1": (128, 2048), "b1": (2048,), "w2": (2048, 4), "b2": (4,)}
+        return {name: rng.normal(0, 0.03, shape) for name, shape in shapes.items()}
 
     def loss(self, parameters: Any, batch: Any) -> Any:
         hidden = ta.nn.relu(batch["x"] @ parameters["w1"] + parameters["b1"])
@@ -211,7 +211,7 @@ class _Net(train.CallModule):
 def _batches(first: int) -> Iterator[dict[str, Any]]:
     for number in itertools.count(first):
         rng = np.random.default_rng(number)
-        yield {"x": rng.normal(size=(32, 16)), "y": rng.integers(0, 4, 32)}
+        yield {"x": rng.normal(size=(256, 128)), "y": rng.integers(0, 4, 256)}
 
 
 def _config(checkpoint: train.Checkpoint | None) -> train.Config:
@@ -241,6 +241,7 @@ class Training:
         losses: What each step's loss is without disturbance.
 
     Attributes:
+        devices: Its ranks.
         steps: Steps that were committed.
         replays: How often a step was done again.
         errors: Errors that have ended a trainer, by their classes.
@@ -250,7 +251,7 @@ class Training:
     """
 
     def __init__(self, devices: Sequence[ta.Device], folder: Path, losses: Sequence[float]) -> None:
-        self._devices, self._folder, self._losses = devices, folder, losses
+        self.devices, self._folder, self._losses = devices, folder, losses
         self._round = 0
         self._last = 0
         self.steps = self.replays = self.lost = self.twice = 0
@@ -283,7 +284,7 @@ class Training:
             await trio.lowlevel.checkpoint()
 
     async def _go_on(self, checkpoint: train.Checkpoint, scope: trio.CancelScope, patience: float) -> None:
-        async with train.open_trainer(self._devices, _Net, _config(checkpoint)) as trainer:
+        async with train.open_trainer(self.devices, _Net, _config(checkpoint)) as trainer:
             wanted = trainer.progress.step + 1
             # Steps after the last checkpoint are done again, and no step is left out.
             # A checkpoint that was being written is not there.

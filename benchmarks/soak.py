@@ -53,6 +53,8 @@ _FIRST = 60.0
 # The application, a launcher with a template, six workers of which two are spare, and two agents.
 _PROCESSES = 11
 _MIB = 1 << 20
+# Bytes in which a device reserves memory.
+_CHUNK = 64 * _MIB
 # What a request may end with when its worker is lost; any other error is a defect.
 _LOST = (
     *(ta.ContextLostError, ta.CompletionTimeoutError, ta.InputFailedError, ta.StaleRefError),
@@ -74,7 +76,9 @@ class Holdings:
         processes: The application, the launcher and the workers.
         threads: Of the application.
         memory: Bytes of the application that no file backs (``RssAnon``).
-        resident: All resident bytes of the application (``VmRSS``).
+        resident: Resident bytes of the application, without memory that it shares with workers.
+        shared: Resident bytes that it shares with workers (``RssShmem``): the parts of the devices' memory
+            that it has touched, which end with the device. They rise until all of a chunk was in use.
         objects: Python objects that the collector of garbage knows, in the application.
         used: Bytes of device memory in arrays, on both devices.
     """
@@ -84,6 +88,7 @@ class Holdings:
     threads: int
     memory: int
     resident: int
+    shared: int
     objects: int
     used: int
 
@@ -100,7 +105,8 @@ class Holdings:
             processes=len(pids),
             threads=_entries(os.getpid(), "task"),
             memory=_kibibytes("RssAnon") << 10,
-            resident=_kibibytes("VmRSS") << 10,
+            resident=(_kibibytes("RssAnon") + _kibibytes("RssFile")) << 10,
+            shared=_kibibytes("RssShmem") << 10,
             objects=len(gc.get_objects()),
             used=sum(each.used for each in memory),
         )
@@ -252,7 +258,13 @@ class Soak:
         early, late = self.held[1 : 1 + _PARTS // 2], self.held[1 + _PARTS // 2 :]
         for name, allowed in (
             *(("descriptors", 4), ("processes", 0), ("threads", 2)),
-            *(("memory", 8 * _MIB), ("resident", 16 * _MIB), ("objects", 3000), ("used", 0)),
+            *(
+                ("memory", 8 * _MIB),
+                ("resident", 8 * _MIB),
+                ("shared", _CHUNK),
+                ("objects", 3000),
+                ("used", 0),
+            ),
         ):
             before, after = (statistics.median(getattr(one, name) for one in part) for part in (early, late))
             if after > before + allowed:
@@ -273,11 +285,15 @@ class Soak:
                 f"additions sent again after: {listed(self.service.bank.errors)}",
                 f"trainers ended by: {listed(self.training.errors)}; steps again {self.training.replays}",
                 f"losses: {sum(self.hits.values())} ({listed(self.hits)})",
-                f"generation of the first device {self.service.first.generation}",
+                f"generations of the devices: {', '.join(str(one.generation) for one in self._devices)}",
                 *self._counts(),
                 *self._holdings(),
             )
         )
+
+    @property
+    def _devices(self) -> tuple[ta.Device, ...]:
+        return (self.service.first, self.service.second, *self.training.devices)
 
     def _counts(self) -> Iterator[str]:
         """Yield the table of requests."""
@@ -307,7 +323,7 @@ class Soak:
         yield "held".ljust(16) + "".join(f"{name:>16}" for name in ("start", f"after {first:.0f} s", "end"))
         for name, unit in (
             ("resident", _MIB),
-            ("memory", _MIB),
+            ("shared", _MIB),
             ("descriptors", 1),
             ("processes", 1),
             ("threads", 1),

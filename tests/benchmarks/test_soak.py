@@ -20,7 +20,14 @@ from trio_accel import cluster
 pytestmark = pytest.mark.own_launcher
 
 HOLDINGS = soak.Holdings(
-    descriptors=100, processes=7, threads=10, memory=64 << 20, resident=96 << 20, objects=100_000, used=65_924
+    descriptors=100,
+    processes=7,
+    threads=10,
+    memory=64 << 20,
+    resident=96 << 20,
+    shared=90 << 20,
+    objects=100_000,
+    used=65_924,
 )
 
 
@@ -33,7 +40,13 @@ async def test_seconds_of_everything_under_kills() -> None:
     assert [fault for fault in faults if " grew from " not in fault] == []
     assert len(said) == 7
     assert "11 processes" in said[0]
-    assert "wrong" not in said[-1].lower()
+    assert "WRONG" not in said[-1]
+    table = said[-1].partition("\nrequests ")[2].splitlines()
+    assert table[0].split()[-5:] == ["wrong", "without", "outcome", "lost", "twice"]
+    for name, line in zip(("services", "texts", "additions", "training steps"), table[1:], strict=False):
+        assert line.startswith(name)
+        assert int(line.removeprefix(name).split()[0]) > 0
+        assert line.split()[-4:] == ["0"] * 4
 
 
 def training(*losses: float) -> Training:
@@ -50,7 +63,7 @@ def test_a_run_in_which_all_is_right_has_no_faults() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["descriptors", "processes", "threads", "memory", "resident", "objects", "used"]
+    "name", ["descriptors", "processes", "threads", "memory", "resident", "shared", "objects", "used"]
 )
 def test_what_grows_is_named(name: str) -> None:
     before = getattr(HOLDINGS, name)
