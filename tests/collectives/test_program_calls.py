@@ -14,10 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND, IS_STAND_IN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meeting_programs import Calls, Meets
-from worlds import BUSY, DTYPES, elements, opened_world
+from worlds import BUSY, DTYPES, devices_of, elements, opened_world
 
 import trio_accel as ta
 from trio_accel.collectives import CollectiveMismatchError, RankFailedError, World
@@ -188,7 +189,10 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
 
 @pytest.mark.parametrize("way", ["library"], indirect=True)
 async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: ta.System, way: str) -> None:
-    options = attrs.evolve(BUSY, stuck_after=0.5)
+    if BACKEND == "cuda" and not IS_STAND_IN and len(devices_of()) < 2:
+        pytest.skip("NCCL takes one rank of each GPU, and there is one GPU")
+    # A busy machine may leave the waiting rank without processor time for half a second.
+    options = attrs.evolve(BUSY, stuck_after=2.0)
     async with opened_world(system, 2, options=options, transport=way) as world:
         devices = world.devices
         programs = [await ta.open_program(device, Meets, await device.put(np.zeros(3))) for device in devices]
