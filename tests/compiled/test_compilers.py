@@ -9,19 +9,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import trio
 from both_executors import Executors
 from chosen import ROOT, SEARCHED
 
 import trio_accel as ta
 from trio_accel import jit
-from trio_accel.backends.base.kit.code_cache import CompiledCode, default_code_cache
+from trio_accel.backends.base.kit.code_cache import CompiledCode, default_code_cache, remove_stale
 from trio_accel.backends.cpu.compiled import _compiler, _text
+from trio_accel.backends.cpu.runtime._stream import CpuStream
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
@@ -75,7 +78,8 @@ async def test_a_broken_compiler(
     (record,) = caplog.records
     assert told in record.getMessage()
     assert "computed by NumPy instead" in record.getMessage()
-    assert len(calls) == 3, "a compiler that fails three times in a row is not asked again"
+    # One that fails three times in a row is not asked again, nor is one that has hung once.
+    assert len(calls) == (1 if name == "hangs" else 3)
     assert os.listdir(fresh) == ["compiler"], "files are left"
 
 
@@ -171,6 +175,80 @@ async def test_what_waits_for_a_compiler_is_not_stuck(
         assert time.monotonic() - begun > 0.9
         np.testing.assert_array_equal(await made.to_host(), np.arange(9.0) * 7.25 + 1)
         assert device.generation == 1
+
+
+async def test_a_compiler_that_does_not_say_its_version(
+    executors: Executors, fresh: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is waited for once, also if the others hang as well, and meanwhile the stream is not stuck."""
+    for name in ("named", "c++", "g++", "clang++"):
+        script = fresh / name
+        script.write_text(f"#!/bin/sh\necho {name} >>{fresh}/asked\nexec sleep 60\n")
+        script.chmod(0o700)
+    executors.monkeypatch.setenv("CXX", str(fresh / "named"))
+    executors.monkeypatch.setenv("PATH", f"{fresh}:{os.environ['PATH']}")
+    executors.monkeypatch.setattr(_compiler, "_LIMIT", 0.3)
+    executors.choose("always")
+    given, was_preparing = await executors.device.put(np.arange(9.0)), list[bool]()
+    stream = CpuStream("idle")
+    first = _compiler._first_of
+
+    def asked(names: Sequence[str]) -> _compiler.Compiler | None:
+        was_preparing.append(stream.is_preparing)
+        return first(names)
+
+    executors.monkeypatch.setattr(_compiler, "_first_of", asked)
+    for number in range(3):
+        made = await jit.elementwise(f"x + {number}.25", inputs=("x",))(given)
+        np.testing.assert_array_equal(await made.to_host(), np.arange(9.0) + number + 0.25)
+    assert (fresh / "asked").read_text() == "named\n"
+    assert (was_preparing, stream.is_preparing) == ([True], False)
+    assert "cannot be used" in caplog.text
+
+
+@pytest.mark.own_launcher
+async def test_nothing_is_left_of_a_worker_that_is_killed_while_it_compiles(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher kills the shell that would remove the folder of the compiler."""
+    compiler_that(f"touch {fresh}/begun; sleep 62", fresh, monkeypatch)
+    room = fresh / "room"
+    room.mkdir()
+    monkeypatch.setenv("TMPDIR", str(room))
+    monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", "always")
+    options = ta.DeviceOptions(isolation="process")
+    async with ta.open_system("killed") as system, system.open_device("cpu", options=options) as device:
+        given = await device.put(np.arange(9.0))
+        pid = (await device.statistics()).pid
+        assert pid is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_fails, jit.elementwise("x * 3.25 + 1", inputs=("x",))(given))
+            await trio.to_thread.run_sync(wait_for, (fresh / "begun").exists)
+            assert [*room.iterdir()]
+            os.kill(pid, signal.SIGKILL)
+        # The launcher ends what is left of a worker before it starts the next one.
+        np.testing.assert_array_equal(await given.to_host(), np.arange(9.0))
+        assert not [*room.iterdir()]
+
+
+async def _fails(call: Awaitable[object]) -> None:
+    with pytest.raises(ta.ContextLostError):
+        await call
+
+
+def test_old_folders_are_removed_and_those_in_use_stay(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("mine-old", "mine-new", "other-old"))
+    for folder in (old, new, other):
+        folder.mkdir()
+        (folder / "log").write_text("text")
+    (tmp_path / "mine-file").write_text("text")
+    (tmp_path / "mine-link").symlink_to(other)
+    for path in (old, other, tmp_path / "mine-file"):
+        os.utime(path, (0, 0))
+    remove_stale(tmp_path, "mine-")
+    assert sorted(os.listdir(tmp_path)) == ["mine-link", "mine-new", "other-old"]
+    assert os.listdir(other) == ["log"]
+    remove_stale(tmp_path / "nowhere", "mine-")
 
 
 PROGRAM = """

@@ -46,6 +46,7 @@ PACKET = 1 << 16  # the details of longer orders are sent in files
 _STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
 _MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
 _FIRST = 3  # of a worker's own descriptors, behind the standard ones
+CODE_FOLDER = "trio-accel-code-"  # how the names of folders begin in which compilers work
 _UNWIND = 1.0  # seconds for what was killed to be gone
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
@@ -223,10 +224,26 @@ class Launcher:
         return found if self._trials is None else found - self._trials.awaited(found)
 
     def _end_orphans(self) -> None:
-        """Kill what dead workers have left; the death of each may make more."""
+        """Kill what dead workers have left, and remove the folders of their compilers."""
+        folders: set[str] = set()
+        try:
+            self._kill_orphans(folders)
+        finally:
+            for folder in folders:
+                from shutil import rmtree
+
+                rmtree(folder, ignore_errors=True)
+
+    def _kill_orphans(self, folders: set[str]) -> None:
+        # The death of each may make more.
         deadline = time.monotonic() + _UNWIND
         while orphans := self._orphans():
             for pid in orphans:
+                with suppress(OSError):
+                    # A shell that ends a compiler works there, and would remove it if it were not killed.
+                    folder = os.readlink(f"/proc/{pid}/cwd")
+                    if os.path.basename(folder).startswith(CODE_FOLDER):
+                        folders.add(folder)
                 # Forks in a chain may be quicker than a signal for each, but none escapes that of its group.
                 group = os.getpgid(pid)
                 if group != os.getpgrp():

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -362,6 +363,29 @@ def _evict(folder: int, most: int) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
         total -= size
+
+
+def remove_stale(folder: Path, prefix: str) -> None:
+    """Remove what this user's processes have left in a folder that were killed while they wrote; blocks.
+
+    Args:
+        folder: The folder.
+        prefix: How the names begin, of folders and files.
+    """
+    stale = time.time() - _STALE_SECONDS
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(prefix):
+                continue
+            # Another process may remove it at the same time.
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid != os.geteuid() or status.st_mtime >= stale:
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
 
 
 def default_code_cache() -> CodeCache:

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import platform
+import secrets
 import select
 import shlex
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -23,7 +24,7 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from ...base import AccelError
-from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache
+from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache, remove_stale
 from ..runtime._stream import COMPILED
 
 Mode: TypeAlias = Literal["auto", "never", "always"]
@@ -46,16 +47,26 @@ _WIDE = "-mprefer-vector-width=512"
 
 # Seconds that a compiler may take: a long expression takes one.
 _LIMIT = 30.0
-# After so many failures, one behind another, the compiler is not asked again.
+# After so many failures, one behind another, the compiler is not asked again; and after it has hung once.
 _MOST_FAILURES = 3
-# Its folder is $0. When the process that asks is done, or is no more, the line ends: then the compiler is
-# ended with all that it has started, and nothing is left of its files.
+# The launcher knows the name, too: it kills the shell of a dead worker, and removes the folder.
+_PREFIX = "trio-accel-code-"
+_ASKING = b"version"
+# Its folder is $0, and the source has $1 bytes of what is read. The shell makes the folder, so that there is
+# none without a shell that removes it. When the process that asks is done, or is no more, the line ends: then
+# the compiler is ended with all that it has started, and the folder removed, until nothing writes there.
 _SCRIPT = """
-(cd "$0" && "$@" >log 2>&1 </dev/null; echo $?) &
+mkdir -m 700 "$0" && cd "$0" && head -c "$1" >made.cpp || { rm -rf "$0"; exit; }
+shift
+("$@" >log 2>&1 </dev/null; echo $?) &
 trap '' TERM
 read line
 kill 0
-rm -rf "$0" || rm -rf "$0"
+wait
+for pause in 0 0 0.1 0.5 1; do
+    rm -rf "$0" && break
+    sleep $pause
+done
 kill -9 0
 """
 
@@ -102,6 +113,10 @@ class CompilerError(Exception):
         self.log = log
 
 
+class CompilerHangsError(CompilerError):
+    """The compiler takes too long."""
+
+
 @attrs.frozen
 class Compiler:
     """A compiler that was found.
@@ -143,33 +158,42 @@ class Compiler:
         Raises:
             CompilerError: It fails, takes too long, or cannot be run.
         """
-        folder = tempfile.mkdtemp(prefix="trio-accel-")
-        try:
-            Path(folder, "made.cpp").write_text(text, encoding="utf-8")
-            arguments = (*self.command, *self.options_of(text), *options, "made.cpp", "-o", "made.so")
-            return _run(Path(folder), arguments, _LIMIT if limit is None else limit)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        root = Path(tempfile.gettempdir())
+        _sweep(root)
+        arguments = (*self.command, *self.options_of(text), *options, "made.cpp", "-o", "made.so")
+        folder = root / f"{_PREFIX}{secrets.token_hex(8)}"
+        return _run(folder, text.encode(), arguments, _LIMIT if limit is None else limit)
 
 
-def _run(folder: Path, arguments: tuple[str, ...], limit: float) -> bytes:
-    """Run a compiler in a folder, and return the library that it makes there."""
+@functools.cache
+def _sweep(root: Path) -> None:
+    """Remove what compilers have left whose shells were killed as well; once in a process."""
+    remove_stale(root, _PREFIX)
+
+
+def _run(folder: Path, source: bytes, arguments: tuple[str, ...], limit: float) -> bytes:
+    """Run a compiler in a new folder, and return the library that it makes there."""
     environment = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
     environment |= {"TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(  # noqa: S603  # the user's own compiler
-        ("/bin/sh", "-c", _SCRIPT, folder, *arguments),
+        ("/bin/sh", "-c", _SCRIPT, folder, str(len(source)), *arguments),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment, start_new_session=True,
     )  # fmt: skip
     # Its end closes the line.
     with process:
+        assert process.stdin is not None
         assert process.stdout is not None
+        process.stdin.write(source)
+        process.stdin.flush()
         said = process.stdout.fileno()
         poll = select.poll()
         poll.register(said, select.POLLIN)
         if not poll.poll(limit * 1000):
-            raise CompilerError(f"it takes longer than {limit:g} s")
+            raise CompilerHangsError(f"it takes longer than {limit:g} s")
         status = os.read(said, 16).decode().strip()
+        if not status:
+            raise CompilerError(f"there is no room for it in {folder.parent}; TMPDIR names another folder")
         if status != "0":
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}", log)
@@ -222,7 +246,16 @@ def _find(named: str, path: str) -> Compiler | None:
     # Code is loaded from memory that has a name, and the compiler is ended by a shell.
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return None
-    for told in (named, "c++", "g++", "clang++"):
+    # It may wait for a disk, and the operation that asks is not stuck meanwhile.
+    COMPILED.add(_ASKING)
+    try:
+        return _first_of((named, "c++", "g++", "clang++"))
+    finally:
+        COMPILED.discard(_ASKING)
+
+
+def _first_of(names: Sequence[str]) -> Compiler | None:
+    for told in names:
         try:
             command = tuple(shlex.split(told))
             if not command or shutil.which(command[0]) is None:
@@ -231,6 +264,9 @@ def _find(named: str, path: str) -> Compiler | None:
             done = subprocess.run(asked, capture_output=True, text=True, timeout=_LIMIT, check=True)  # noqa: S603
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             _logger.warning("the C++ compiler %s cannot be used: %s", told, error)
+            if isinstance(error, subprocess.TimeoutExpired):
+                # Another one may hang as well, and is not waited for.
+                return None
             continue
         version = (done.stdout.strip().splitlines() or [""])[0]
         options = OPTIONS if "clang" in version else (*OPTIONS, *_OF_GCC)
@@ -296,7 +332,7 @@ def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> E
         code = found.compile(text, options)
         entry = load(code)
     except (CompilerError, OSError, AttributeError) as error:
-        _state.failures += 1
+        _state.failures += _MOST_FAILURES if isinstance(error, CompilerHangsError) else 1
         if not _state.has_warned:
             _state.has_warned = True
             _logger.warning(
