@@ -92,7 +92,7 @@ def test_each_options_class_is_here() -> None:
     [
         (lambda: ta.DeviceOptions(isolation=3), "DeviceOptions: isolation must be 'process', 'inline' or N"),  # type: ignore[arg-type]
         (lambda: train.Config(optimizer="adam"), r"Config: optimizer must be an optimizer, such as train.ad"),  # type: ignore[arg-type]
-        (lambda: train.Config(train.sgd()), "takes 1 positional argument"),  # type: ignore[misc]
+        (lambda: train.Config(train.sgd()), "takes 1 positional argument"),  # type: ignore[call-arg]
         (lambda: train.Config(optimizer=train.sgd(), precision="float64"), "precision must be a Precision"),  # type: ignore[arg-type]
         (lambda: train.Config(optimizer=train.sgd(), checkpoint="runs"), "must be a Checkpoint or None, got"),  # type: ignore[arg-type]
         (lambda: train.Parallel(shard_optimizer=1), "shard_optimizer must be True or False, got 1"),  # type: ignore[arg-type]
