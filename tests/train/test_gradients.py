@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -243,7 +245,99 @@ async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device
     np.testing.assert_array_equal(await alone["w"][1].to_host(), await found["w"][1].to_host())
 
 
-@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+# Powers whose base is 0, negative or positive, with exponents of any sign.
+BASES = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, -2.0, -2.0])
+EXPONENTS = np.array([0.0, 1.0, 2.0, 0.5, 3.0, -1.0, 0.0, -1.5, 2.5, 0.0, 3.0])
+
+
+def slopes_of_powers(a: Any, b: Any) -> tuple[Any, Any]:
+    """The derivatives of a ** b, as PyTorch has them: a power of 0 does not change with its exponent."""
+    with np.errstate(all="ignore"):
+        of_base = np.where(b == 0, 0.0, b * a ** (b - 1))
+        of_exponent = np.where((a == 0) & (b >= 0), 0.0, a**b * np.log(a))
+    return of_base, of_exponent
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+async def test_powers_of_arrays(device: ta.Device, dtype: str) -> None:
+    hosts = BASES.astype(dtype), EXPONENTS.astype(dtype)
+    a_on, b_on = [await device.put(one) for one in hosts]
+    want = slopes_of_powers(BASES, EXPONENTS)
+    tolerance = 1e-12 if dtype == "float64" else 1e-5
+    both = await train.grad(lambda p: a.sum(p[0] ** p[1]))([a_on, b_on])
+    alone = [
+        await train.grad(lambda p: a.sum(p ** hosts[1]))(a_on),
+        await train.grad(lambda p: a.sum(hosts[0] ** p))(b_on),
+    ]
+    for found in (both, alone):
+        for slope, expected in zip(found, want, strict=True):
+            assert slope.dtype == dtype
+            np.testing.assert_allclose(await slope.to_host(), expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 0.5, -1, -2, 0.0, 2.0, np.float64(0.0), np.float32(2.0)])
+async def test_powers_with_numbers(device: ta.Device, number: Any) -> None:
+    for place, host in enumerate((BASES, np.array([0.0, 0.5, 1.0, 2.0, -1.0]))):
+        if place == 1 and number < 0:
+            continue
+        x = await device.put(host)
+        f = (lambda p: a.sum(p**number)) if place == 0 else (lambda p: a.sum(number**p))
+        want = slopes_of_powers(*((host, np.float64(number)) if place == 0 else (np.float64(number), host)))[
+            place
+        ]
+        np.testing.assert_allclose(await (await train.grad(f)(x)).to_host(), want, rtol=1e-12)
+
+
+OPERATORS = ["add", "sub", "mul", "truediv", "pow", "mod", "matmul"]
+
+
+@pytest.mark.parametrize("is_reflected", [False, True])
+@pytest.mark.parametrize("name", OPERATORS)
+async def test_operators_with_what_is_on_the_host(device: ta.Device, name: str, is_reflected: bool) -> None:
+    f, host = getattr(operator, name), numbers((3, 3), 1, 0.3, 2.0)
+    x, direction = await device.put(host), numbers((3, 3), 2)
+    for other in (
+        2.7,
+        2,
+        np.float64(1.3),
+        np.float32(1.5),
+        numbers((3, 3), 3, 0.3, 2.0),
+        numbers((3,), 4, 0.3, 2.0),
+    ):
+        if name == "matmul" and not np.ndim(other):
+            continue
+        of: Any = (
+            (lambda p, other=other: f(other, p)) if is_reflected else (lambda p, other=other: f(p, other))
+        )
+        found = await train.grad(lambda p, of=of: a.sum(of(p)))(x)
+        want = (of(host + 1e-6 * direction).sum() - of(host - 1e-6 * direction).sum()) / 2e-6
+        np.testing.assert_allclose((await found.to_host() * direction).sum(), want, rtol=1e-7)
+
+
+@pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
+async def test_nothing_is_left_of_calls_that_nobody_else_has_made(device: ta.Device) -> None:
+    """Neither by gradients of some arguments alone, nor by a refusal after some of them were made."""
+    x, w, v = [await device.put(numbers(shape, 1)) for shape in ((3, 4), (4, 4), (4,))]
+    hosts = [numbers(shape, 2) for shape in ((3, 4), (4, 4), (4,))]
+    for f, given in (
+        (lambda p: a.sum(hosts[0] @ p), v),
+        (lambda p: a.sum(p @ hosts[1]), v),
+        (lambda p: a.sum(n.linear(x, w, p)), v),
+        (lambda p: a.sum(a.layer_norm(x, 1, p)), v),
+        (lambda p: a.sum(a.layer_norm(x, p, 0)), v),
+        (lambda p: a.sum(n.batch_norm(x, v, v * v + 1.0, 1, p)), v),
+    ):
+        assert (await train.grad(f)(given)).shape == given.shape
+    refused: list[Callable[[Any], Any]] = [
+        lambda p: a.sum(a.exp(a.sort(p * 2.0) + p)), lambda p: a.sum(a.exp(p[::2] * 2.0)),
+        lambda p: n.mse_loss(p * 2.0, p + 1.0), lambda p: a.exp(p) * 2.0, lambda p: a.sum(a.sign(p) * 2.0),
+    ]  # fmt: skip
+    for f in refused:
+        with pytest.raises((ta.NotSupportedError, ValueError)):
+            await train.value_and_grad(f)(x)
+    gc.collect()
+
+
 async def test_what_has_no_gradient_is_refused(device: ta.Device) -> None:
     x = await device.put(Y)
     for f, kind, says in (

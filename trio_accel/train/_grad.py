@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -35,11 +35,32 @@ _OF_FIRST = frozenset({
     "mish", "mse_loss", "poisson_nll_loss", "relu", "relu6", "selu", "sigmoid", "silu", "smooth_l1_loss",
     "soft_margin_loss", "softmax", "softplus", "softshrink", "softsign", "tanhshrink", "threshold",
 })  # fmt: skip
+_NUMBERS = (int, float, np.generic)
+
+
+def _slope_of_base(g: Any, a: Any, b: Any, y: Any) -> Any:
+    # An exponent of 0 would multiply 0 by an infinite power of 0.
+    if isinstance(b, _NUMBERS):
+        return g * float(b) * a ** (float(b) - 1) if b != 0 else arrays.zeros_like(y)
+    return g * arrays.where(b == 0, 0, b * a ** (b - 1))
+
+
+def _slope_of_exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
+    if isinstance(a, _NUMBERS):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = y * float(np.log(float(a)))
+        return g * (arrays.where(b >= 0, 0, slope) if a == 0 else slope)
+    # A power of 0 stays 0 if its exponent changes, and the logarithm of 0 is infinite.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = y * (np.log(a) if isinstance(a, np.ndarray) else arrays.log(a))
+    return g * arrays.where((a == 0) & (b >= 0), 0, slope)
+
+
 # Functions whose results do not change with small changes of their arguments.
 _STEPS = frozenset({
-    "all", "any", "argmax", "argmin", "ceil", "equal", "floor", "greater", "greater_equal", "isfinite",
-    "isinf", "isnan", "less", "less_equal", "logical_and", "logical_not", "logical_or", "not_equal",
-    "round", "sign", "signbit", "trunc",
+    "all", "any", "argmax", "argmin", "ceil", "equal", "floor", "floor_divide", "greater", "greater_equal",
+    "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and", "logical_not", "logical_or",
+    "not_equal", "round", "sign", "signbit", "trunc",
 })  # fmt: skip
 # Derivatives of functions of one array: of the gradient g, the array x, and the result y.
 _OF_ONE: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -83,7 +104,8 @@ _OF_TWO: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], ...]] = {
         lambda g, a, b, y: arrays.where(a <= b, g, 0),
         lambda g, a, b, y: arrays.where(a <= b, 0, g),
     ),
-    "pow": (lambda g, a, b, y: g * b * a ** (b - 1), lambda g, a, b, y: g * y * arrays.log(a)),
+    "pow": (_slope_of_base, _slope_of_exponent),
+    "remainder": (lambda g, a, b, y: g, lambda g, a, b, y: -g * arrays.floor(a / b)),
     "prelu": (lambda g, a, b, y: nn.prelu_grad(g, a, b), lambda g, a, b, y: arrays.where(a < 0, g * a, 0)),
 }
 
@@ -114,14 +136,23 @@ def value_and_grad(
 
     async def run(parameters: Nested, *args: Any, **kwargs: Any) -> tuple[AccelRef, Any]:
         leaves: list[Any] = []
+        made: list[Any] = []
         try:
-            value = f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs)
+            made.append(f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs))
+            joined = _joined(made, leaves)
         except BaseException:
-            for leaf in leaves:
-                # They are of no use to anybody now, and no fault of the caller's.
-                leaf.is_told = True
+            # The error is enough: no warning follows, above all not of calls that the user has not made.
+            for call in (*leaves, *made):
+                if isinstance(call, Call):
+                    call.close()
             raise
-        out: AccelRef = await _joined(value, leaves)
+        try:
+            out: AccelRef = await joined
+        finally:
+            for call in made:
+                if type(call) is Call:
+                    # It was not used: a rule may not need the gradient of its result.
+                    call.close()
         place = 1
 
         def taken(ref: AccelRef) -> AccelRef:
@@ -163,22 +194,23 @@ def _with(nested: Any, change: Callable[[AccelRef], Any]) -> Any:
     return change(nested)
 
 
-def _joined(given: object, leaves: Sequence[Any]) -> Any:
+def _joined(made: list[Any], leaves: Sequence[Any]) -> Any:
     """Return one call of a value and of all its gradients, each flat, behind one another.
 
     Args:
-        given: The call of the value.
+        made: The call of the value, to which all calls of gradients are added.
         leaves: Calls of the parameters.
     """
-    if not isinstance(given, Call):
-        raise TypeError(f"value_and_grad: the function must return a call, got {type(given).__name__}")
-    value = cast("Any", given)
+    [value] = made
+    if not isinstance(value, Call):
+        raise TypeError(f"value_and_grad: the function must return a call, got {type(value).__name__}")
     if value.shape:
         raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
     order, depends = _order(value, leaves)
     if id(value) not in depends:
         raise ValueError("value_and_grad: the value depends on no parameter")
-    slopes: dict[int, Any] = {id(value): arrays.ones_like(value)}
+    made.append(arrays.ones_like(value))
+    slopes: dict[int, Any] = {id(value): made[-1]}
     for call in reversed(order):
         if id(call) not in slopes:
             # Only what has no gradient uses it.
@@ -189,7 +221,8 @@ def _joined(given: object, leaves: Sequence[Any]) -> Any:
             missing[id(operand)] -= 1
             if id(operand) in depends:
                 before, one = slopes.get(id(operand)), make()
-                slopes[id(operand)] = one if before is None else before + one
+                made.append(one if before is None else before + one)
+                slopes[id(operand)] = made[-1]
         if any(count > 0 for count in missing.values()):
             raise NotSupportedError(f"value_and_grad: {call.function.name} has no gradient for an argument")
     parts = [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
@@ -283,23 +316,25 @@ def _where(call: Any, g: Any) -> Iterator[Rule]:
 
 def _matmul(call: Any, g: Any) -> Iterator[Rule]:
     a, b = call.args[:2]
-    rows = arrays.expand_dims(a, axis=0) if len(a.shape) == 1 else a
-    columns = arrays.expand_dims(b, axis=1) if len(b.shape) == 1 else b
-    slope = arrays.reshape(
-        g, (*np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2]), rows.shape[-2], columns.shape[-1])
-    )
-    yield a, lambda: arrays.reshape(_summed_to(slope @ columns.mT, rows.shape), a.shape)
-    yield b, lambda: arrays.reshape(_summed_to(rows.mT @ slope, columns.shape), b.shape)
+    of_rows = (1, *a.shape)[-max(2, len(a.shape)) :]
+    of_columns = (*b.shape, 1)[: max(2, len(b.shape))]
+    shape = (*np.broadcast_shapes(of_rows[:-2], of_columns[:-2]), of_rows[-2], of_columns[-1])
+    # One of the operands may be an array of the host.
+    rows = cache(lambda: a.reshape(of_rows) if len(a.shape) == 1 else a)
+    columns = cache(lambda: b.reshape(of_columns) if len(b.shape) == 1 else b)
+    slope = cache(lambda: arrays.reshape(g, shape))
+    yield a, lambda: arrays.reshape(_summed_to(slope() @ columns().mT, of_rows), a.shape)
+    yield b, lambda: arrays.reshape(_summed_to(rows().mT @ slope(), of_columns), b.shape)
 
 
 def _linear(call: Any, g: Any) -> Iterator[Rule]:
     x, weight, bias = call.args[0], call.args[1], _option(call, 2, "bias")
     if _option(call, 3, "activation") is not None:
         raise NotSupportedError("value_and_grad: nn.linear with an activation has no gradient; call it apart")
-    flat = arrays.reshape(g, (-1, weight.shape[0]))
+    flat = cache(lambda: arrays.reshape(g, (-1, weight.shape[0])))
     yield x, lambda: g @ weight
-    yield weight, lambda: flat.mT @ arrays.reshape(x, (-1, weight.shape[1]))
-    yield bias, lambda: arrays.sum(flat, axis=0)
+    yield weight, lambda: flat().mT @ arrays.reshape(x, (-1, weight.shape[1]))
+    yield bias, lambda: arrays.sum(flat(), axis=0)
 
 
 def _normed(call: Any, g: Any) -> Iterator[Rule]:
@@ -308,12 +343,12 @@ def _normed(call: Any, g: Any) -> Iterator[Rule]:
     x, weight, bias = call.args[0], _option(call, 1, "weight", 1), _option(call, 2, "bias", 0)
     axis, eps = _named(call).get("axis", -1), _named(call).get("eps", 1e-5 if is_centred else 1e-6)
     mean = partial(arrays.mean, axis=axis, keepdims=True)
-    off = x - mean(x) if is_centred else x
-    root = arrays.rsqrt(mean(off * off) + eps)
-    normal, scaled = off * root, g * weight
-    less = scaled - normal * mean(scaled * normal)
-    yield x, lambda: root * (less - mean(scaled) if is_centred else less)
-    yield weight, lambda: _summed_to(g * normal, np.shape(weight))
+    off = cache(lambda: x - mean(x) if is_centred else x)
+    root = cache(lambda: arrays.rsqrt(mean(off() * off()) + eps))
+    normal, scaled = cache(lambda: off() * root()), cache(lambda: g * weight)
+    less = cache(lambda: scaled() - normal() * mean(scaled() * normal()))
+    yield x, lambda: root() * (less() - mean(scaled()) if is_centred else less())
+    yield weight, lambda: _summed_to(g * normal(), np.shape(weight))
     yield bias, lambda: _summed_to(g, np.shape(bias))
 
 
@@ -346,7 +381,9 @@ def _bound(call: Any) -> tuple[str, dict[str, Any]]:
     return name, at
 
 
-def _split(flat: Any, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Iterator[Rule]:
+def _split(
+    flat: Callable[[], Any], wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> Iterator[Rule]:
     """Yield arguments with their gradients, which lie behind one another in one array."""
     stop = 0
     for one, shape in zip(wanted, shapes, strict=True):
@@ -354,8 +391,8 @@ def _split(flat: Any, wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]) 
         yield one, partial(_shaped, flat, slice(first, stop), shape)
 
 
-def _shaped(flat: Any, part: slice, shape: tuple[int, ...]) -> Any:
-    return arrays.reshape(flat[part], shape)
+def _shaped(flat: Callable[[], Any], part: slice, shape: tuple[int, ...]) -> Any:
+    return arrays.reshape(flat()[part], shape)
 
 
 def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
@@ -363,14 +400,16 @@ def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
     x, weight, bias = at.pop("x"), at.pop("weight"), at.pop("bias")
     groups = [at.pop("num_groups")] if "num_groups" in at else []
     shapes = x.shape, (x.shape[1],), (x.shape[1],)
-    yield from _split(_slopes(name, g, x, *groups, weight, **at), (x, weight, bias), shapes)
+    flat = cache(lambda: _slopes(name, g, x, *groups, weight, **at))
+    yield from _split(flat, (x, weight, bias), shapes)
 
 
 def _attention(call: Any, g: Any) -> Iterator[Rule]:
     name, at = _bound(call)
     given = [at.pop(one) for one in ("query", "key", "value")]
     del at["dropout_p"], at["return_lse"]
-    yield from _split(_slopes(name, g, *given, **at), given, [one.shape for one in given])
+    flat = cache(lambda: _slopes(name, g, *given, **at))
+    yield from _split(flat, given, [one.shape for one in given])
 
 
 def _convolution(call: Any, g: Any) -> Iterator[Rule]:
@@ -394,14 +433,16 @@ def _images(name: str, array: Any) -> Any:
 
 def _pool(call: Any, g: Any) -> Iterator[Rule]:
     name, at = _bound(call)
-    x, g = at.pop("input"), _images(name, g)
-    shape = (1, *x.shape)[-len(g.shape) :]
-    if "max" in name:
-        slope = partial(_slope_of_maxima, name, g, arrays.reshape(x, shape), **at)
-    elif "adaptive" in name:
-        slope = partial(nn.adaptive_avg_pool_grad, g, shape)
-    else:
-        slope = partial(nn.avg_pool_grad, g, shape, **at)
+    x = at.pop("input")
+    shape = (1, *x.shape)[-2 - int(name[-2]) :]
+
+    def slope() -> Any:
+        if "max" in name:
+            return _slope_of_maxima(name, _images(name, g), arrays.reshape(x, shape), **at)
+        if "adaptive" in name:
+            return nn.adaptive_avg_pool_grad(_images(name, g), shape)
+        return nn.avg_pool_grad(_images(name, g), shape, **at)
+
     yield x, lambda: arrays.reshape(slope(), x.shape)
 
 
@@ -413,10 +454,10 @@ def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
     def spread(one: Any) -> Any:
         return one.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(one) else one
 
-    root = (spread(var) + at["eps"]) ** -0.5
+    root = cache(lambda: (spread(var) + at["eps"]) ** -0.5)
     others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
-    yield x, lambda: g * (root * spread(weight))
-    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root, axis=others)
+    yield x, lambda: g * (root() * spread(weight))
+    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root(), axis=others)
     yield at["bias"], lambda: arrays.sum(g, axis=others)
 
 
