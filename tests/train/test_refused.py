@@ -153,7 +153,7 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
         (lambda: train.warmup_cosine(1e-3, -1, 10), "warmup must be a number from 0"),
         (lambda: config(clip_norm=0.0), "clip_norm must be a number above 0, got 0.0"),
         (lambda: config(timeout=math.nan), "timeout must be a number from 0"),
-        (lambda: train.Precision(scale=-1.0), "scale must be a number from 0"),
+        (lambda: train.Precision(scale=-1.0), "scale must be a number from 5.96046e-08 to"),
         (lambda: train.Parallel(pipeline=0), "pipeline must be a whole number of at least 1, got 0"),
         (lambda: train.Parallel(schedule="zero"), "schedule must be one of '1f1b', 'gpipe', got 'zero'"),  # type: ignore[arg-type]
         (lambda: train.Precision(compute="int8"), "compute must be one of 'float16'"),

@@ -212,16 +212,26 @@ class Precision:
         compute: That of the model's parameters and gradients where it computes.
         master: That of the parameters that the optimizer changes, and of what it keeps.
         reduce: That in which gradients are summed over the ranks; by default `compute`.
-        scale: Factor of the loss at the beginning, so that gradients of float16 do not vanish; halved after
-            a step whose gradients are not finite, which is skipped, and doubled after `growth` good ones.
-            By default 65536 with float16, and none otherwise.
+        scale: Factor of the loss at the beginning, so that gradients of float16 do not vanish; from 2**-24
+            to 2**32. It is halved after a step whose gradients it makes infinite, which is skipped, and
+            doubled after `growth` good ones, within the same bounds. By default 65536 with float16, and none
+            otherwise.
         growth: See `scale`.
     """
 
     compute: str = attrs.field(default="float32", validator=_one_of(*_COMPUTED))
     master: str = attrs.field(default="float32", kw_only=True, validator=_one_of(*_WIDE))
     reduce: str | None = attrs.field(default=None, kw_only=True, validator=_one_of(None, *_COMPUTED))
-    scale: float | None = attrs.field(default=None, kw_only=True, validator=_positive)
+    scale: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=attrs.validators.optional(
+            must(
+                f"be a number from {LEAST_SCALE:g} to {LARGEST_SCALE:g}",
+                lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE),
+            )
+        ),
+    )
     growth: int = attrs.field(default=2000, kw_only=True, validator=must_be_whole(1))
 
     @property
@@ -265,8 +275,8 @@ class Config:
         timeout: Seconds that a step may take before it fails; None for any time. The error names the ranks
             that are late, and on processors what each came to last.
         on_nan: What happens where a loss or a gradient is not finite: an error, the step is skipped, or the
-            training ends. The state is that of before in any case. Steps whose gradients are
-            not finite because the loss is scaled are skipped without that.
+            training ends. The state is that of before in any case. A step is skipped without that, if its
+            gradients are finite with the least scale of the loss: it is computed once more to find out.
         tokens: Tells how many tokens a batch has, for `Step.tokens_per_second`.
         seed: All random numbers of the model come from this, the number of the step, and the rank.
     """

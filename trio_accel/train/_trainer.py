@@ -5,7 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +22,6 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
-import outcome
 import trio
 
 from ..actors import ActorRestartingError
@@ -21,8 +29,9 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, InputFaile
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device
+from ._batches import Source, Sources
 from ._checkpoints import Progress, load, name_of, write
-from ._config import Config
+from ._config import LARGEST_SCALE, LEAST_SCALE, Config
 from ._layout import Batch, Layout, Work, rows_of, shared
 from ._module import Module, Told
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
@@ -39,6 +48,7 @@ Batches: TypeAlias = (
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
 _Cells: TypeAlias = "list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]"
+_MANY_SKIPPED = 10
 _LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingError)
 
 
@@ -142,6 +152,9 @@ class Trainer:
         self._nursery = nursery
         self._lost = self._losses()
         self._saving = trio.Lock()
+        # In a row, up to now.
+        self._skipped = 0
+        self.sources: Sources = Sources(self.begin_task)
 
     def __repr__(self) -> str:
         return f"<Trainer of {len(self.devices)} ranks, step {self.progress.step}>"
@@ -270,7 +283,8 @@ class Trainer:
 
         The next batch is fetched while a step is computed; a plain iterable is read in a thread. An iterable
         begins with the first batch of the training: those that were used are left out, by a checkpoint that
-        was loaded or by an earlier call of this method.
+        was loaded or by an earlier call of this method. An iterator goes on where an earlier call of this
+        trainer has left it, with the batch that was fetched and not used, or whose step has failed.
 
         Args:
             batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
@@ -286,7 +300,7 @@ class Trainer:
         """
         first, given = self.progress.batches, batches
         source = given(first) if callable(given) else given
-        return Steps(self, source, 0 if callable(given) else first, until, is_shown=progress)
+        return Steps(self, source, first if callable(given) else 0, until, is_shown=progress)
 
     def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task that ends with the trainer, at the latest."""
@@ -305,11 +319,12 @@ class Trainer:
         ]
         told, replays = await self._again(f"step {number}", lambda: self._replicas.compute(works))
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
+        has_overflown = not is_finite and await self._has_overflown(works, told)
         if is_finite:
             self._replicas.commit()
-        elif not self._goes_on(number, told):
+        elif not self._goes_on(number, told, has_overflown=has_overflown):
             return None
-        self._count(is_finite=is_finite)
+        self._count(is_finite=is_finite, has_overflown=has_overflown)
         if is_finite:
             await self._save_behind()
         return Step(
@@ -336,25 +351,42 @@ class Trainer:
                 _logger.warning("%s is done again: %s", what, error)
         raise AssertionError
 
-    def _goes_on(self, number: int, told: Told) -> bool:
-        """Tell whether a step that is not finite is skipped; raises what was asked for."""
-        is_scaled = self.config.precision.first_scale is not None and math.isfinite(told["loss"])
-        if is_scaled or self.config.on_nan == "skip":
-            return True
+    async def _has_overflown(self, works: Sequence[Work], told: Told) -> bool:
+        """Return whether a gradient is not finite because of its scale: by the least scale, it is finite."""
+        if self.config.precision.first_scale is None or not math.isfinite(told["loss"]):
+            return False
+        least = [attrs.evolve(work, scale=LEAST_SCALE) for work in works]
+        what = f"step {works[0].number} with the least scale"
+        found, _ = await self._again(what, lambda: self._replicas.compute(least))
+        return math.isfinite(found["norm"])
+
+    def _goes_on(self, number: int, told: Told, *, has_overflown: bool) -> bool:
+        """Return whether to skip a step that is not finite, or raise the error that `on_nan` asks for."""
         text = f"step {number}: the loss is {told['loss']}, the norm of its gradient {told['norm']}"
+        if has_overflown:
+            text += f" with the scale {self.progress.scale:g}"
+        elif self.config.precision.first_scale is not None:
+            text += " whatever the scale is"
+        if has_overflown or self.config.on_nan == "skip":
+            self._skipped += 1
+            is_first = self._skipped == 1 and not has_overflown
+            if is_first or self._skipped % _MANY_SKIPPED == 0:
+                _logger.warning("%s; steps skipped in a row: %d", text, self._skipped)
+            return True
         if self.config.on_nan == "raise":
             raise NotFiniteError(f"{text}; the state is that of before the step")
         _logger.warning("%s: the training ends", text)
         return False
 
-    def _count(self, *, is_finite: bool) -> None:
+    def _count(self, *, is_finite: bool, has_overflown: bool) -> None:
         progress, precision = self.progress, self.config.precision
-        step, scale, good = progress.step + is_finite, progress.scale, progress.good + 1
-        if precision.first_scale is not None:
-            if not is_finite:
-                scale, good = scale / 2, 0
-            elif good >= precision.growth:
-                scale, good = scale * 2, 0
+        step, scale, good = progress.step + is_finite, progress.scale, progress.good + is_finite
+        if is_finite:
+            self._skipped = 0
+        if has_overflown:
+            scale, good = max(scale / 2, LEAST_SCALE), 0
+        elif precision.first_scale is not None and good >= precision.growth:
+            scale, good = min(scale * 2, LARGEST_SCALE), 0
         self.progress = Progress(step, progress.batches + 1, scale, good)
 
 
@@ -375,64 +407,45 @@ class Steps:
     """Steps of a training, for ``async for``; made by `Trainer.steps`."""
 
     def __init__(
-        self, trainer: Trainer, source: Any, skipped: int, until: int | None, *, is_shown: bool
+        self, trainer: Trainer, batches: Any, position: int, until: int | None, *, is_shown: bool
     ) -> None:
-        self._trainer, self._until, self._source, self._skipped = trainer, until, source, skipped
+        self._trainer, self._until, self._batches, self._position = trainer, until, batches, position
         self._bar, self._is_shown = ExitStack(), is_shown
         self._show: Callable[[Step], None] | None = None
-        self._send, self._receive = trio.open_memory_channel[outcome.Outcome[Batch]](0)
-        self._scope, self._is_begun = trio.CancelScope(), False
+        # The source of the batches, with its iterator, while there are steps.
+        self._opened: tuple[Source, Any] | None = None
+        self._is_over = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Step:
-        if not self._is_begun:
-            self._is_begun = True
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._opened is None:
+            self._opened = self._trainer.sources.of(self._batches, self._position)
             if self._is_shown:
                 self._show = self._bar.enter_context(_bar(self._until))
-            self._trainer.begin_task(self._fetch)
         try:
-            step = await self._next()
+            step = await self._next(self._opened[0])
         except BaseException:
-            self._scope.cancel(reason="no more batches are wanted")
+            self._opened[0].rest()
+            self._opened, self._is_over = None, True
             self._bar.close()
             raise
         if self._show is not None:
             self._show(step)
         return step
 
-    async def _next(self) -> Step:
-        if self._until is not None and self._trainer.progress.step >= self._until:
+    async def _next(self, source: Source) -> Step:
+        progress, until = self._trainer.progress, math.inf if self._until is None else self._until
+        if progress.step >= until:
             raise StopAsyncIteration
-        try:
-            fetched = await self._receive.receive()
-        except trio.EndOfChannel:
-            raise StopAsyncIteration from None
-        if (step := await self._trainer.step(fetched.unwrap())) is None:
+        batch = await source.batch(progress.batches, is_last=progress.step + 1 >= until)
+        if (step := await self._trainer.step(batch)) is None:
             raise StopAsyncIteration
+        source.leave_out(self._trainer.progress.batches)
         return step
-
-    async def _fetch(self) -> None:
-        """Fetch batches, one ahead; a plain iterator is asked in a thread."""
-        source: Any = self._source
-        with self._scope, self._send:
-            try:
-                if hasattr(source, "__aiter__"):
-                    async for batch in source:
-                        await self._give(batch)
-                    return
-                iterator, end = iter(source), object()
-                while (batch := await trio.to_thread.run_sync(next, iterator, end)) is not end:
-                    await self._give(batch)
-            except Exception as error:  # noqa: BLE001  # raised where the batches are read
-                await self._send.send(outcome.Error(error))
-
-    async def _give(self, batch: Any) -> None:
-        if self._skipped:
-            self._skipped -= 1
-        else:
-            await self._send.send(outcome.Value(batch))
 
 
 @contextmanager

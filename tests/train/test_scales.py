@@ -1,0 +1,138 @@
+"""The scale of a loss: its bounds, and gradients that are not finite whatever it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel import train
+from trio_accel.train._config import LARGEST_SCALE, LEAST_SCALE
+
+NARROW = train.Precision("float16", scale=1024.0)
+
+
+class Line(train.CallModule):
+    """The mean of the samples times a parameter; the root of a sample of 0 has no slope."""
+
+    def initial(self, rng: np.random.Generator) -> Any:
+        return {"w": np.ones(3)}
+
+    def loss(self, parameters: Any, batch: Any) -> Any:
+        x = batch["x"]
+        return ta.arrays.mean(x @ parameters["w"]) + ta.arrays.mean(ta.arrays.sqrt(x * x * parameters["w"]))
+
+
+def given(*firsts: float, dtype: str = "float16") -> list[train.Batch]:
+    """Return batches of two samples, of ones but for the first number."""
+    batches = [np.ones((2, 3), dtype) for _ in firsts]
+    for batch, first in zip(batches, firsts, strict=True):
+        batch[0, 0] = first
+    return [{"x": batch} for batch in batches]
+
+
+@pytest.fixture
+def open_(system: ta.System) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def opened(**changes: Any) -> AsyncGenerator[train.Trainer, None]:
+        chosen = {"optimizer": train.sgd(1e-4), "precision": NARROW} | changes
+        options = ta.DeviceOptions(isolation="inline")
+        async with (
+            system.open_devices(["cpu"] * 2, options=options) as devices,
+            train.open_trainer(devices, Line, train.Config(**chosen)) as trainer,
+        ):
+            yield trainer
+
+    return opened
+
+
+@pytest.mark.parametrize("shard", [False, True])
+async def test_a_gradient_that_no_scale_makes_finite_is_raised_at_once(
+    open_: Callable[..., Any], shard: bool
+) -> None:
+    async with open_(parallel=train.Parallel(shard_optimizer=shard)) as trainer:
+        steps = trainer.steps(given(1, 1, 0, 1))
+        assert [(await anext(steps)).is_skipped for _ in range(2)] == [False, False]
+        before = await trainer.parameters()
+        says = (
+            r"step 3: the loss is \d.*, the norm of its gradient nan whatever the scale is; the state is that"
+        )
+        with pytest.raises(train.NotFiniteError, match=says):
+            await anext(steps)
+        np.testing.assert_equal(await trainer.parameters(), before)
+        assert trainer.progress == attrs_of(trainer, step=2, batches=2, good=2)
+
+
+def attrs_of(trainer: train.Trainer, **expected: Any) -> Any:
+    return type(trainer.progress)(scale=1024.0, **expected)
+
+
+async def test_such_steps_are_skipped_with_a_warning_and_the_scale_stays(
+    open_: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_(on_nan="skip") as trainer:
+        found = [step.is_skipped async for step in trainer.steps(given(1, *[0] * 25, 1))]
+        assert found == [False, *[True] * 25, False]
+        assert trainer.progress == attrs_of(trainer, step=2, batches=27, good=2)
+    told = [record.message.rpartition(": ")[2] for record in caplog.records if "skipped" in record.message]
+    assert told == ["1", "10", "20"]
+
+
+async def test_such_a_step_ends_the_training(
+    open_: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_(on_nan="stop") as trainer:
+        assert [step.number async for step in trainer.steps(given(1, 0, 1))] == [1]
+    assert "gradient nan whatever the scale is: the training ends" in caplog.text
+
+
+async def test_a_scale_that_is_too_large_falls_until_gradients_are_finite(
+    open_: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_(precision=train.Precision("float16", scale=2.0**32)) as trainer:
+        steps = [step async for step in trainer.steps(given(*[1] * 25))]
+        skipped = [step.is_skipped for step in steps]
+        # Gradients of at most 1 fit with a scale of at most 2**15.
+        assert skipped == sorted(skipped, reverse=True)
+        assert 15 <= sum(skipped) <= 18
+        assert trainer.progress.scale == 2.0 ** (32 - sum(skipped))
+    assert "with the scale 8.38861e+06; steps skipped in a row: 10" in caplog.text
+
+
+async def test_a_scale_grows_to_its_bound_and_comes_back(open_: Callable[..., Any]) -> None:
+    wide = train.Precision("float64", master="float64", scale=2.0**30, growth=1)
+    async with open_(precision=wide) as trainer:
+        steps = [step async for step in trainer.steps(given(*[1] * 40, dtype="float64"))]
+        assert not any(step.is_skipped for step in steps)
+        assert trainer.progress.scale == LARGEST_SCALE
+    # In float16 it overflows after some steps, and is halved.
+    scales = list[float]()
+    async with open_(precision=train.Precision("float16", scale=1.0, growth=1)) as trainer:
+        async for _ in trainer.steps(given(*[1] * 40)):
+            scales.append(trainer.progress.scale)
+    assert max(scales) <= 2.0**18
+    assert min(scales[20:]) >= 2.0**13
+
+
+async def test_losses_do_not_depend_on_the_scale(open_: Callable[..., Any]) -> None:
+    found: list[list[float]] = []
+    for scale in (None, LEAST_SCALE, 1.0, LARGEST_SCALE):
+        wide = train.Precision("float64", master="float64", scale=scale)
+        async with open_(precision=wide) as trainer:
+            found.append([step.loss async for step in trainer.steps(given(1, 2, 3, 4, dtype="float64"))])
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize(
+    "scale", [0.0, -1.0, math.nan, math.inf, LEAST_SCALE / 2, LARGEST_SCALE * 2, "1", True]
+)
+def test_scales_out_of_bounds(scale: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"Precision: scale must be a number from 5.96046e-08 to 4.29497e\+09"
+    ):
+        train.Precision("float16", scale=scale)
