@@ -146,10 +146,13 @@ def value_and_grad(
                 if isinstance(call, Call):
                     call.close()
             raise
-        for call in made:
-            # A rule may have no use for the gradient of its result.
-            call.is_told = True
-        out: AccelRef = await joined
+        try:
+            out: AccelRef = await joined
+        finally:
+            for call in made:
+                if type(call) is Call:
+                    # It was not used: a rule may not need the gradient of its result.
+                    call.close()
         place = 1
 
         def taken(ref: AccelRef) -> AccelRef:

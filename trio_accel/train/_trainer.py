@@ -22,7 +22,6 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
-import outcome
 import trio
 
 from ..actors import ActorRestartingError, opens
@@ -30,6 +29,7 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, InputFaile
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device
+from ._batches import Source, Sources
 from ._checkpoints import Progress, load, name_of, write
 from ._config import LARGEST_SCALE, LEAST_SCALE, Config
 from ._layout import Batch, Layout, Work, rows_of, shared
@@ -154,6 +154,7 @@ class Trainer:
         self._saving = trio.Lock()
         # In a row, up to now.
         self._skipped = 0
+        self.sources: Sources = Sources(self.begin_task)
 
     def __repr__(self) -> str:
         return f"<Trainer of {len(self.devices)} ranks, step {self.progress.step}>"
@@ -282,7 +283,8 @@ class Trainer:
 
         The next batch is fetched while a step is computed; a plain iterable is read in a thread. An iterable
         begins with the first batch of the training: those that were used are left out, by a checkpoint that
-        was loaded or by an earlier call of this method.
+        was loaded or by an earlier call of this method. An iterator goes on where an earlier call of this
+        trainer has left it, with the batch that was fetched and not used, or whose step has failed.
 
         Args:
             batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
@@ -298,7 +300,7 @@ class Trainer:
         """
         first, given = self.progress.batches, batches
         source = given(first) if callable(given) else given
-        return Steps(self, source, 0 if callable(given) else first, until, is_shown=progress)
+        return Steps(self, source, first if callable(given) else 0, until, is_shown=progress)
 
     def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task that ends with the trainer, at the latest."""
@@ -405,64 +407,45 @@ class Steps:
     """Steps of a training, for ``async for``; made by `Trainer.steps`."""
 
     def __init__(
-        self, trainer: Trainer, source: Any, skipped: int, until: int | None, *, is_shown: bool
+        self, trainer: Trainer, batches: Any, position: int, until: int | None, *, is_shown: bool
     ) -> None:
-        self._trainer, self._until, self._source, self._skipped = trainer, until, source, skipped
+        self._trainer, self._until, self._batches, self._position = trainer, until, batches, position
         self._bar, self._is_shown = ExitStack(), is_shown
         self._show: Callable[[Step], None] | None = None
-        self._send, self._receive = trio.open_memory_channel[outcome.Outcome[Batch]](0)
-        self._scope, self._is_begun = trio.CancelScope(), False
+        # The source of the batches, with its iterator, while there are steps.
+        self._opened: tuple[Source, Any] | None = None
+        self._is_over = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Step:
-        if not self._is_begun:
-            self._is_begun = True
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._opened is None:
+            self._opened = self._trainer.sources.of(self._batches, self._position)
             if self._is_shown:
                 self._show = self._bar.enter_context(_bar(self._until))
-            self._trainer.begin_task(self._fetch)
         try:
-            step = await self._next()
+            step = await self._next(self._opened[0])
         except BaseException:
-            self._scope.cancel(reason="no more batches are wanted")
+            self._opened[0].rest()
+            self._opened, self._is_over = None, True
             self._bar.close()
             raise
         if self._show is not None:
             self._show(step)
         return step
 
-    async def _next(self) -> Step:
-        if self._until is not None and self._trainer.progress.step >= self._until:
+    async def _next(self, source: Source) -> Step:
+        progress, until = self._trainer.progress, math.inf if self._until is None else self._until
+        if progress.step >= until:
             raise StopAsyncIteration
-        try:
-            fetched = await self._receive.receive()
-        except trio.EndOfChannel:
-            raise StopAsyncIteration from None
-        if (step := await self._trainer.step(fetched.unwrap())) is None:
+        batch = await source.batch(progress.batches, is_last=progress.step + 1 >= until)
+        if (step := await self._trainer.step(batch)) is None:
             raise StopAsyncIteration
+        source.leave_out(self._trainer.progress.batches)
         return step
-
-    async def _fetch(self) -> None:
-        """Fetch batches, one ahead; a plain iterator is asked in a thread."""
-        source: Any = self._source
-        with self._scope, self._send:
-            try:
-                if hasattr(source, "__aiter__"):
-                    async for batch in source:
-                        await self._give(batch)
-                    return
-                iterator, end = iter(source), object()
-                while (batch := await trio.to_thread.run_sync(next, iterator, end)) is not end:
-                    await self._give(batch)
-            except Exception as error:  # noqa: BLE001  # raised where the batches are read
-                await self._send.send(outcome.Error(error))
-
-    async def _give(self, batch: Any) -> None:
-        if self._skipped:
-            self._skipped -= 1
-        else:
-            await self._send.send(outcome.Value(batch))
 
 
 @contextmanager

@@ -1,0 +1,160 @@
+"""Batches of a training: fetched in advance, and kept until their step is committed.
+
+A caller may give one iterator to several calls of `Trainer.steps`. An iterator cannot go back, so a `Source`
+remembers it: a batch that was fetched in advance, or whose step has failed, is the first of the next call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import outcome
+import trio
+
+__all__: list[str] = []
+
+_END = object()
+
+
+class Source:
+    """An iterator with the batches that were fetched from it and not used.
+
+    Args:
+        iterator: A plain one, which is asked in a thread, or an async one.
+        position: The number of its first batch in the training.
+        begin_task: Starts a task that ends with the trainer.
+    """
+
+    def __init__(
+        self, iterator: Any, position: int, begin_task: Callable[[Callable[[], Awaitable[None]]], None]
+    ) -> None:
+        self._position = position
+        self._begin_task = begin_task
+        # Batches, and errors of the iterator in their place.
+        self._ready: deque[Any] = deque()
+        self._changed = trio.lowlevel.ParkingLot()
+        self._is_running = self._is_exhausted = False
+        # The batches that are to be ready; 0 lets the task end.
+        self._wanted = 0
+        try:
+            # A caller who drops a generator wants its end.
+            self.find: Callable[[], Any] = weakref.ref(iterator)
+        except TypeError:
+            self.find = lambda: iterator
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the iterator can be given again, and has batches."""
+        return not self._is_exhausted and self.find() is not None
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether only others keep the iterator."""
+        return isinstance(self.find, weakref.ref)
+
+    async def batch(self, number: int, *, is_last: bool) -> Any:
+        """Return the batch of a number, which stays until the next one is asked for.
+
+        Args:
+            number: Its number in the training; those before it are left out.
+            is_last: Whether to fetch no batch in advance.
+
+        Raises:
+            StopAsyncIteration: There are no more.
+            Exception: The iterator has raised it.
+        """
+        self._wanted = 1 if is_last else 2
+        while True:
+            self.leave_out(number)
+            self._begin()
+            if self._ready:
+                first = self._ready[0]
+                if not isinstance(first, outcome.Error):
+                    return first
+                # It has no number in the training.
+                self._ready.popleft()
+                first.unwrap()
+            if self._is_exhausted:
+                raise StopAsyncIteration
+            await self._changed.park()
+
+    def leave_out(self, number: int) -> None:
+        """Forget the batches before a number."""
+        while self._ready and self._position < number and not isinstance(self._ready[0], outcome.Error):
+            self._ready.popleft()
+            self._position += 1
+
+    def rest(self) -> None:
+        """Fetch no more; a batch that is being fetched is kept."""
+        self._wanted = 0
+        self._changed.unpark_all()
+
+    def _begin(self) -> None:
+        self._changed.unpark_all()
+        if not (self._is_running or self._is_exhausted):
+            self._is_running = True
+            self._begin_task(partial(self._run, self.find()))
+
+    async def _run(self, iterator: Any) -> None:
+        # One task asks an async generator as long as possible, because its cancel scopes belong to a task.
+        try:
+            while self._wanted and not self._is_exhausted:
+                if len(self._ready) < self._wanted:
+                    await self._fetch(iterator)
+                    self._changed.unpark_all()
+                else:
+                    await self._changed.park()
+        finally:
+            self._is_running = False
+
+    async def _fetch(self, iterator: Any) -> None:
+        try:
+            if hasattr(iterator, "__anext__"):
+                batch = await iterator.__anext__()
+            else:
+                batch = await trio.to_thread.run_sync(next, iterator, _END)
+        except StopAsyncIteration:
+            batch = _END
+        except Exception as error:  # noqa: BLE001  # raised where the batches are read
+            self._ready.append(outcome.Error(error))
+            return
+        if batch is _END:
+            self._is_exhausted = True
+        else:
+            self._ready.append(batch)
+
+
+class Sources:
+    """The sources of a trainer, by the identities of their iterators.
+
+    Args:
+        begin_task: Starts a task that ends with the trainer.
+    """
+
+    def __init__(self, begin_task: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        self._begin_task = begin_task
+        self._known: dict[int, tuple[Source, bool]] = {}
+
+    def of(self, batches: Any, position: int) -> tuple[Source, Any]:
+        """Return the source of some batches, and the iterator, which the caller keeps while it is used.
+
+        Args:
+            batches: An iterable or iterator, plain or async.
+            position: The number of its first batch, if it is not known yet.
+        """
+        iterator = batches.__aiter__() if hasattr(batches, "__aiter__") else iter(batches)
+        known = self._known.get(id(iterator))
+        if known is None or known[0].find() is not iterator:
+            known = Source(iterator, position, self._begin_task), iterator is batches
+        # An iterable may have its only iterator, so that of the last call is remembered, too.
+        self._known = {
+            key: (source, is_given)
+            for key, (source, is_given) in self._known.items()
+            if source.is_needed and (is_given or source.is_weak)
+        }
+        self._known[id(iterator)] = known
+        return known[0], iterator
