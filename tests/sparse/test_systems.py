@@ -76,6 +76,35 @@ async def test_solutions_in_both_isolations(system: ta.System, isolation: Any) -
             await sparse.spsolve_triangular(empty, np.ones(3))
 
 
+async def test_solutions_follow_a_matrix_that_changes(device: ta.Device) -> None:
+    """Factors are kept for the next solution, and none is taken for another matrix, triangle or dtype."""
+    rng, indices = np.random.default_rng(0), np.tile(np.arange(4), 4)
+    indptr, b = np.arange(0, 17, 4), np.arange(1.0, 5)
+    data = await device.put(rng.normal(size=16))
+    a = sparse.CsrMatrix((4, 4), await device.put(indptr), await device.put(indices), data)
+    for turn in range(6):
+        full = rng.normal(size=(4, 4)) + 4 * np.eye(4)
+        await data.assign(full.reshape(-1))
+        for _ in range(2):
+            found = await (await sparse.spsolve_triangular(a, b, turn % 2 == 0)).to_host()
+            half = np.tril(full) if turn % 2 == 0 else np.triu(full)
+            np.testing.assert_allclose(half @ found, b, rtol=1e-13, atol=1e-13)
+            if BACKEND == "cpu":
+                np.testing.assert_allclose(full @ await (await sparse.spsolve(a, b)).to_host(), b, atol=1e-13)
+    whole = np.array([[2.0, 0], [1.0, 4.0]])
+    for dtype in ("float64", "float32", "complex128"):
+        one = await sparse.csr(device, scipy.sparse.csr_array(whole.astype(dtype)))
+        found = await sparse.spsolve_triangular(one, np.array([2.0, 5.0], dtype))
+        assert (found.dtype, (await found.to_host()).tolist()) == (dtype, [1.0, 1.0])
+
+
+async def test_a_triangle_whose_quotients_overflow(device: ta.Device) -> None:
+    full = np.array([[1e-300, 0], [1e200, 1.0]])
+    a = await sparse.csr(device, scipy.sparse.csr_array(full))
+    found = await (await sparse.spsolve_triangular(a, np.array([0.0, 3.0]))).to_host()
+    assert found.tolist() == [0.0, 3.0]
+
+
 async def test_values_of_one_place_are_one(device: ta.Device) -> None:
     # The diagonal of row 1 is stored twice, and its columns do not ascend.
     arrays = [np.array(one) for one in ([0, 1, 4, 5], [0, 1, 0, 1, 2], [2.0, 1.0, 2.0, 2.0, 4.0])]

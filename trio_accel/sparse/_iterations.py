@@ -94,7 +94,7 @@ class Method(Protocol):
     x: AccelRef
     made: AccelRef | None = None
     changing: ClassVar[tuple[str, ...]]
-    alone: ClassVar[int] = 4
+    alone: ClassVar[int] = 2
 
     async def step(self) -> None:
         """Make it better by one round."""

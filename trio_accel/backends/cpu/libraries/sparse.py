@@ -7,6 +7,7 @@ loops add to what they are given.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -265,43 +266,94 @@ def check_structure_only(spec: Any, call: HostCall) -> None:
     _structure(spec, call)
 
 
+class _KeptFactors(threading.local):
+    """The factors of the matrices with which a stream's thread solved last.
+
+    Iterations solve with the same few matrices in each step, and a factorization takes much longer than a
+    solution. An entry has copies of the arrays, because their memory may change.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[object, list[HostArray], Any]] = []
+
+    def find(self, spec: Any, call: HostCall, how: tuple[Any, ...], make: Callable[[Any], Any]) -> Any:
+        """Return the factors of a matrix, or what else `make` returns for it."""
+        arrays = [call.array(one) for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)]
+        key = spec.matrix, how, *[array.dtype for array in arrays]
+        for number, (other, kept, found) in enumerate(self._kept):
+            if other == key and all(map(np.array_equal, kept, arrays)):
+                self._kept.insert(0, self._kept.pop(number))
+                return found
+        found = make(_matrix(spec, call))
+        if found is not None and found.nnz * arrays[0].itemsize <= _MAX_KEPT_BYTES:
+            self._kept.insert(0, (key, [array.copy() for array in arrays], found))
+            del self._kept[_MAX_KEPT_FACTORS:]
+        return found
+
+
+_MAX_KEPT_FACTORS = 4
+_MAX_KEPT_BYTES = 1 << 25
+_factors = _KeptFactors()
+
+
+def _triangle(matrix: Any, spec: Any) -> Any:
+    triangle = _sparse.tril(matrix, format="csr") if spec.lower else _sparse.triu(matrix, format="csr")
+    if spec.unit_diagonal:
+        triangle.setdiag(1)
+    return triangle
+
+
+def _factor_triangle(matrix: Any, spec: Any) -> Any:
+    """Factor a triangle in its own order, which fills nothing in.
+
+    Returns:
+        None where `spsolve_triangular` does better: it tells of zeros, and SuperLU divides columns by the
+        diagonal, which may overflow.
+    """
+    triangle = _triangle(matrix, spec)
+    if not np.isfinite(triangle.data).all() or (triangle.diagonal() == 0).any():
+        return None
+    options = {"Equil": False, "SymmetricMode": True}
+    factors = _linalg.splu(triangle.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
+    return factors if np.isfinite(factors.L.data).all() else None
+
+
 @kernel("sparse.spsolve_triangular", backend="cpu", dtypes=_DTYPES)
 def solve_triangular(spec: Any, call: HostCall) -> None:
     """Solve with one triangle."""
     call.status(spec.info)
-    matrix, b, out = _matrix(spec, call), call.array(spec.b), call.array(spec.out)
-    triangle = _sparse.tril(matrix, format="csr") if spec.lower else _sparse.triu(matrix, format="csr")
-    bad = np.flatnonzero(triangle.diagonal() == 0)
-    if bad.size and not spec.unit_diagonal:
-        spec.info[0] = bad[0] + 1
-        return
-    if not out.size:
-        return
-    is_lower = spec.lower
-    if spec.trans != "N":
-        triangle, is_lower = triangle.T, not is_lower
-        triangle = triangle.conj() if spec.trans == "C" else triangle
-    if spec.unit_diagonal:
-        triangle = triangle.tocsr()
-        triangle.setdiag(1)
-    with np.errstate(all="ignore"), SCIPY.for_work(matrix.shape[0] ** 3):
-        x = _linalg.spsolve_triangular(triangle.tocsc(), b, lower=is_lower, unit_diagonal=spec.unit_diagonal)
-        np.copyto(out, x, casting="same_kind")
+    b, out, how = call.array(spec.b), call.array(spec.out), (spec.lower, spec.unit_diagonal)
+    with np.errstate(all="ignore"), SCIPY.for_work(spec.matrix[0] ** 3):
+        factors = spec.matrix[0] and _factors.find(spec, call, how, lambda each: _factor_triangle(each, spec))
+        if factors:
+            np.copyto(out, factors.solve(np.ascontiguousarray(b), spec.trans if spec.trans != "C" else "H"))
+            return
+        triangle = _triangle(_matrix(spec, call), spec)
+        bad = np.flatnonzero(triangle.diagonal() == 0)
+        if bad.size:
+            spec.info[0] = bad[0] + 1
+        elif out.size:
+            is_lower = spec.lower
+            if spec.trans != "N":
+                triangle, is_lower = triangle.T, not is_lower
+                triangle = triangle.conj() if spec.trans == "C" else triangle
+            x = _linalg.spsolve_triangular(triangle.tocsc(), b, lower=is_lower)
+            np.copyto(out, x, casting="same_kind")
 
 
 @kernel("sparse.spsolve", backend="cpu", dtypes=_DTYPES)
 def solve(spec: Any, call: HostCall) -> None:
-    """Factor and solve."""
+    """Factor, unless that was done lately, and solve."""
     call.status(spec.info)
-    matrix, b, out = _matrix(spec, call), call.array(spec.b), call.array(spec.out)
-    if not np.isfinite(matrix.data).all():
+    b, out = call.array(spec.b), call.array(spec.out)
+    if not np.isfinite(call.array(spec.matrix_data)).all():
         spec.info[0] = -1
         return
-    if not matrix.shape[0]:
+    if not spec.matrix[0]:
         return
-    with SCIPY.for_work(matrix.shape[0] ** 3):
+    with SCIPY.for_work(spec.matrix[0] ** 3):
         try:
-            factors = _linalg.splu(matrix.tocsc())
+            factors = _factors.find(spec, call, (), lambda matrix: _linalg.splu(matrix.tocsc()))
         except RuntimeError:
             # SuperLU's word for a pivot of zero.
             spec.info[0] = 1
