@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial, wraps
 from numbers import Complex, Integral, Real
 from types import FunctionType, ModuleType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +134,9 @@ def _is_huge(value: object) -> bool:
     given: Any = value
     if isinstance(value, int):
         return value.bit_length() > _BITS[Real]
-    is_several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
-    return is_several and any(map(_is_huge, np.ravel(given) if isinstance(value, np.ndarray) else given))
+    if isinstance(value, np.ndarray):
+        given = given.ravel().tolist() if given.dtype == object else []
+    return isinstance(given, (list, tuple)) and any(map(_is_huge, cast("list[object]", given)))
 
 
 def _named_text(name: str, said: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, cast
 
 from ...backends.base import DType
 from ...backends.base.contract.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
@@ -229,7 +229,7 @@ def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
         if kind == "bool" or isinstance(kind, tuple):
             # Looked up by hashes: an array equals no value, and is none. What equals one, such as -0.0 or a
             # number of NumPy's, is taken as that.
-            allowed: Any = (False, True) if kind == "bool" else kind
+            allowed = (False, True) if kind == "bool" else cast("tuple[object, ...]", kind)
             names[f"ALLOWED_{name}"] = dict(zip(allowed, allowed, strict=True))
             steps.append(
                 f"if self.{name}.__hash__ is None or self.{name} not in ALLOWED_{name}: "
