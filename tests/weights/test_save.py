@@ -276,3 +276,18 @@ async def test_links_and_what_is_no_file(device: ta.Device, tmp_path: Path) -> N
     with pytest.raises(IsADirectoryError):
         await ta.weights.save(tmp_path, {"x": x})
     assert sorted(os.listdir(tmp_path)) == ["hard", "link", "other", "pipe"]
+
+
+async def test_what_a_killed_save_has_left_is_removed(device: ta.Device, tmp_path: Path) -> None:
+    """Once it is old: a younger file is of a save that goes on, and other names are the user's."""
+    names = [
+        ".model.safetensors.0123456789abcdef",
+        ".model.safetensors.fedcba9876543210",
+        ".model.safetensors.mine",
+    ]
+    for name in names:
+        (tmp_path / name).write_bytes(b"a part")
+    for name in (names[0], names[2]):
+        os.utime(tmp_path / name, (0, 0))
+    await ta.weights.save(tmp_path / "model.safetensors", {"x": await device.put(np.ones(3))})
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[1:], "model.safetensors"])

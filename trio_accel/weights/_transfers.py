@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from ..backends.base import (
     StaleRefError,
 )
 from ..backends.base.contract.values import by_way_of_int64
+from ..backends.base.kit.code_cache import remove_stale
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
@@ -432,8 +434,10 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 
 
 def _make(target: str, header: bytes) -> IO[bytes]:
-    """Make a file beside the target, under a new name."""
-    name = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}")
+    """Make a file beside the target, under a new name, and remove those of processes that were killed."""
+    folder, last = os.path.split(target)
+    remove_stale(folder or ".", rf"\.{re.escape(last)}\.[0-9a-f]{{16}}")
+    name = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
     mode = _mode_of(target)
     # From its beginning no more may read it than may read the one before; the umask takes bits away.
     file = open(  # noqa: SIM115  # closed by who asked

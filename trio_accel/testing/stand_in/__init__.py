@@ -32,6 +32,7 @@ from pathlib import Path
 
 import attrs
 
+from ...backends.base.kit.code_cache import remove_stale
 from ...backends.cpu import compiled
 from ...backends.cuda.manifest import STAND_IN
 
@@ -120,6 +121,7 @@ def build(folder: Path | None = None) -> StandIn:
 
 
 def _build_into(target: Path) -> None:
+    remove_stale(target.parent, r"build-\w+")
     # Built aside and renamed: other processes see a whole build. The second of two throws its own away.
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix="build-"))
     try:

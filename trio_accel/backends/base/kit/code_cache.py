@@ -365,22 +365,24 @@ def _evict(folder: int, most: int) -> None:
         total -= size
 
 
-def remove_stale(folder: Path, prefix: str) -> None:
+def remove_stale(folder: str | Path, pattern: str) -> None:
     """Remove what this user's processes have left in a folder that were killed while they wrote; blocks.
 
     Args:
         folder: The folder.
-        prefix: How the names begin, of folders and files.
+        pattern: A regular expression of the names, of folders and files.
     """
     stale = time.time() - _STALE_SECONDS
+    # Windows has no users in this sense: all files are of number 0 there.
+    user = getattr(os, "geteuid", int)()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith(prefix):
+            if not re.fullmatch(pattern, entry.name):
                 continue
             # Another process may remove it at the same time.
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if status.st_uid != os.geteuid() or status.st_mtime >= stale:
+                if status.st_uid != user or status.st_mtime >= stale:
                     continue
                 if stat.S_ISDIR(status.st_mode):
                     shutil.rmtree(entry.path, ignore_errors=True)

@@ -168,7 +168,7 @@ class Compiler:
 @functools.cache
 def _sweep(root: Path) -> None:
     """Remove what compilers have left whose shells were killed as well; once in a process."""
-    remove_stale(root, _PREFIX)
+    remove_stale(root, rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
 def _run(folder: Path, source: bytes, arguments: tuple[str, ...], limit: float) -> bytes:
