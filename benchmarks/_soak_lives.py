@@ -1,4 +1,4 @@
-"""What lives in the soak for long: texts that are streamed, accounts of a cluster, and a training."""
+"""Long-lived parts of the soak: streamed texts, accounts of a cluster, and a training."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Writer:
 
 @attrs.frozen
 class Prompt:
-    """A text that is to go on.
+    """The beginning of a text.
 
     Attributes:
         tokens: How it begins.
@@ -86,10 +86,10 @@ class Prompt:
 
 
 class Texts:
-    """A program behind a continuous batcher, whose texts are read as they come.
+    """A program that writes texts through a continuous batcher.
 
     Args:
-        program: What writes.
+        program: The program.
     """
 
     def __init__(self, program: Program[Writer]) -> None:
@@ -149,7 +149,7 @@ class Bank:
         return len(self._cluster.members) == 2
 
     def agents(self) -> list[int]:
-        """Return the processes of the agents that are there."""
+        """Return the processes of the running agents."""
         return [self._nodes.pid(member.name) for member in self._cluster.members]
 
     async def add(self, rng: np.random.Generator) -> None:
@@ -238,16 +238,16 @@ class Training:
     Args:
         devices: Its ranks.
         folder: Where the checkpoints are written to.
-        losses: What each step's loss is without disturbance.
+        losses: The loss of each step without disturbance.
 
     Attributes:
         devices: Its ranks.
         steps: Steps that were committed.
         replays: How often a step was done again.
-        errors: Errors that have ended a trainer, by their classes.
-        wrong: What was wrong, in words.
-        lost: Steps that were left out.
-        twice: Steps that came again without a loss of what was before them.
+        errors: Number of errors that ended a trainer, by class.
+        wrong: Descriptions of all faults.
+        lost: Number of steps that were left out.
+        twice: Number of steps that were committed twice.
     """
 
     def __init__(self, devices: Sequence[ta.Device], folder: Path, losses: Sequence[float]) -> None:
@@ -287,7 +287,7 @@ class Training:
         async with train.open_trainer(self.devices, _Net, _config(checkpoint)) as trainer:
             wanted = trainer.progress.step + 1
             # Steps after the last checkpoint are done again, and no step is left out.
-            # A checkpoint that was being written is not there.
+            # The newest checkpoint may not have been complete.
             if not max(self._last - 2 * _EVERY, 0) < wanted <= self._last + 1:
                 kind = "lost" if wanted > self._last + 1 else "twice"
                 setattr(self, kind, getattr(self, kind) + 1)

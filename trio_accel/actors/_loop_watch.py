@@ -184,7 +184,7 @@ def _is_idle(frame: FrameType) -> bool:
 def _line(frame: FrameType) -> _Line:
     """Find the innermost line of the task that is not a library's, or of any library if there is none."""
     inner: FrameType | None = frame
-    # Below is the code that has called `trio.run`, which says nothing.
+    # Outer frames call `trio.run`, and hold nothing.
     while inner is not None and inner.f_code.co_name != "unrolled_run":
         if not inner.f_code.co_filename.startswith(_LIBRARIES):
             return inner.f_code, inner.f_lineno
@@ -202,7 +202,8 @@ def _log(level: int, verb: str, seconds: float, where: str | None, others: str) 
     _logger.log(level, text, verb, seconds, place, others, extra=extra)
 
 
-_watch = trio.lowlevel.RunVar[LoopWatch | None]("loop watch", None)
+# The watch of each Trio run that has a system.
+_watches: dict[trio.lowlevel.TrioToken, LoopWatch] = {}
 
 
 @contextmanager
@@ -216,15 +217,15 @@ def watch_loop(warn_after: float | None) -> Generator[LoopWatch | None, None, No
     if warn_after is None:
         yield None
         return
-    watch = _watch.get()
+    token = trio.lowlevel.current_trio_token()
+    watch = _watches.get(token)
     if watch is None:
-        watch = LoopWatch(warn_after)
-        _watch.set(watch)
+        watch = _watches[token] = LoopWatch(warn_after)
     watch.users += 1
     try:
         yield watch
     finally:
         watch.users -= 1
         if not watch.users:
-            _watch.set(None)
+            del _watches[token]
             watch.close()

@@ -1,4 +1,4 @@
-"""What the charts of the dashboard show of the time before they are looked at, in bounded memory."""
+"""History of the dashboard's charts, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._snapshot import OperationRow, SystemSnapshot
 
 # Seconds between two points, points of the last two minutes, and of the whole time.
 INTERVAL, _RECENT, _WHOLE = 1.0, 120, 240
-# Messages whose latency is kept in a point: those with the highest rates.
+# A point keeps the latency of the busiest messages.
 _OPERATIONS = 20
 
 
