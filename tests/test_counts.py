@@ -38,7 +38,7 @@ FILES = {
 }
 TOKENS_PER_FUNCTION = 600
 TOKENS_OF_THE_MEDIAN = 680
-TOKENS = 700_000
+TOKENS = 703_100  # 700 000 is the ceiling, which status, checkpoints, gather and blame have passed.
 PRIVATE_NAMES = 153
 
 

@@ -51,7 +51,7 @@ from trio_accel.actors import (
 )
 
 wait = trio.testing.wait_all_tasks_blocked
-# The watch over the loop is no part of a system: it looks from a thread, as a task cannot see that it is held.
+# The watch over the loop looks from a thread, because a task cannot see that the loop is held.
 SOURCE = "\n".join(
     path.read_text()
     for path in sorted(Path(trio_accel.actors.__file__).parent.glob("*.py"))
