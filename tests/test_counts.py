@@ -37,9 +37,9 @@ FILES = {
     "collective": (31, 28, 28),
 }
 TOKENS_PER_FUNCTION = 600
-TOKENS_OF_THE_MEDIAN = 680
+TOKENS_OF_THE_MEDIAN = 712
 TOKENS = 703_100  # 700 000 is the ceiling, which status, checkpoints, gather and blame have passed.
-PRIVATE_NAMES = 153
+PRIVATE_NAMES = 161
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
