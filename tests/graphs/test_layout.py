@@ -22,7 +22,7 @@ from trio_accel.backends.base.contract.ops import (
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 from trio_accel.devices import Recorded
-from trio_accel.devices.front._layout import _share, aligned, lay_out
+from trio_accel.devices.front._layout import lay_out
 
 F64 = DType.float64
 
@@ -136,7 +136,8 @@ def test_each_result_has_the_first_gap(drawn: list[tuple[int, int, int]]) -> Non
             vector(100 + block, 1) for block in range(len(drawn)) if number in (first[block], last[block])
         ]
         nodes.append(GraphNode("test", "graphs", GraphSpec(b"", False, tuple(used), (), ())))
-    offsets, length = _share(nodes, {100 + block: size for block, size in enumerate(sizes)}, ())
-    expected = _shared_as_before(list(zip(first, last, map(aligned, sizes), strict=True)))
-    assert offsets == {100 + block: offset for block, offset in expected.items()}
-    assert length == max(offset + aligned(sizes[block]) for block, offset in expected.items())
+    layout = lay_out(Recorded(nodes, (), {}, {100 + block: size for block, size in enumerate(sizes)}), [], [])
+    rounded = [-(-size // 256) * 256 for size in sizes]
+    expected = _shared_as_before(list(zip(first, last, rounded, strict=True)))
+    assert layout.places == {100 + block: (0, offset) for block, offset in expected.items()}
+    assert layout.scratch == max(offset + rounded[block] for block, offset in expected.items())
