@@ -14,8 +14,9 @@ from typing import Any
 
 import attrs
 import pytest
+import scipy
 
-__all__ = ["Refused", "Tests", "check_refused", "failures", "refused", "run_suite"]
+__all__ = ["Refused", "Tests", "check_counts", "check_refused", "failures", "refused", "run_suite"]
 
 HERE = Path(__file__).parent
 Tests = dict[str, dict[str, Any]]
@@ -77,3 +78,18 @@ def check_refused(tests: Tests, entry: Refused) -> None:
     assert len(listed) == entry.count
     assert {name for name, test in listed.items() if test["outcome"] != "failed"} == set()
     assert [test["error"] for test in listed.values() if not re.search(entry.error, test["error"])] == []
+
+
+def check_counts(tests: Tests, entries: Sequence[Refused], area: str) -> None:
+    """Check the row of an area in the guide's table: tests that passed by a device, and that are listed."""
+    page = (HERE.parents[1] / "docs" / "guide" / "transforms.md").read_text(encoding="utf-8")
+    of_version = re.search(r"own tests of SciPy (\S+) ", page)
+    assert of_version is not None
+    if of_version[1] != scipy.__version__:
+        pytest.skip(f"the page counts tests of SciPy {of_version[1]}, and this is {scipy.__version__}")
+    listed = sum(entry.count for entry in entries)
+    passed = sum(
+        test["outcome"] == "passed" and bool(test["calls"]) and refused(name, entries) is None
+        for name, test in tests.items()
+    )
+    assert f"| `ta.{area}` | {passed} | {listed} | 0 |" in page

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from own_suites import Refused, Tests, check_refused, failures, refused, run_suite
+from own_suites import Refused, Tests, check_counts, check_refused, failures, refused, run_suite
 
 DEADLINE = 200
 # The first test waits for all of them.
@@ -105,3 +105,7 @@ def test_the_suite_used_the_device(tests: Tests, name: str) -> None:
         if re.search(name, each) and test["outcome"] == "passed" and test["calls"]
     ]
     assert len([each for each in used if refused(each, REFUSED) is None]) >= PASSED[name]
+
+
+def test_the_page_has_the_counts(tests: Tests) -> None:
+    check_counts(tests, REFUSED, "signal")

@@ -10,7 +10,7 @@ import re
 
 import pytest
 import scipy
-from own_suites import Refused, Tests, check_refused, failures, refused, run_suite
+from own_suites import Refused, Tests, check_counts, check_refused, failures, refused, run_suite
 
 MODULES = ("test_basic", "test_multithreading", "test_real_transforms")
 DEADLINE = 400
@@ -81,3 +81,7 @@ def test_each_precision_is_among_them(tests: Tests) -> None:
         ran = [test for name, test in tests.items() if re.search(rf"\b{dtype}\b", name)]
         assert len(ran) >= 13
         assert all(test["outcome"] == "passed" and test["calls"] for test in ran)
+
+
+def test_the_page_has_the_counts(tests: Tests) -> None:
+    check_counts(tests, REFUSED, "fft")

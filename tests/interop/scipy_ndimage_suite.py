@@ -1,6 +1,6 @@
 """Runs SciPy's own tests of `scipy.ndimage` with the functions of a device in place of SciPy's.
 
-    python scipy_suite.py REPORT [TESTS]...
+    python scipy_ndimage_suite.py REPORT [TESTS]...
 
 writes a JSON document to REPORT: for each test its outcome, its error, and how many functions of the device
 it called. A function takes NumPy's arrays and blocks, as SciPy's does: what a test gives as `output` is
@@ -13,7 +13,7 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 import scipy.ndimage
 import trio
 from scipy._lib._array_api import xp_capabilities_table
+from scipy_fft_suite import Recorder
 
 import trio_accel as ta
 from trio_accel import ndimage
@@ -41,10 +42,13 @@ def _native(given: Any) -> Any:
 
 
 class Suite:
-    """The functions in place of SciPy's, and what pytest tells of each test."""
+    """The functions in place of SciPy's.
+
+    Attributes:
+        calls: How many were called.
+    """
 
     def __init__(self, device: ta.Device) -> None:
-        self.tests: dict[str, dict[str, Any]] = {}
         self.calls = 0
         self._device = device
         self._loop = threading.get_ident()
@@ -113,23 +117,12 @@ class Suite:
         left = list(results.values())
         return filled.get("output") if not left else left[0] if len(left) == 1 else tuple(left)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        before = self.calls
-        result = yield
-        self.tests[item.nodeid.rpartition("/")[2]]["calls"] = self.calls - before
-        return result
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = self.tests.setdefault(report.nodeid.rpartition("/")[2], {"outcome": "passed", "error": ""})
-        if report.outcome != "passed":
-            crash = getattr(report.longrepr, "reprcrash", None)
-            test.update(outcome=report.outcome, error=crash.message if crash else str(report.longrepr))
-
-
-def run_tests(suite: Suite, report: str, names: list[str]) -> None:
+def run_tests(suite: Suite, report: str, names: list[str]) -> dict[str, dict[str, object]]:
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:trio", "-p", "no:randomly"]
-    pytest.main([*options, f"--rootdir={Path(report).parent}", "--pyargs", *names], plugins=[suite])
+    recorder = Recorder(suite)  # type: ignore[arg-type]  # it has calls, too
+    pytest.main([*options, f"--rootdir={Path(report).parent}", "--pyargs", *names], plugins=[recorder])
+    return recorder.tests
 
 
 async def main(report: str, *names: str) -> None:
@@ -137,8 +130,8 @@ async def main(report: str, *names: str) -> None:
     async with ta.open_system("suite") as system, system.open_device("cpu") as device:
         suite = Suite(device)
         suite.replace()
-        await trio.to_thread.run_sync(run_tests, suite, report, chosen)
-    await trio.Path(report).write_text(json.dumps(suite.tests), encoding="utf-8")
+        tests = await trio.to_thread.run_sync(run_tests, suite, report, chosen)
+    await trio.Path(report).write_text(json.dumps(tests), encoding="utf-8")
 
 
 if __name__ == "__main__":
