@@ -179,7 +179,7 @@ def message(call: Callable[..., object], *arguments: object) -> str:
 async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
     wrong: Any = a
     for use in (np.sqrt, np.sum):
-        with pytest.raises(TypeError, match="does not support ufuncs"):
+        with pytest.raises(TypeError, match=rf"write await ta\.arrays\.{use.__name__}\(x"):
             use(wrong)
     on_host = "an AccelRef is not a host array; use await ref.to_host()"
     for convert in (np.asarray, np.array, np.linalg.norm, np.fft.fft):
@@ -256,7 +256,7 @@ OPTIONS: list[tuple[Callable[..., object], str, str]] = [
     (ta.DeviceOptions, "in_fligth", "did you mean 'in_flight'?"),
     (ta.DeviceOptions, "spare", "did you mean 'spares'?"),
     (ta.SystemOptions, "stategy", "did you mean 'strategy'?"),
-    (ta.SystemOptions, "seed", "there are intensity, random, strategy"),
+    (ta.SystemOptions, "seed", "there are held_after, intensity, random, strategy"),
     (ta.Policy, "back_off", "did you mean 'backoff'?"),
     (ta.Backoff, "inital", "did you mean 'initial'?"),
     (ta.Intensity, "restart", "did you mean 'restarts'?"),

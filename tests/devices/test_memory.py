@@ -282,7 +282,7 @@ WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
     ),
     "cast to text": (lambda d, x: x.cast("str"), TypeError, r"dtype: 'str' is no element type"),
     "item of three": (lambda d, x: x.item(), ValueError, r"exactly one element, got shape \(3,\)"),
-    "ask for nothing": (lambda d, x: d.ask(None), TypeError, r"ask: None is no operation"),  # type: ignore[arg-type]
+    "ask for nothing": (lambda d, x: d.ask(None), TypeError, r"ask: None is not an operation"),  # type: ignore[arg-type]
 }
 
 

@@ -145,7 +145,7 @@ async def test_a_lost_context_ends_what_was_submitted(device: ta.Device) -> None
 
 
 async def test_what_cannot_be_submitted_is_refused_at_once(device: ta.Device) -> None:
-    with pytest.raises(TypeError, match="submit: 3 is no operation"):
+    with pytest.raises(TypeError, match="submit: 3 is not an operation"):
         device.submit(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="axis"):
         device.submit(ta.linalg.Matmul(np.ones((2, 3)), np.ones((2, 3))))
