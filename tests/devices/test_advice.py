@@ -182,9 +182,13 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
         with pytest.raises(TypeError, match=rf"write await ta\.arrays\.{use.__name__}\(x"):
             use(wrong)
     on_host = "an AccelRef is not a host array; use await ref.to_host()"
-    for convert in (np.asarray, np.array, np.linalg.norm, np.fft.fft):
+    for convert in (np.asarray, np.array):
         assert message(convert, wrong) == on_host
-    assert message(np.dot, wrong, np.eye(2)) == on_host
+    assert message(np.linalg.norm, wrong).startswith(
+        "np.linalg.norm of an AccelRef: write ta.linalg.vector_norm"
+    )
+    assert message(np.fft.fft, wrong).startswith("np.fft.fft of an AccelRef: write await ta.fft.fft(x")
+    assert message(np.dot, wrong, np.eye(2)).startswith("np.dot of an AccelRef: write ")
 
 
 @inline

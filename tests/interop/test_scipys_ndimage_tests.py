@@ -1,7 +1,7 @@
 """SciPy's own tests of `scipy.ndimage`, with the functions of a device in place of SciPy's.
 
-They come with the installed SciPy, and run in one process of their own (`scipy_ndimage_suite.py`). All that fail
-want a warning, a text, or an error that the functions do not have; no number is another.
+They come with the installed SciPy, and run in one process of their own (`scipy_ndimage_suite.py`). All that
+fail want a warning, a text, or an error that the functions do not have; no number is another.
 """
 
 from __future__ import annotations
