@@ -54,7 +54,9 @@ def _folders(*, of_functions: bool) -> list[Path]:
 
 def _findings(files: list[Path]) -> str:
     calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
-    command = [".ci/async_rules.py", *RULES, f"--async200-blocking-calls={calls}", *map(str, files)]
+    # `opens` makes an async context manager.
+    makers = "--transform-async-generator-decorators=opens"
+    command = [".ci/async_rules.py", *RULES, f"--async200-blocking-calls={calls}", makers, *map(str, files)]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     return f"{done.stdout}{done.stderr}" if done.returncode else ""
 

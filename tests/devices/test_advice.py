@@ -187,7 +187,7 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
     assert message(np.linalg.norm, wrong).startswith(
         "np.linalg.norm of an AccelRef: write ta.linalg.vector_norm"
     )
-    assert message(np.fft.fft, wrong).startswith("np.fft.fft of an AccelRef: write await ta.fft.fft(x")
+    assert message(np.fft.fft, wrong).startswith("np.fft.fft of an AccelRef: write await ta.fft.fft(a)")
     assert message(np.dot, wrong, np.eye(2)).startswith("np.dot of an AccelRef: write ")
 
 
