@@ -106,6 +106,32 @@ def test_words_of_a_refusal(make: Any, says: str) -> None:
         make()
 
 
+BAD = (object(), "text", math.nan, -1, [1], b"bytes")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda **given: patterns.Batcher(model, **given), "adaptive"),
+        (lambda **given: patterns.Batcher(model, **given), "bucket"),
+        (lambda **given: patterns.Batcher(model, **given), "divides"),
+        (lambda **given: patterns.ContinuousBatcher(model, **given), "length"),
+        (lambda **given: patterns.ContinuousBatcher(model, **given), "leave"),
+        (lambda **given: patterns.ContinuousBatcher(model, **given), "weights"),
+        (lambda **given: patterns.CircuitBreaker(**given), "counts"),
+        (lambda **given: patterns.FairScheduler(model, **given), "weights"),
+        (lambda **given: patterns.FairScheduler(model, **given), "tenant_of"),
+        (lambda **given: patterns.MoeRouter(model, [model], **given), "normalise"),
+        (lambda **given: patterns.SpeculativeStep(model, model, **given), "draft_may_fail"),
+        (lambda **given: patterns.PromptLookup(9, **given), "logits"),
+    ],
+)
+def test_options_of_patterns(make: Any, name: str) -> None:
+    for value in BAD:
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            make(**{name: value})
+
+
 def test_numbers_of_numpy_become_numbers_of_python() -> None:
     options = ta.DeviceOptions(
         in_flight=np.int64(3),  # type: ignore[arg-type]

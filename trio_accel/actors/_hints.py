@@ -13,9 +13,10 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+_CALLABLE: Any = collections.abc.Callable
 _NAMES: Mapping[object, str] = {
     None: "None", type(None): "None", bool: "True or False", int: "an integer", float: "a number",
-    str: "a string", collections.abc.Callable: "a function", collections.abc.Mapping: "a mapping",
+    str: "a string", _CALLABLE: "a function", collections.abc.Mapping: "a mapping",
     os.PathLike: "a path",
 }  # fmt: skip
 
@@ -31,7 +32,8 @@ def fits(hint: Any, value: object) -> bool:
 
     A truth value is not a number, an integer is a float, and a string is not a sequence.
     """
-    origin, inner = get_origin(hint) or hint, get_args(hint)
+    inner = get_args(hint)
+    origin: Any = get_origin(hint) or hint
     if origin in (Union, types.UnionType):
         return any(fits(one, value) for one in inner)
     if origin is Literal:
@@ -41,14 +43,15 @@ def fits(hint: Any, value: object) -> bool:
     if origin in (int, float):
         return isinstance(value, (int, origin)) and not isinstance(value, bool)
     if getattr(origin, "_is_protocol", False):
-        members = [name for name in vars(origin) if name[0] != "_" or name == "__call__"]
+        names: Iterable[str] = vars(origin)
+        members = [name for name in names if name[0] != "_" or name == "__call__"]
         return not isinstance(value, type) and all(hasattr(value, name) for name in members)
-    is_text = isinstance(value, (str, bytes)) and not issubclass(origin, (str, bytes, os.PathLike))
+    is_text = isinstance(value, (str, bytes)) and origin not in (str, bytes)
     return isinstance(value, origin) and not is_text and _elements_fit(origin, inner, value)
 
 
 def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    if not inner or origin is collections.abc.Callable or not isinstance(value, collections.abc.Collection):
+    if not inner or origin is _CALLABLE or not isinstance(value, collections.abc.Collection):
         return True
     if isinstance(value, collections.abc.Mapping):
         entries = cast("Iterable[tuple[object, object]]", value.items())
@@ -57,6 +60,16 @@ def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
     if origin is tuple and inner[-1] is not Ellipsis:
         return len(elements) == len(inner) and all(map(fits, inner, elements))
     return all(fits(inner[0], one) for one in elements)
+
+
+def is_kind_of(hint: Any, value: object) -> bool:
+    """Return whether a value has the class of an annotation, whatever its elements are.
+
+    Numbers and words pass, because their ranges are checked with their types.
+    """
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    kinds = [get_origin(one) or one for one in (get_args(hint) if is_union else (hint,))]
+    return not {int, float, str, Literal}.isdisjoint(kinds) or any(fits(kind, value) for kind in kinds)
 
 
 def described(hint: Any) -> str:
@@ -77,6 +90,6 @@ def _either(words: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def types_of(cls: type) -> Mapping[str, Any]:
-    """Return the annotations of a class's fields, evaluated."""
-    return typing.get_type_hints(cls)
+def types_of(declared: object) -> Mapping[str, Any]:
+    """Return the annotations of a class's fields, or of a function's parameters, evaluated."""
+    return typing.get_type_hints(declared)

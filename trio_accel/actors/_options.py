@@ -16,12 +16,13 @@ from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 import attrs
 
 from ._errors import leaves
-from ._hints import as_plain, described, fits, types_of
+from ._hints import as_plain, described, fits, is_kind_of, types_of
 
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
-    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder", "fits", "is_number",
-    "must", "must_be_whole", "named_arguments", "named_options", "nearest", "signed_like", "unknown_option",
+    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder", "checked_options",
+    "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options", "nearest", "signed_like",
+    "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -58,6 +59,25 @@ def named_options(cls: type[T]) -> type[T]:
 
     setattr(cls, "__init__", check)  # noqa: B010  # type checkers refuse an assignment
     return cls
+
+
+def checked_options(make: FunctionT) -> FunctionT:
+    """Have a constructor refuse switches, functions and mappings of a wrong type by their names.
+
+    Its numbers and words have checks in its body. A scalar of NumPy becomes a number of Python.
+    """
+    hints = functools.cache(functools.partial(types_of, make))
+
+    @functools.wraps(make)
+    def check(self: object, *values: Any, **options: Any) -> None:
+        options = {name: as_plain(value) for name, value in options.items()}
+        for name, value in options.items():
+            hint = hints().get(name, Any)
+            if not is_kind_of(hint, value):
+                raise TypeError(f"{type(self).__name__}: {name} must be {described(hint)}, got {value!r}")
+        make(self, *values, **options)
+
+    return cast("FunctionT", check)
 
 
 def named_arguments(function: FunctionT) -> FunctionT:

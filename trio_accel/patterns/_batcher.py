@@ -15,7 +15,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorError, MailboxFullError, Reading, Spread
+from ..actors import ActorError, MailboxFullError, Reading, Spread, checked_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError, must_be_count, must_be_positive
 from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
@@ -402,6 +402,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         TypeError, ValueError: An argument is of another type, or out of range.
     """
 
+    @checked_options
     def __init__(
         self,
         model: ModelOfBatches[ItemT, ResultT],

@@ -14,7 +14,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, opens, running_beside
+from ..actors import Reading, checked_options, opens, running_beside
 from ..backends.base import ContextLostError
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
@@ -326,6 +326,7 @@ class ContinuousBatcher(
         TypeError, ValueError: An argument is of another type, or out of range.
     """
 
+    @checked_options
     def __init__(
         self,
         step: Model[list[RunningSequence[ItemT, PartT]], BatchResults[StepResult[PartT]]],

@@ -16,7 +16,16 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorError, DeferredReply, MailboxFullError, NotExecutedError, Request, handles, quick
+from ..actors import (
+    ActorError,
+    DeferredReply,
+    MailboxFullError,
+    NotExecutedError,
+    Request,
+    checked_options,
+    handles,
+    quick,
+)
 from ._checks import must_be_count, must_be_positive
 from ._limits import KeyedStates, RateLimit
 from ._servants import Call, ItemT, Model, ResultT, as_callable
@@ -390,6 +399,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
         TypeError: `model` is no model, or a number is of another type.
     """
 
+    @checked_options
     def __init__(
         self,
         model: Model[ItemT, ResultT],

@@ -19,7 +19,14 @@ from typing import Generic, NoReturn, TypeVar
 import attrs
 import trio
 
-from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
+from ..actors import (
+    ActorFailedError,
+    Backoff,
+    NotExecutedError,
+    checked_options,
+    named_arguments,
+    named_options,
+)
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
 from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, of_class, whole
 from ._servants import ItemT, Model, ResultT, as_callable
@@ -207,6 +214,7 @@ class CircuitBreaker:
         TypeError: An argument is no number.
     """
 
+    @checked_options
     def __init__(
         self,
         *,

@@ -16,6 +16,7 @@ import outcome
 import trio
 from numpy.typing import NDArray
 
+from ..actors import checked_options
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 from ._checks import (
@@ -325,6 +326,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         ValueError, TypeError: An option is out of its range, or of the wrong type.
     """
 
+    @checked_options
     def __init__(
         self,
         gate: Model[Tokens, object],

@@ -14,7 +14,7 @@ import trio
 from attrs.validators import optional
 from numpy.typing import NDArray
 
-from ..actors import must_be_whole, named_options
+from ..actors import checked_options, must_be_whole, named_options
 from ._batcher import ModelOfBatches, one_for_each
 from ._checks import ModelOutputError, Rows, Sampler, must_be_count, must_be_positive, scores_of, whole
 from ._continuous import Last, RunningSequence, StepResult
@@ -143,6 +143,7 @@ class SpeculativeStep:
         ValueError, TypeError: `lookahead` is no whole number from 1, or a model is no model.
     """
 
+    @checked_options
     def __init__(
         self,
         verifier: ModelOfBatches[Score, object],
@@ -279,6 +280,7 @@ class PromptLookup:
         ValueError, TypeError: A number is not a whole one from 1.
     """
 
+    @checked_options
     def __init__(self, vocabulary: int, *, longest: int = 3, logits: bool = False) -> None:
         self._vocabulary = must_be_count("PromptLookup: vocabulary", vocabulary)
         self._longest = must_be_count("PromptLookup: longest", longest)

@@ -184,12 +184,13 @@ async def write(
     """Write a checkpoint, and remove the oldest ones beyond a number.
 
     Args:
-        target: Where it is to be; its name is that of `name_of`.
-        keep: How many stay, of those with no later step than this one.
-        progress: State that is no array.
+        target: The path of the checkpoint, with a name by `name_of`.
+        keep: The number of checkpoints to keep, up to this step.
+        progress: The step and the other numbers of the training.
         optimizer: The optimizer.
-        cells: For each part of the model its layouts, and what ranks give: the first one the parameters and
-            buffers, and all of them their part of the optimizer's arrays. Ranks that have the same give once.
+        cells: For each part of the model its layouts, and the states of ranks: the first one with parameters
+            and buffers, and all of them with their part of the optimizer's arrays. Ranks with equal states
+            are one entry.
     """
     made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
@@ -208,21 +209,27 @@ async def write(
                 kept = {name: array for name, array in state.items() if name not in layouts}
                 if kept:
                     await put(_OPTIMIZER.format(cell, number), kept)
-        manifest = {
-            **attrs.asdict(progress),
-            "saved": time.time_ns(),
-            "optimizer": optimizer.kind,
-            "states": [*optimizer.states],
-            "cells": [
-                {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
-                for layouts, states in cells
-            ],
-            "files": files,
-        }
+        manifest = _manifest_of(progress, optimizer, cells, files)
         await trio.to_thread.run_sync(_finish, made, target, manifest, keep)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
+
+
+def _manifest_of(
+    progress: Progress, optimizer: Optimizer, cells: Sequence[tuple[Layouts, Sequence[State]]], files: object
+) -> dict[str, Any]:
+    return {
+        **attrs.asdict(progress),
+        "saved": time.time_ns(),
+        "optimizer": optimizer.kind,
+        "states": [*optimizer.states],
+        "cells": [
+            {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
+            for layouts, states in cells
+        ],
+        "files": files,
+    }
 
 
 def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
@@ -280,18 +287,7 @@ async def load(
     damaged: dict[Path, str] = {}
     found: tuple[Progress, list[HostState]] | None = None
     if checkpoint.load == "latest":
-        whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
-        for path in reversed(whole):
-            try:
-                found = await _read(path, whole[path], optimizer, cells)
-                break
-            except _DamageError as error:
-                damaged[path] = str(error)
-        for path, reason in damaged.items():
-            _logger.warning("checkpoint %s is damaged and left out: %s", path, reason)
-        if damaged and found is None:
-            path, reason = damaged.popitem()
-            raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")
+        found = await _load_newest(folder, optimizer, cells, damaged)
     elif checkpoint.load is not None:
         path = Path(checkpoint.load)
         try:
@@ -304,8 +300,30 @@ async def load(
         _logger.warning(
             "%s has checkpoints of later steps than %d, where this training begins: %s; none of them is "
             "loaded, and each stays until this training comes to its step",
-            folder, step, ", ".join(later),
-        )  # fmt: skip
+            folder,
+            step,
+            ", ".join(later),
+        )
+    return found
+
+
+async def _load_newest(
+    folder: Path, optimizer: Optimizer, cells: Sequence[Layouts], damaged: dict[Path, str]
+) -> tuple[Progress, list[HostState]] | None:
+    """Read the newest complete checkpoint; add each damaged one with the reason to `damaged`."""
+    found: tuple[Progress, list[HostState]] | None = None
+    whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
+    for path in reversed(whole):
+        try:
+            found = await _read(path, whole[path], optimizer, cells)
+            break
+        except _DamageError as error:
+            damaged[path] = str(error)
+    for path, reason in damaged.items():
+        _logger.warning("checkpoint %s is damaged and left out: %s", path, reason)
+    if damaged and found is None:
+        path, reason = [*damaged.items()][-1]
+        raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")
     return found
 
 
@@ -330,8 +348,8 @@ def _read_manifest(path: Path) -> _Manifest:
         with _open_regular(path / _MANIFEST) as file:
             text = file.read(_MAX_MANIFEST_BYTES + 1)
         _require(len(text) <= _MAX_MANIFEST_BYTES, f"{_MANIFEST} has more than {_MAX_MANIFEST_BYTES} bytes")
-        values = json.loads(text)
-        has_checksum = isinstance(values, dict) and "checksum" in values
+        values: dict[str, Any] = json.loads(text)
+        has_checksum = type(values) is dict and "checksum" in values
         _require(has_checksum, f"{_MANIFEST} has no checksum; checkpoints of earlier versions had none")
         is_same = values.pop("checksum") == _checksum(values)
         _require(is_same, f"{_MANIFEST} was changed: its checksum is another")
@@ -368,10 +386,10 @@ def _open_regular(path: Path) -> IO[bytes]:
 
 
 def _size_and_checksum(path: Path) -> list[int]:
-    size, checksum, piece = 0, 0, memoryview(bytearray(_PIECE_BYTES))
+    size = checksum = 0
     with _open_regular(path) as file:
-        while count := file.readinto(piece):  # type: ignore[attr-defined]  # a file on a disk has it
-            size, checksum = size + count, zlib.crc32(piece[:count], checksum)
+        while piece := file.read(_PIECE_BYTES):
+            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
     return [size, checksum]
 
 

@@ -35,7 +35,8 @@ _OF_FIRST = frozenset({
     "mish", "mse_loss", "poisson_nll_loss", "relu", "relu6", "selu", "sigmoid", "silu", "smooth_l1_loss",
     "soft_margin_loss", "softmax", "softplus", "softshrink", "softsign", "tanhshrink", "threshold",
 })  # fmt: skip
-_NUMBERS = (int, float, np.generic)
+# The types of numbers of the host; type checkers would ask of which dtype.
+_NUMBERS: Any = (int, float, np.generic)
 
 
 def _slope_of_base(g: Any, a: Any, b: Any, y: Any) -> Any:
@@ -52,7 +53,7 @@ def _slope_of_exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
         return g * (arrays.where(b >= 0, 0, slope) if a == 0 else slope)
     # A power of 0 stays 0 if its exponent changes, and the logarithm of 0 is infinite.
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = y * (np.log(a) if isinstance(a, np.ndarray) else arrays.log(a))
+        slope = y * (np if type(a) is np.ndarray else arrays).log(a)
     return g * arrays.where((a == 0) & (b >= 0), 0, slope)
 
 
@@ -135,23 +136,16 @@ def value_and_grad(
     """
 
     async def run(parameters: Nested, *args: Any, **kwargs: Any) -> tuple[AccelRef, Any]:
-        leaves: list[Any] = []
         made: list[Any] = []
         try:
-            made.append(f(_with(parameters, lambda ref: _leaf(ref, leaves)), *args, **kwargs))
-            joined = _joined(made, leaves)
-        except BaseException:
-            # The error is enough: no warning follows, above all not of calls that the user has not made.
-            for call in (*leaves, *made):
-                if isinstance(call, Call):
-                    call.close()
-            raise
-        try:
-            out: AccelRef = await joined
+            leaves: list[Any] = []
+            made.append(f(_with(parameters, lambda ref: _leaf(ref, leaves, made)), *args, **kwargs))
+            out: AccelRef = await _joined(made, leaves)
         finally:
+            # Those that were not awaited end without a warning: an error is enough, the program has not made
+            # the calls of gradients, and a rule may not need the gradient of its result.
             for call in made:
                 if type(call) is Call:
-                    # It was not used: a rule may not need the gradient of its result.
                     call.close()
         place = 1
 
@@ -175,13 +169,14 @@ def grad(f: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
-def _leaf(ref: AccelRef, leaves: list[Any]) -> Any:
+def _leaf(ref: AccelRef, leaves: list[Any], made: list[Any]) -> Any:
     """Return a parameter as a call: views of an array are arrays, and nothing would know what they are of."""
     if not isinstance(ref, AccelRef):
         raise TypeError(
             f"parameters must be arrays on a device, in dicts and lists, got {type(ref).__name__}"
         )
     leaves.append(arrays.reshape(ref, ref.shape))
+    made.append(leaves[-1])
     return leaves[-1]
 
 
@@ -198,12 +193,13 @@ def _joined(made: list[Any], leaves: Sequence[Any]) -> Any:
     """Return one call of a value and of all its gradients, each flat, behind one another.
 
     Args:
-        made: The call of the value, to which all calls of gradients are added.
+        made: Ends with the call of the value; the calls of gradients are added to it.
         leaves: Calls of the parameters.
     """
-    [value] = made
-    if not isinstance(value, Call):
-        raise TypeError(f"value_and_grad: the function must return a call, got {type(value).__name__}")
+    given: object = made[-1]
+    if not isinstance(given, Call):
+        raise TypeError(f"value_and_grad: the function must return a call, got {type(given).__name__}")
+    value = cast("Any", given)
     if value.shape:
         raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
     order, depends = _order(value, leaves)
