@@ -133,6 +133,7 @@ THREADS_TOO = {
     "trio_accel.backends.cpu.runtime.blas_threads": "locks: streams share the threads of a BLAS",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
+    "trio_accel.backends.cpu.libraries.sparse": "factors that each stream's thread keeps for itself",
     "trio_accel.backends.cuda.libraries.sparse": "locks: threads of streams share a handle",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.cluster._nodes": "the end of standard input, which is the program's death, ends all",

@@ -43,7 +43,7 @@ def fits(hint: Any, value: object) -> bool:
     if origin in (int, float):
         return isinstance(value, (int, origin)) and not isinstance(value, bool)
     if getattr(origin, "_is_protocol", False):
-        names: Iterable[str] = vars(origin)
+        names = cast("dict[str, object]", vars(origin))
         members = [name for name in names if name[0] != "_" or name == "__call__"]
         return not isinstance(value, type) and all(hasattr(value, name) for name in members)
     is_text = isinstance(value, (str, bytes)) and origin not in (str, bytes)
