@@ -681,10 +681,12 @@ _REASONS: dict[str, str] = {
         "cluster.AgentConfig cluster.Entry "
         "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
-        "actors.LoopHolds actors.Reading actors.RestartInfo actors.SupervisorFailed actors.Timer collectives.Rank "
+        "actors.LoopHolds actors.Reading actors.RestartInfo "
+        "actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World train.Optimizer Optimizer.rate_of train.Step train.Steps "
         "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
-        "devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
+        "devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of "
+        "devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
         "patterns.ContinuousStatistics patterns.RunningSequence "
         "patterns.CascadeAnswer patterns.CascadeStatistics "
@@ -706,7 +708,8 @@ _REASONS: dict[str, str] = {
     "plans of operations call it, with shapes of arrays": (
         "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan "
         "Planner.output Planner.status devices.in_range "
-        "expressions.axes_of expressions.contraction_path expressions.diagonal_of expressions.permuted expressions.reduced"
+        "expressions.axes_of expressions.contraction_path "
+        "expressions.diagonal_of expressions.permuted expressions.reduced "
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
     "it compares the number alone": "Trainer.steps",
