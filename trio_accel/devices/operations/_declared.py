@@ -407,7 +407,7 @@ def _path_of(actor: type[Any] | str) -> str:
     return actor if isinstance(actor, str) else f"{_public(actor.__module__)}:{actor.__qualname__}"
 
 
-# `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
+# A module without `from __future__ import annotations` has the union itself in place of these texts.
 _ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None", "Out")
 # A parameter that no operation takes: its refusal tells what to write.
 _UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
@@ -425,7 +425,7 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
         raise TypeError(f"{parameter} cannot be a field of a message; name each argument")
     note = parameter.annotation
     text = note if isinstance(note, str) else getattr(note, "__name__", str(note))
-    if text == Operand or _QUALIFIED.sub("", text) in _ARRAYS:
+    if note in (Operand, Operand | None) or _QUALIFIED.sub("", text) in _ARRAYS:
         return "array"
     kind = eval(note, function.__globals__) if isinstance(note, str) else note  # noqa: S307  # its own annotation
     if hasattr(kind, "operand_fields"):
