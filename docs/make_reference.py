@@ -72,6 +72,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
         "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
+        "NotAwaited Opening not_copied opens "
         "as_plain checked_options fits is_number must must_be_whole named_options nearest note_end quick "
         "running_beside signed_like unknown_option ActorFigures ItemRequest Serves Validator"
     ),

@@ -99,7 +99,7 @@ def _told(value: object) -> str:
 
 
 def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
-    """Split a chain that gathers calls into one for each device.
+    """Split a chain that gathers calls into one for each device (D200).
 
     Returns:
         The chains, with the places of their calls among the gathered ones. Empty if a call uses arrays of
