@@ -118,7 +118,7 @@ BAD = (object(), "text", math.nan, -1, [1], b"bytes")
         (lambda **given: patterns.ContinuousBatcher(model, **given), "length"),
         (lambda **given: patterns.ContinuousBatcher(model, **given), "leave"),
         (lambda **given: patterns.ContinuousBatcher(model, **given), "weights"),
-        (lambda **given: patterns.CircuitBreaker(**given), "counts"),
+        (patterns.CircuitBreaker, "counts"),
         (lambda **given: patterns.FairScheduler(model, **given), "weights"),
         (lambda **given: patterns.FairScheduler(model, **given), "tenant_of"),
         (lambda **given: patterns.MoeRouter(model, [model], **given), "normalise"),

@@ -21,8 +21,8 @@ from ._hints import as_plain, described, fits, is_kind_of, types_of
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
     "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder", "checked_options",
-    "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options", "nearest", "signed_like",
-    "unknown_option",
+    "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options", "nearest",
+    "signed_like", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
