@@ -211,6 +211,25 @@ def test_requests_that_have_their_agents_killed_are_found(count: int, bound: int
     assert play(script).losses <= bound
 
 
+@pytest.mark.parametrize("has_members", [True, False])
+def test_a_closed_cluster_waits_for_no_quiet(has_members: bool) -> None:
+    async def script(played: Played, nursery: trio.Nursery) -> None:
+        if not has_members:
+            played.change([*played.members], [])
+
+        async def close() -> None:
+            await trio.sleep(1.0)
+            played.close()
+
+        began = trio.current_time()
+        nursery.start_soon(close)
+        assert not await played._is_quiet()
+        assert trio.current_time() - began < 1.1
+        assert not await played._is_quiet()
+
+    play(script)
+
+
 def test_the_error_crosses() -> None:
     error = cluster.LethalRequestError("it is over", node="node-1", epoch=7, request="Die to a")
     again = pickle.loads(pickle.dumps(error))

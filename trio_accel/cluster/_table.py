@@ -152,11 +152,11 @@ class Router:
 
     async def _is_quiet(self) -> bool:
         """Return whether no member is lost within some seconds; without members, they have not begun."""
-        while not self.members:
+        while not (self.members or self.is_closed):
             await self.wait_changed()
         before = {*self.members}
         with trio.move_on_after(_QUIET):
-            while before <= {*self.members}:
+            while before <= {*self.members} and not self.is_closed:
                 before = {*self.members}
                 await self.wait_changed()
             return False
