@@ -46,7 +46,7 @@ class FakeLink:
                 self.beside = self.count - 1
                 self.lost.set()
                 self.played.losses += 1
-                self.played.ends.send_nowait((self.member, True))
+                self.played.ends.send_nowait((self.member, self.played.has_status))
                 await trio.lowlevel.checkpoint()
                 raise links.LinkLostError("lost", is_begun=True, beside=self.beside)
         finally:
@@ -63,7 +63,7 @@ class Played(cluster.Router):
 
     def __init__(self) -> None:
         super().__init__()
-        self.executed, self.losses = Counts[str](), 0
+        self.executed, self.losses, self.has_status = Counts[str](), 0, True
         self.ends, self.ended = trio.open_memory_channel[tuple[cluster.Member, bool]](1000)
         self._numbers = itertools.count(1)
         self.change([], NAMES)
@@ -82,7 +82,8 @@ class Played(cluster.Router):
 
     async def _restart(self, member: cluster.Member, has_crashed: bool) -> None:
         await trio.sleep(0.01)
-        self._blame.note_end(member, has_crashed=has_crashed)
+        if has_crashed:
+            self._blame.note_crash(member)
         self.change([member], [])
         await trio.sleep(0.2)
         self.change([], [member.name])
@@ -91,7 +92,6 @@ class Played(cluster.Router):
         """Kill an agent as somebody else does."""
         for member, link in self._links.items():
             if member.name == name and not link.lost.is_set():
-                link._beside = 0
                 link.lost.set()
                 self.ends.send_nowait((member, False))
 
@@ -173,30 +173,59 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(REQUESTS)
-def test_the_ones_to_blame_and_no_others_get_errors(requests: list[tuple[float, Request]]) -> None:
-    async def script(played: Played, _: trio.Nursery) -> None:
-        check(requests, await ask_all(played, requests), played)
-
-    count = sum(request.is_lethal for _, request in requests)
-    assert play(script).losses <= 4 * count
-
-
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from([0.01, 0.1, 0.5]))
-def test_agents_that_somebody_kills_are_nobodys_blame(seed: int, seconds: float) -> None:
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([0.01, 0.1, 0.5, 2.0]),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.booleans(),
+)
+def test_agents_that_somebody_kills_are_nobodys_blame(
+    seed: int, seconds: float, pause: float, is_regular: bool
+) -> None:
+    """Also where agents are killed faster than requests are served."""
     chosen = random.Random(seed)
 
     async def kill(played: Played) -> None:
-        while True:
-            await trio.sleep(1.0)
-            played.kill(chosen.choice(NAMES))
+        while trio.current_time() < 60.0:
+            await trio.sleep(pause if is_regular else chosen.uniform(0.0, 2 * pause))
+            if played.members:
+                played.kill(chosen.choice(played.members).name)
 
     async def script(played: Played, nursery: trio.Nursery) -> None:
         nursery.start_soon(kill, played)
-        requests = [(chosen.uniform(0.0, 60.0), Request(seconds)) for _ in range(1000)]
+        requests = [(chosen.uniform(0.0, 60.0), Request(seconds)) for _ in range(200)]
         check(requests, await ask_all(played, requests), played)
+
+    play(script)
+
+
+@pytest.mark.parametrize(("count", "bound"), [(1, 3), (2, 16), (5, 40)])
+def test_requests_that_have_their_agents_killed_are_found(count: int, bound: int) -> None:
+    async def script(played: Played, _: trio.Nursery) -> None:
+        played.has_status = False
+        requests = [(0.5 + number, Request(0.1, is_lethal=True)) for number in range(count)]
+        requests += [(0.05 * number, Request(0.02)) for number in range(200)]
+        check(requests, await ask_all(played, requests), played)
+
+    assert play(script).losses <= bound
+
+
+@pytest.mark.parametrize("has_members", [True, False])
+def test_a_closed_cluster_waits_for_no_quiet(has_members: bool) -> None:
+    async def script(played: Played, nursery: trio.Nursery) -> None:
+        if not has_members:
+            played.change([*played.members], [])
+
+        async def close() -> None:
+            await trio.sleep(1.0)
+            played.close()
+
+        began = trio.current_time()
+        nursery.start_soon(close)
+        assert not await played._is_quiet()
+        assert trio.current_time() - began < 1.1
+        assert not await played._is_quiet()
 
     play(script)
 

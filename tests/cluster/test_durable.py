@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,32 @@ async def test_a_store_that_is_away(path: str, is_cluster: bool) -> None:
         assert await ref.ask(Add(1.0), id="lost") == 8.0
         assert await ref.ask(Add(1.0), id="lost") == 8.0
         assert await other.ask(Add(1.0)) == 1.0
+
+
+async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) -> None:
+    """As by an agent that is stopped while it writes: for longer than the store itself waits."""
+    async with opened(2, cluster.SqliteStore(path, timeout=0.2)) as (made, _):
+        refs = [made.entity(Account, key) for key in KEYS]
+        for ref in refs[:6]:
+            assert await ref.ask(Add(1.0)) == 1.0
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            totals = list[float]()
+
+            async def ask(ref: Any) -> None:
+                totals.append(await ref.ask(Add(1.0)))
+
+            async with trio.open_nursery() as nursery:
+                for ref in refs:
+                    nursery.start_soon(ask, ref)
+                await trio.sleep(1.0)
+                assert totals == []
+                # Who has less time than that is told by its deadline.
+                with trio.move_on_after(0.1) as scope:
+                    await refs[0].ask(Add(1.0))
+                assert scope.cancelled_caught
+                other.execute("rollback")
+        assert sorted(totals) == [1.0] * 6 + [2.0] * 6
 
 
 async def test_the_older_of_two_clusters_is_fenced(path: str) -> None:

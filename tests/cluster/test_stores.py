@@ -439,6 +439,42 @@ class TestSqlite:
             await store.write("a", 1, entry(1))
             assert numbers(await store.take("a", 1)) == [1]
 
+    async def test_writers_without_a_pause_let_others_write(self, make_sqlite: MakeStore) -> None:
+        """A process that commits slowly and begins at once again leaves gaps of microseconds."""
+        is_over = False
+        async with opened(make_sqlite(timeout=1.5)) as store:
+            await store.take("a", 1)
+
+            def write() -> None:
+                with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+                    while not is_over:
+                        other.execute("begin immediate")
+                        time.sleep(0.02)
+                        other.execute("commit")
+                        time.sleep(0.0001)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.to_thread.run_sync, write)
+                try:
+                    for number in range(1, 6):
+                        await store.write("a", 1, entry(number))
+                finally:
+                    is_over = True
+
+    async def test_an_error_says_whether_the_call_has_begun(self, make_sqlite: MakeStore) -> None:
+        async with opened(make_sqlite(timeout=0.2)) as store:
+            await store.take("a", 1)
+            with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+                other.execute("begin immediate")
+                with pytest.raises(StoreError, match="locked") as caught:
+                    await store.write("a", 1, entry(1))
+                assert not caught.value.is_begun
+                assert not pickle.loads(pickle.dumps(caught.value)).is_begun
+            await store.write("a", 1, entry(1))
+            with pytest.raises(StoreError, match="UNIQUE") as caught:
+                await store.write("a", 1, entry(1))
+            assert caught.value.is_begun
+
     async def test_a_file_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
         store = SqliteStore(tmp_path / "nowhere" / "store.db")
         with pytest.raises(StoreError, match="unable to open database file"):
@@ -495,6 +531,17 @@ class TestPostgres:
             finally:
                 postgres.start()
             await store.write("a", 1, entry(2))
+            assert numbers(await store.take("a", 1)) == [1, 2]
+
+    async def test_a_server_that_was_started_again_meanwhile_fails_no_call(
+        self, postgres: Any, make_postgres: MakeStore
+    ) -> None:
+        async with opened(make_postgres()) as store:
+            await store.take("a", 1)
+            for number in range(1, 3):
+                await store.write("a", 1, entry(number))
+                postgres.stop()
+                postgres.start()
             assert numbers(await store.take("a", 1)) == [1, 2]
 
     async def test_a_server_that_hangs_is_given_up(self, postgres: Any, make_postgres: MakeStore) -> None:

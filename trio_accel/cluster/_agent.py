@@ -112,7 +112,9 @@ class Agent:
             # Arrays come to where a device can fetch them by itself.
             allocate = partial(next(iter(devices)).host_empty, dtype="uint8")
             self._router = _Peers(options.window, nursery, allocate)
-            self._residents = Residents(config.node, system, devices, self._router, config.store)
+            # An agent that was stopped while it wrote is ended within that time, and its lock with it.
+            patience = 2 * options.heartbeat_timeout
+            self._residents = Residents(config.node, system, devices, self._router, config.store, patience)
             nursery.start_soon(self._listen_for_the_program)
             if options.idle_after is not None:
                 nursery.start_soon(self._residents.end_idle, options.idle_after)

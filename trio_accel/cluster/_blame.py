@@ -7,14 +7,14 @@ other requests wait meanwhile for a moment. With the next crash in its turn, a s
 were in flight beside it all the same, it takes one crash more.
 
 The end of an agent that was killed says nothing about its requests, but a request that takes all memory looks
-the same. So it takes three losses, and three more for each agent that was lost without the request in the
-last minute. A request is a suspect before the last of these.
+the same. After two such losses a request waits until no agent is lost for some seconds. If one is, somebody
+kills agents, and the losses do not count. Otherwise the request is a suspect, and a third loss blames it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import attrs
@@ -30,8 +30,8 @@ __all__ = ["Blame", "Trial"]
 _PATIENCE = 5.0
 # Seconds that other requests wait for suspects at most.
 _HOLD = 0.5
-# Losses of agents that were killed, and the seconds in which others count.
-_KILLS, _MINUTE = 3, 60.0
+# Losses of agents that were killed, before somebody is to blame.
+_KILLS = 3
 
 
 @attrs.define(eq=False)
@@ -46,6 +46,7 @@ class Trial:
         beside: How many other requests were lost with that.
         was_alone: Whether it was the only suspect in flight then.
         is_alone: Whether it is.
+        pardons: How often losses did not count, because others were lost, too.
     """
 
     target: Target
@@ -55,6 +56,7 @@ class Trial:
     beside: int = 0
     was_alone: bool = False
     is_alone: bool = False
+    pardons: int = 0
 
     def lose(self, member: Member, sent: float, beside: int) -> None:
         """Remember a loss."""
@@ -63,20 +65,21 @@ class Trial:
 
 
 class Blame:
-    """Requests of this process that are in flight to agents, and agents that have ended."""
+    """Requests of this process that are in flight to agents, and agents that have crashed.
 
-    def __init__(self) -> None:
+    Args:
+        is_quiet: Returns after some seconds whether no agent was lost meanwhile.
+    """
+
+    def __init__(self, is_quiet: Callable[[], Awaitable[bool]]) -> None:
+        self._is_quiet = is_quiet
         self._waiting, self._running = list[Trial](), list[Trial]()
         self._changed = trio.Event()
         self._crashed: deque[Member] = deque(maxlen=256)
-        self._killed: deque[tuple[float, Member]] = deque(maxlen=256)
 
-    def note_end(self, member: Member, *, has_crashed: bool) -> None:
-        """Remember that an agent is gone, and whether its process has ended by itself."""
-        if has_crashed:
-            self._crashed.append(member)
-        elif member not in self._crashed:
-            self._killed.append((trio.current_time(), member))
+    def note_crash(self, member: Member) -> None:
+        """Remember that an agent's process has ended by itself."""
+        self._crashed.append(member)
 
     @property
     def has_suspects(self) -> bool:
@@ -91,7 +94,11 @@ class Blame:
             LethalRequestError: It is to blame for the loss of its agents.
         """
         self._check(trial)
-        if not self._is_suspect(trial):
+        crashes = [member for member in trial.lost if member in self._crashed]
+        is_killed = len(trial.lost) + 1 >= _KILLS and trial.lost[-1] not in self._crashed
+        if is_killed and not await self._wait_quiet(trial):
+            trial.lost, is_killed = crashes, False
+        if not (crashes or is_killed):
             trial.is_alone = False
             with trio.move_on_after(_HOLD):
                 while self.has_suspects:
@@ -118,26 +125,23 @@ class Blame:
             self._running.remove(trial)
             self._wake()
 
+    async def _wait_quiet(self, trial: Trial) -> bool:
+        # Longer each time, so that all of several that end agents wait here at last.
+        for _ in range(trial.pardons + 1):
+            if await self._is_quiet():
+                return True
+        trial.pardons += 1
+        return False
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
-
-    def _is_suspect(self, trial: Trial) -> bool:
-        if any(member in self._crashed for member in trial.lost):
-            return True
-        return len(trial.lost) > 0 and len(trial.lost) + 1 >= self._max_kills(trial)
-
-    def _max_kills(self, trial: Trial) -> int:
-        """Return how many killed agents a request may have been in flight to."""
-        since = trio.current_time() - _MINUTE
-        others = {member for when, member in self._killed if when > since}.difference(trial.lost)
-        return _KILLS * (1 + len(others))
 
     def _check(self, trial: Trial) -> None:
         if len(trial.lost) < 2 or not trial.was_alone:
             return
         has_crashed = trial.lost[-1] in self._crashed
-        if len(trial.lost) >= (2 + (trial.beside > 0) if has_crashed else self._max_kills(trial)):
+        if len(trial.lost) >= (2 + (trial.beside > 0) if has_crashed else _KILLS):
             names = ", ".join(member.name for member in trial.lost)
             request = f"{trial.cls.__qualname__} to {trial.target.text}"
             raise LethalRequestError(

@@ -235,10 +235,10 @@ class Cluster(Router):
 
     async def _end(self, name: str) -> None:
         """End the agent of a node, and remember whether it had ended by itself."""
-        has_crashed = bool(await self._nodes.end(name))
-        for member in self.members:
-            if member.name == name:
-                self._blame.note_end(member, has_crashed=has_crashed)
+        if await self._nodes.end(name):
+            for member in self.members:
+                if member.name == name:
+                    self._blame.note_crash(member)
 
     async def _next_epoch(self) -> int:
         begun = next(self._epochs)

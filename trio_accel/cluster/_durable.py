@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -12,7 +12,7 @@ from ..actors import ActorFailedError, ActorStoppedError, Directive, Policy, Ref
 from ..backends.base import ContextLostError, InputFailedError, StaleRefError
 from ..devices import AccelRef
 from ._entities import Entity, Home, Resident
-from ._errors import FencedError, NotRepeatableError
+from ._errors import FencedError, NotRepeatableError, StoreError
 from ._frames import packed, unpack
 from ._saves import ArrayFiles
 from ._store import Entry, Store
@@ -25,6 +25,10 @@ Saved: TypeAlias = Mapping[str, Any]
 # Replies of so many messages are kept in memory, for those that come again; and so often a message runs whose
 # device loses its context.
 _REPLIES, _ATTEMPTS = 10_000, 3
+# Seconds before a store that could not begin is called again.
+_PAUSE = 0.05
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -107,7 +111,7 @@ class _DurableResident(Resident):
             saved = packed(await trio.to_thread.run_sync(self._files.put, made))
         entry = Entry(at, number, text, reply)
         try:
-            await self._store.write(self._target.text, self._home.epoch, entry, saved)
+            await self._stored(self._store.write, self._target.text, self._home.epoch, entry, saved)
         except FencedError:
             await self._settle(False)  # noqa: ASYNC120  # it is shielded
             raise
@@ -116,6 +120,17 @@ class _DurableResident(Resident):
             del self._replies[next(iter(self._replies))]
         if saved is not None:
             await self._settle(True)
+
+    async def _stored(self, call: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """Call the store, and again if it could not begin, because another process has it locked."""
+        end = trio.current_time() + self._residents.patience
+        while True:
+            try:
+                return await call(*arguments)
+            except StoreError as error:
+                if error.is_begun or trio.current_time() >= end:
+                    raise
+            await trio.sleep(_PAUSE)
 
     async def _settle(self, is_kept: bool) -> None:
         with trio.CancelScope(shield=True):
@@ -140,7 +155,7 @@ class _DurableResident(Resident):
         policy = Policy(directives=found | dict.fromkeys(self._cls.refuses, Directive.RESUME))
         store, name = self._store, self._target.text
         self._ref, self._home = await self._spawn(policy)
-        journal = await store.take(name, self._home.epoch)
+        journal = await self._stored(store.take, name, self._home.epoch)
         saved = None if journal.saved is None else unpack([journal.saved[1]])
         self._files = ArrayFiles(store.folder, name, self._home.epoch)
         saved = await trio.to_thread.run_sync(self._files.load, saved)

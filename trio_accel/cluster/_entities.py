@@ -154,19 +154,27 @@ class Residents:
         devices: The devices of the node.
         router: The way to other entities; its table tells who is at home here.
         store: What keeps durable entities.
+        patience: Seconds for which a store that cannot begin is called again.
 
     Attributes:
         numbers: Tells actors of one class apart.
     """
 
     def __init__(
-        self, node: str, system: System, devices: DeviceGroup, router: Router, store: Any = None
+        self,
+        node: str,
+        system: System,
+        devices: DeviceGroup,
+        router: Router,
+        store: Any = None,
+        patience: float = 30.0,
     ) -> None:
         self.node: str = node
         self.system: System = system
         self.devices: DeviceGroup = devices
         self.router: Router = router
         self.store: Any = store
+        self.patience: float = patience
         self.numbers: itertools.count[int] = itertools.count(1)
         self._all: dict[Target, Resident] = {}
 

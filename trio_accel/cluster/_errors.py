@@ -67,7 +67,15 @@ class FencedError(Exception):
 
 
 class StoreError(Exception):
-    """The store cannot be reached, or has failed; nothing was acknowledged."""
+    """The store cannot be reached, or has failed; nothing was acknowledged.
+
+    Attributes:
+        is_begun: Whether the call was begun, so that it may have written.
+    """
+
+    def __init__(self, message: str, *, is_begun: bool = True) -> None:
+        super().__init__(message)
+        self.is_begun: bool = is_begun
 
 
 class NotRepeatableError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -43,6 +44,8 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
+# Another process writes or recovers the file, or opens it as the first one; seconds between two looks.
+_BUSY, _LOOK = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
 _seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
@@ -183,10 +186,10 @@ class Store:
             raise StoreError(f"{type(self).__name__} has not answered within {self.timeout:g} s")
 
     def _transact(self, work: Callable[..., T], *arguments: Any) -> T:
+        is_begun = False
         try:
-            if self._database is None:
-                self._connect()
-            self._sql("BEGIN")
+            self._begin()
+            is_begun = True
             found = work(*arguments)
             self._sql("commit")
             return found
@@ -194,7 +197,14 @@ class Store:
             self._disconnect()
             if isinstance(error, FencedError):
                 raise
-            raise StoreError(f"{type(self).__name__}: {type(error).__name__}: {error}") from error
+            text = f"{type(self).__name__}: {type(error).__name__}: {error}"
+            raise StoreError(text, is_begun=is_begun) from error
+
+    def _begin(self) -> None:
+        """Begin a transaction, and connect first where there is no connection."""
+        if self._database is None:
+            self._connect()
+        self._sql("BEGIN")
 
     def _connect(self) -> None:
         """Connect. A wait for a lock ends before `timeout`: then the database says what it has waited for."""
@@ -293,11 +303,26 @@ class SqliteStore(Store):
     )
 
     def _connect(self) -> None:
-        wait = 0.9 * self.timeout
-        self._database = sqlite3.connect(self.path, wait, isolation_level=None, check_same_thread=False)
-        self._database.execute("pragma journal_mode = wal")
-        # With less, the last messages of before a power cut are lost, and they were acknowledged.
-        self._database.execute("pragma synchronous = full")
+        database = sqlite3.connect(self.path, 0.0, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("pragma journal_mode = wal")
+            # With less, the last messages of before a power cut are lost, and they were acknowledged.
+            database.execute("pragma synchronous = full")
+        except sqlite3.Error:
+            database.close()
+            raise
+        self._database = database
+
+    def _begin(self) -> None:
+        end = time.monotonic() + 0.9 * self.timeout
+        while True:
+            try:
+                return super()._begin()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() >= end:
+                    raise
+            # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
+            time.sleep(_LOOK)
 
 
 @attrs.define(eq=False)
@@ -323,6 +348,7 @@ class PostgresStore(Store):
 
     dsn: str = attrs.field(repr=False)  # it may have a password
     _psycopg: Any = attrs.field(factory=lambda: import_extra("psycopg", "postgres"), init=False, repr=False)
+    _is_given_up: bool = attrs.field(default=False, init=False, repr=False)
 
     def _connect(self) -> None:
         # libpq takes whole seconds, and no fewer than two.
@@ -333,7 +359,19 @@ class PostgresStore(Store):
         # An owner that was stopped in the middle must not have the next one wait for its lock.
         self._database.execute(f"set idle_in_transaction_session_timeout = {milliseconds // 2 + 1}")
 
+    def _begin(self) -> None:
+        is_kept, self._is_given_up = self._database is not None, False
+        try:
+            super()._begin()
+        except Exception:
+            if self._is_given_up or not is_kept:
+                raise
+            # The server may have been started again since the last call.
+            self._disconnect()
+            super()._begin()
+
     def _give_up(self) -> None:
+        self._is_given_up = True
         # Only the socket can be closed from another thread: the one that waits for it wakes up and fails.
         with suppress(Exception), socket.socket(fileno=os.dup(self._database.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)

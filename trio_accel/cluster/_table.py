@@ -29,6 +29,8 @@ ReplyT = TypeVar("ReplyT")
 # Seconds until who waits for a node is told of in the log; and until a request that was not at home, or was
 # lost with its node, is asked again if no new table comes meanwhile.
 _PATIENCE, _AGAIN, _LEAVING = 5.0, 0.1, 1.0
+# Seconds without a loss of a node after which nobody kills them.
+_QUIET = 5.0
 
 
 @attrs.frozen
@@ -67,7 +69,7 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._blame = Blame()
+        self._blame = Blame(self._is_quiet)
         self.table: Table = Table()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
@@ -88,7 +90,6 @@ class Router:
         self.table = table
         for member in [one for one in self._links if one not in table.members]:
             self._links.pop(member).close()
-            self._blame.note_end(member, has_crashed=False)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -148,6 +149,18 @@ class Router:
                 while self.table is table or (is_leaving and trial.lost[-1] in self.members):
                     self._check_open(target)
                     await self.wait_changed()
+
+    async def _is_quiet(self) -> bool:
+        """Return whether no member is lost within some seconds; without members, they have not begun."""
+        while not (self.members or self.is_closed):
+            await self.wait_changed()
+        before = {*self.members}
+        with trio.move_on_after(_QUIET):
+            while before <= {*self.members} and not self.is_closed:
+                before = {*self.members}
+                await self.wait_changed()
+            return False
+        return True
 
     def _check_open(self, target: Target) -> None:
         if self.is_closed:
