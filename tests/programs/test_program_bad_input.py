@@ -77,9 +77,8 @@ async def test_classes_that_no_other_process_finds(
     with pytest.raises(ValueError, match="<lambda> is defined in a function"):
         ta.open_program(device, lambda x: x)
     monkeypatch.setattr(Layer, "__module__", "__main__")
-    with pytest.raises(
-        ValueError, match=r"__main__\.Layer is defined in __main__, where it cannot be found by name; move it"
-    ):
+    told = r"__main__\.Layer is defined in __main__, where it cannot be found by name; move it to a module"
+    with pytest.raises(ValueError, match=told):
         ta.open_program(device, Layer, PARAMETERS)
     monkeypatch.setattr(Layer, "__module__", "sample_programs")
     monkeypatch.setattr(sys.modules["sample_programs"], "Layer", None)

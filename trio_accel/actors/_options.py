@@ -9,7 +9,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -20,14 +20,14 @@ from ._hints import as_plain, described, fits, is_kind_of, types_of
 
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
-    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder", "checked_options",
-    "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options", "nearest",
-    "signed_like", "unknown_option",
+    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder",
+    "checked_options", "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options",
+    "nearest", "signed_like", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Validator: TypeAlias = "Callable[[object, attrs.Attribute[Any], Any], None]"
+Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def named_options(cls: type[T]) -> type[T]:
@@ -84,17 +84,27 @@ def named_arguments(function: FunctionT) -> FunctionT:
     """Have a function answer an option that it does not have with the nearest that it has."""
     parameters = inspect.signature(function).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
+    by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    most = sys.maxsize if has_any or not by_name else len(parameters) - len(by_name)
+
+    def check(values: Sequence[Any], options: Mapping[str, object]) -> None:
+        if options:
+            _check_names(function.__name__, options, names)
+        if len(values) > most:
+            told = ", ".join(f"{name}=" for name in by_name)
+            raise TypeError(f"{function.__name__}: too many positional arguments; give {told} by name")
 
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
-        if options:
-            _check_names(function.__name__, options, names)
+        if options or len(values) > most:
+            check(values, options)
         return function(*values, **options)
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
-        if options:
-            _check_names(function.__name__, options, names)
+        if options or len(values) > most:
+            check(values, options)
         return await function(*values, **options)
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
@@ -482,8 +492,17 @@ class SystemOptions:
         strategy: Which of the actors spawned in the system directly are restarted when one fails.
         intensity: Restarts that the system allows them.
         random: Source of the jitter of back-offs; seed it to make them repeatable.
+        held_after: Seconds after which a warning names the code that holds the Trio loop, because it computes
+            or waits without a checkpoint. None switches the watch off, with its thread and
+            `System.loop_holds`. Systems of the same Trio run share the watch and the value of the first.
     """
 
     strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
     intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
     random: random.Random = attrs.field(factory=random.Random, validator=_instance(random.Random))
+    held_after: float | None = attrs.field(
+        default=1.0,
+        validator=must(
+            "be a number of at least 0.1, or None", lambda value: value is None or is_number(value, 0.1)
+        ),
+    )
