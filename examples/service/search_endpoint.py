@@ -60,7 +60,7 @@ async def similar(ask: Ask, body: dict[str, Any]) -> dict[str, object]:
 
 @attrs.frozen
 class Endpoint:
-    """What answers at a path.
+    """The answer at a path.
 
     Attributes:
         serve: Makes the answer of the fields of a body.

@@ -256,7 +256,7 @@ class Connection:
         return {"type": "http.request", "body": data, "more_body": not self.body_ended}
 
     async def body_part(self) -> tuple[bytes, bool]:
-        """What has come of the body, and whether that is its end."""
+        """Return the bytes of the body that have arrived, and whether they are its end."""
         if self.http.they_are_waiting_for_100_continue:
             await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
         data = bytearray()

@@ -44,7 +44,7 @@ def named_options(cls: type[T]) -> type[T]:
 
     @functools.cache
     def hints() -> Mapping[str, Any]:
-        # Not earlier, because an annotation may name a class that its module defines later.
+        # The first use resolves them, because an annotation may name a class that its module defines later.
         return types_of(cls)
 
     @functools.wraps(make)

@@ -22,7 +22,7 @@ __all__ = [
 Schedule: TypeAlias = Callable[[int], float]
 """The rate of learning of a step, by its number from 1 on."""
 
-# Beyond the largest one, gradients of float32 overflow. Below the least one, no gradient of float16 is left.
+# Gradients of float32 overflow beyond the largest scale. No gradient of float16 is left below the least one.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**32
 
 _COMPUTED = ("float16", "bfloat16", "float32", "float64")

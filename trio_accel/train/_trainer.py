@@ -152,7 +152,7 @@ class Trainer:
         self._nursery = nursery
         self._lost = self._losses()
         self._saving = trio.Lock()
-        # In a row, up to now.
+        # The number of steps skipped in a row.
         self._skipped = 0
         self.sources: Sources = Sources(self.begin_task)
 

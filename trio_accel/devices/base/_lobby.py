@@ -1,4 +1,4 @@
-"""Listeners that cost their program a bounded number of descriptors, whoever connects."""
+"""Listeners whose connections take a bounded number of descriptors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Lobby:
         if oldest is None:
             return False
         del self._strangers[oldest]
-        # At once and not by its task, because the next connection needs the descriptor.
+        # Close it here and not in its task, because the next connection needs the descriptor.
         oldest.socket.close()
         return True
 
