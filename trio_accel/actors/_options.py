@@ -395,9 +395,7 @@ class Intensity:
     restarts: int = attrs.field(default=3, validator=must_be_whole(0))
     within: float = attrs.field(default=5.0, validator=_number())
     counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
-    pause: Backoff | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_instance(Backoff)), kw_only=True
-    )
+    pause: Backoff | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if not self.within > 0:
@@ -418,7 +416,7 @@ class MailboxOptions:
     """
 
     capacity: int = attrs.field(default=64, validator=must_be_whole(1))
-    overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=_instance(Overflow))
+    overflow: Overflow = Overflow.WAIT
     stash: int = attrs.field(default=64, validator=must_be_whole(0))
     on_restart: Literal["keep", "reject"] = attrs.field(
         default="keep", validator=must("be 'keep' or 'reject'", ("keep", "reject").__contains__)
@@ -460,13 +458,13 @@ class Policy:
     directives: Mapping[type[Exception], Directive] = attrs.field(
         factory=dict[type[Exception], Directive], converter=_directives
     )
-    backoff: Backoff = attrs.field(factory=Backoff, validator=_instance(Backoff))
+    backoff: Backoff = Backoff()
     backoff_after_progress: Backoff | None = attrs.field(
         default=None, validator=attrs.validators.optional(_instance(Backoff))
     )
     grace: float = attrs.field(default=5.0, validator=_number())
-    strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
-    intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
+    strategy: Strategy = Strategy.ONE_FOR_ONE
+    intensity: Intensity = Intensity()
 
     def directive_for(self, error: BaseException) -> Directive:
         """Find the directive for an exception; groups are looked into."""
@@ -497,9 +495,9 @@ class SystemOptions:
             `System.loop_holds`. Systems of the same Trio run share the watch and the value of the first.
     """
 
-    strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
-    intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
-    random: random.Random = attrs.field(factory=random.Random, validator=_instance(random.Random))
+    strategy: Strategy = Strategy.ONE_FOR_ONE
+    intensity: Intensity = Intensity()
+    random: random.Random = attrs.field(factory=random.Random)
     held_after: float | None = attrs.field(
         default=1.0,
         validator=must(

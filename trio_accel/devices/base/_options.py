@@ -6,12 +6,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import NoneType
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import attrs
 
-from ...actors import Backoff, Intensity, Validator, is_number, must, must_be_whole, named_options
+from ...actors import Backoff, Intensity, fits, is_number, must, must_be_whole, named_options
 from ...backends.base import AccelDevice, AccelStream, DeviceInfo, Isolation
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
@@ -22,11 +21,6 @@ __all__ = [
     "PolledCompletion", "Preload", "SingleStream", "StreamPool", "StreamSource", "StreamStrategy",
     "SyncCompletion",
 ]  # fmt: skip
-
-
-def one_of(said: str, *kinds: type[object]) -> Validator:
-    """Require an instance of one of these classes."""
-    return must(said, lambda value: isinstance(value, kinds), TypeError)
 
 
 def is_above_zero(value: object) -> bool:
@@ -57,13 +51,6 @@ class StreamStrategy(Protocol):
         ...
 
 
-def _are_priorities(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(library, str) and isinstance(priority, int) and not isinstance(priority, bool)
-        for library, priority in cast("Mapping[object, object]", value).items()
-    )
-
-
 @named_options
 @attrs.frozen(kw_only=True)
 class PerActorStreams:
@@ -76,7 +63,9 @@ class PerActorStreams:
 
     priorities: Mapping[str, int] = attrs.field(
         factory=dict[str, int],
-        validator=must("map library names to whole numbers", _are_priorities, TypeError),
+        validator=must(
+            "map library names to whole numbers", lambda value: fits(Mapping[str, int], value), TypeError
+        ),
     )
 
     def open(self, device: AccelDevice) -> StreamSource:
@@ -260,7 +249,6 @@ _MOST_SPARES = 16
 
 
 _seconds = must("be seconds of at least 0", lambda value: is_number(value, 0.0))
-_switch = one_of("be True or False", bool)
 
 
 def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
@@ -273,20 +261,16 @@ def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int
         )
 
 
-def _are(value: object, *kinds: type[object]) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(each, kinds) for each in cast("tuple[object, ...]", value)
-    )
-
-
 def _modules(
     instance: DeviceOptions,
     attribute: attrs.Attribute[tuple[str | Preload, ...]],
     value: tuple[str | Preload, ...],
 ) -> None:
-    must("be a tuple of names of modules or of Preload", lambda each: _are(each, str, Preload), TypeError)(
-        instance, attribute, value
-    )
+    must(
+        "be a tuple of names of modules or of Preload",
+        lambda each: fits(tuple[str | Preload, ...], each),
+        TypeError,
+    )(instance, attribute, value)
     for each in value:
         if isinstance(each, str):
             Preload(each)
@@ -374,13 +358,9 @@ class DeviceOptions:
     # (H200).
     in_flight: int = attrs.field(default=64, validator=must_be_whole(1))
     retry: int = attrs.field(default=0, validator=must_be_whole(0))
-    retry_suspects: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    intensity: Intensity | None = attrs.field(
-        default=None, validator=one_of("be an Intensity or None", Intensity, NoneType)
-    )
-    backoff: Backoff | None = attrs.field(
-        default=None, validator=one_of("be a Backoff or None", Backoff, NoneType)
-    )
+    retry_suspects: bool = False
+    intensity: Intensity | None = None
+    backoff: Backoff | None = None
     when_given_up: Literal["end", "reopen"] = attrs.field(
         default="end", validator=must("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
     )
@@ -397,11 +377,13 @@ class DeviceOptions:
     libraries: tuple[str, ...] = attrs.field(
         default=(),
         validator=must(
-            "be a tuple of import paths 'package.module:Class'", lambda value: _are(value, str), TypeError
+            "be a tuple of import paths 'package.module:Class'",
+            lambda value: fits(tuple[str, ...], value),
+            TypeError,
         ),
     )
     preload: tuple[str | Preload, ...] = attrs.field(default=(), validator=_modules)
-    nvtx: bool = attrs.field(default=False, validator=_switch)
+    nvtx: bool = False
 
 
 def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> None:
@@ -424,4 +406,4 @@ class Preload:
     """
 
     module: str = attrs.field(validator=_module)
-    trusted: bool = attrs.field(default=False, kw_only=True, validator=_switch)
+    trusted: bool = attrs.field(default=False, kw_only=True)
