@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeAlias, get_args
 
 import attrs
-from attrs.validators import optional
 
 from ..actors import named_options
-from ._checks import ModelOutputError, called, must_be_number, must_be_one_of
+from ._checks import ModelOutputError, must_be_number, must_be_one_of
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = [
@@ -38,9 +37,7 @@ class Stage(Generic[ItemT, ResultT]):
 
     name: str
     model: Model[ItemT, ResultT] = attrs.field(validator=is_model)
-    confidence: Callable[[ResultT], float] | None = attrs.field(
-        default=None, kw_only=True, validator=optional(called)
-    )
+    confidence: Callable[[ResultT], float] | None = attrs.field(default=None, kw_only=True)
     threshold: float = attrs.field(default=0.0, kw_only=True)
     falls_through: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
 

@@ -28,7 +28,7 @@ from ..actors import (
     named_options,
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, of_class, whole
+from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, whole
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
@@ -582,9 +582,9 @@ class RetryPolicy:
         TypeError: An argument is of another class.
     """
 
-    budget: RetryBudget = attrs.field(validator=of_class(RetryBudget))
+    budget: RetryBudget
     attempts: int = attrs.field(default=3, validator=whole)
-    backoff: Backoff = attrs.field(default=_BACKOFF, validator=of_class(Backoff))
+    backoff: Backoff = _BACKOFF
     may_run_twice: bool = False
     is_safe: Callable[[Exception], bool] | None = None
 

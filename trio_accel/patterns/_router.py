@@ -24,7 +24,7 @@ from ..actors import (
     named_options,
 )
 from ..devices import Device, Key, able, by_key
-from ._checks import called, must_be_count, must_be_positive, positive, whole
+from ._checks import must_be_count, must_be_positive, positive, whole
 from ._servants import (
     CallStatistics,
     ItemT,
@@ -194,7 +194,7 @@ class ByKey:
             is served by one replica, as long as that lives.
     """
 
-    key: Callable[[Any], Key] = attrs.field(validator=called)
+    key: Callable[[Any], Key]
     fails_over: bool = attrs.field(default=False, kw_only=True)
 
     @property
