@@ -20,7 +20,7 @@ from ._options import ClusterOptions
 from ._store import opened_store
 from ._table import Router
 
-__all__ = ["LOG_FORMAT", "Agent", "AgentConfig", "Started"]
+__all__ = ["AgentConfig", "Started"]
 
 # The process of an agent is a program: nobody else has its warnings written.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

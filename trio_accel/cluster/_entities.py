@@ -16,7 +16,7 @@ from ._frames import digest_of, find
 from ._members import Target
 from ._table import Router, Table
 
-__all__ = ["Entity", "Home", "Resident", "Residents"]
+__all__ = ["Entity", "Home"]
 
 _logger = logging.getLogger("trio_accel.cluster")
 

@@ -8,7 +8,7 @@ import attrs
 
 from ..devices import Key
 
-__all__ = ["Member", "Target"]
+__all__ = ["Member"]
 
 
 @attrs.frozen
