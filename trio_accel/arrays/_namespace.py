@@ -12,8 +12,6 @@ from typing import Any
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..devices.operations._calls import METHODS, Call
 
-__all__ = ["PRODUCTS", "Namespace"]
-
 PRODUCTS = ("matmul", "tensordot", "vecdot")
 """Functions of `ta.linalg` that the standard has among those of arrays."""
 

@@ -23,8 +23,6 @@ import trio
 from ._errors import LethalRequestError
 from ._members import Member, Target
 
-__all__ = ["Blame", "Trial"]
-
 # Seconds until a suspect runs beside others, because a turn may take long, or may wait for the suspect. Each
 # loss doubles them, so that every suspect runs alone at last.
 _PATIENCE = 5.0

@@ -15,20 +15,6 @@ from typing import Any, TypeAlias
 
 from ..actors._errors import describe
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_PARTS",
-    "Parts",
-    "digest_of",
-    "failure",
-    "find",
-    "pack",
-    "packed",
-    "path_of",
-    "raised",
-]
-__all__ += ["unpack"]
-
 Parts: TypeAlias = "list[bytes | bytearray | memoryview]"
 """A pickle, and behind it what arrays hold."""
 

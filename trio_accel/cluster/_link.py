@@ -22,8 +22,6 @@ from .._version import __version__
 from ..devices.base._lobby import Admit, Lobby
 from ._frames import MOST_BYTES, MOST_PARTS, Parts, failure, pack, raised, unpack
 
-__all__ = ["VERSION", "Address", "Allocate", "Link", "LinkLostError", "Serve", "allocate_any", "listen"]
-
 Serve: TypeAlias = Callable[[Any], Awaitable[object]]
 """Serves a request of the other end."""
 Allocate: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"

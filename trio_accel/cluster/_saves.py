@@ -16,8 +16,6 @@ from ..backends.base import DType, NotSupportedError
 from ..weights._files import OpenFile, encode_header
 from ._errors import StoreError
 
-__all__ = ["ArrayFiles", "SavedArray"]
-
 _LEAST_BYTES = 1 << 20
 # Digest of what is in it, and epoch of its writer; until it is complete, its end says that it is a part.
 _NAME = re.compile(r"[0-9a-f]{64}-(\d+)(\.part)?")

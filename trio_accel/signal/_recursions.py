@@ -18,8 +18,6 @@ from ..backends.base import DType
 from ..devices import AccelRef
 from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
 
-__all__ = ["filter_rows"]
-
 _Host: TypeAlias = npt.NDArray[Any]
 # States of higher orders do not fit into registers.
 _MAX_UNROLLED_ORDER = 16

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from ..jit import Kernel, cdiv, reads, scalar, updates, writes
 
-__all__ = ["EMPTY", "FIND", "STAMP"]
-
 _Words: TypeAlias = npt.NDArray[np.int64]
 
 EMPTY = -(1 << 63)

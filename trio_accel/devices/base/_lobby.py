@@ -12,8 +12,6 @@ import trio
 
 from ._errors import is_shortage
 
-__all__ = ["Admit", "Lobby"]
-
 _logger = logging.getLogger("trio_accel.devices")
 
 Admit: TypeAlias = Callable[[], None]

@@ -16,8 +16,6 @@ from ...backends.base import expressions
 from ...backends.base.contract.ops import ArraySpec, ElementwiseSpec, GraphNode
 from ...backends.base.expressions import SCALAR_BYTES, Argument, Expression, SpecializedExpression, parse
 
-__all__ = ["joined"]
-
 # Larger expressions take long to compile, and gain little more.
 _MOST_INPUTS, _MOST_CHARACTERS = 16, 2000
 # A chain of more operations is left as it is: to join so many takes seconds already.

@@ -33,8 +33,6 @@ from ._compiler import compiler, counts, mode
 from ._plans import LINE, Call, Plan, are_exact, are_vectors, find_plan, is_aligned
 from ._text import called_by, head_of
 
-__all__ = ["reduce", "rows"]
-
 # Whether groups of neighbouring axes are reduced.
 _PATTERNS = ([True], [False, True], [True, False], [False, True, False])
 # These are made in NumPy's order. Of zeros with different signs NumPy may find either as the least.
