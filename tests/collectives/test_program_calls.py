@@ -191,8 +191,7 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
 async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: ta.System, way: str) -> None:
     if BACKEND == "cuda" and not IS_STAND_IN and len(devices_of()) < 2:
         pytest.skip("NCCL takes one rank of each GPU, and there is one GPU")
-    # A busy machine may leave the waiting rank without processor time for half a second.
-    options = attrs.evolve(BUSY, stuck_after=2.0)
+    options = attrs.evolve(BUSY, stuck_after=0.5)
     async with opened_world(system, 2, options=options, transport=way) as world:
         devices = world.devices
         programs = [await ta.open_program(device, Meets, await device.put(np.zeros(3))) for device in devices]

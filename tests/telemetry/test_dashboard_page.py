@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -246,5 +247,5 @@ async def test_processes_and_a_held_loop_are_shown(system: ta.System) -> None:
         "by model.py:14, in <encode>. No other task ran meanwhile."
     )
     assert processes.split("\t")[:2] == ["test", str(os.getpid())]
-    assert "MiB" in processes
+    assert re.search(r"\t[0-9.]+ [MG]iB\t", processes)
     assert "3.00 s" in totals
