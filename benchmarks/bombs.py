@@ -40,7 +40,8 @@ def _of_text() -> _Bombs:
     sys.path[:0] = [str(_EXAMPLES / folder) for folder in ("generate", "service")]
     from completions import AskedChat, AskedText  # type: ignore[import-not-found, unused-ignore]
 
-    for path, model in (("/v1/chat/completions", AskedChat), ("/v1/completions", AskedText)):
+    models: dict[str, Any] = {"/v1/chat/completions": AskedChat, "/v1/completions": AskedText}
+    for path, model in models.items():
         yield from body_bombs(path, places_of(model, max_tokens=2))
     yield from head_bombs("/v1/completions", fields=("host", "authorization", "content-length"))
     yield from head_bombs("/v1/chat/completions", "POST", fields=("authorization", "connection"))

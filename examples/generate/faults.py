@@ -7,6 +7,7 @@ a reference on the host: each token must be one that rounding allows after the t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -158,16 +159,17 @@ def is_possible(
     near, rows = 2 * rounding, logits.astype(np.float64)
     if sampling.temperature == 0:
         return bool(rows[token] >= rows.max() - near)
-    shares = np.exp((rows - rows.max()) / sampling.temperature)
+    shares: npt.NDArray[np.float32] = np.exp((rows - rows.max()) / sampling.temperature)
     # The quotient of two sums of shares changes by this factor at most.
     loose = np.exp(2 * near / sampling.temperature) * (1 + 1e-6)
     first = shares[rows > rows[token] + near].sum()
     last = shares[rows >= rows[token] - near].sum()
-    sums = np.cumsum(np.sort(shares)[::-1])
-    least, most = (
-        sums[min(int(np.searchsorted(sums, sampling.top_p * sums[-1] * factor)), len(sums) - 1)]
-        for factor in (1 / loose, loose)
-    )
+    sums: list[float] = np.cumsum(np.sort(shares)[::-1]).tolist()
+
+    def sum_at(factor: float) -> float:
+        return sums[min(bisect_left(sums, sampling.top_p * sums[-1] * factor), len(sums) - 1)]
+
+    least, most = sum_at(1 / loose), sum_at(loose)
     draw = sampling.draw(position)
     is_kept = first <= sampling.top_p * sums[-1] * loose
     return bool(is_kept and first <= draw * most * loose and draw * least <= last * loose)

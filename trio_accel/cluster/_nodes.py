@@ -126,11 +126,11 @@ class LocalNodes:
             return None
         with trio.CancelScope(shield=True):
             process.kill()
-            # The status of a process that had ended before is its own.
-            status = await process.wait()
+            await process.wait()
             assert process.stdin is not None
             await process.stdin.aclose()
-        return status not in {-signal.SIGKILL, -signal.SIGTERM}
+        # The status of a process that had ended before is its own.
+        return process.returncode not in {-signal.SIGKILL, -signal.SIGTERM}
 
     def pid(self, node: str) -> int:
         """Return the process of a node's agent."""

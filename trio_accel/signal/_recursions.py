@@ -43,9 +43,12 @@ def _kernel(
 
 @functools.cache
 def _recursion(dtype: DType, order: int) -> Kernel:
+    def grid(lines: int) -> int:
+        return cdiv(lines, 32)
+
     scalars = {"lines": "int64", "count": "int64", "sections": "int32", "order": "int32"}
     name = f"filter_rows<{_NAMES[dtype.value]}, {order}>"
-    return _kernel(name, by_recursion, scalars, "b a x state", dtype, lambda lines: cdiv(lines, 32))
+    return _kernel(name, by_recursion, scalars, "b a x state", dtype, grid)
 
 
 @functools.cache
