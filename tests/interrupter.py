@@ -93,7 +93,7 @@ def interrupt_everywhere(
     whole = interrupt(program, parts, at=0)
     assert whole.error is None
     assert whole.lines > least
-    for at in range(1, whole.lines, step):
+    for at in range(1, whole.lines + 1, step):
         interrupted = interrupt(program, parts, at)
         interrupted.check()
         assert running_cells() == [], f"{interrupted}: left behind"

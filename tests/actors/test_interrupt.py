@@ -91,6 +91,12 @@ def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
     interrupt_everywhere(program, ("actors",), caplog, step=5, least=1000)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_line_of_an_opening(caplog: pytest.LogCaptureFixture) -> None:
+    """The line before a manager's own exit runs in the frame of the program, which Trio does not protect."""
+    interrupt_everywhere(program, ("actors/_openings.py",), caplog, step=1, least=4)
+
+
 def test_ctrl_c_interrupts_a_handler_that_does_not_wait() -> None:
     """Handlers are user code: it is not held off there."""
     seen: list[str] = []

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
+from trio.lowlevel import enable_ki_protection
+
 __all__ = ["NotAwaited", "Opening", "not_copied", "opens"]
 
 P = ParamSpec("P")
@@ -48,11 +50,15 @@ class Opening(NotAwaited):
         self._manager = manager
         self.what_to_do = what_to_do
 
-    def __aenter__(self) -> Any:
-        return self._manager.__aenter__()
+    # A Ctrl-C between the body and the manager's own exit would end the task with what was opened still
+    # open, and Trio's run with an internal error.
+    @enable_ki_protection
+    async def __aenter__(self) -> Any:
+        return await self._manager.__aenter__()
 
-    def __aexit__(self, *error: Any) -> Any:
-        return self._manager.__aexit__(*error)
+    @enable_ki_protection
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._manager.__aexit__(*error)
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
         raise TypeError(self.what_to_do)
