@@ -52,7 +52,9 @@ class Devices:
             NotSupportedError: It has no such isolation.
         """
         if isolation not in self._opened:
-            system = await self._stack.enter_async_context(ta.open_system("benchmark"))
+            # Benchmarks hold the loop with what they prepare and with their peers.
+            unwatched = ta.SystemOptions(held_after=None)
+            system = await self._stack.enter_async_context(ta.open_system("benchmark", options=unwatched))
             options = ta.DeviceOptions(isolation=isolation)
             self._opened[isolation] = await system.open_device(spec, options=options)
         return self._opened[isolation]  # noqa: ASYNC910  # a benchmark checkpoints

@@ -139,7 +139,7 @@ def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> tuple[s
     return best
 
 
-Isolation = Literal["process", "inline"]
+Isolation = Literal["inline", "process"]
 
 
 @attrs.frozen(kw_only=True)
