@@ -252,6 +252,10 @@ def test_the_checkpoint_before_a_damaged_one(
     # One checkpoint stays, and it is the one that this training has written.
     assert trained(3, folder, every=3, keep=1) == UNDISTURBED[2:3]
     assert f"step-00000004 is damaged and left out: {file} " in caplog.text
+    # Nobody else hears of it, so a program without logging has it on its stderr.
+    assert all(
+        getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
+    )
     assert sorted(os.listdir(folder)) == ["step-00000003", "step-00000004"]
     assert trained(6, folder, keep=1) == UNDISTURBED[3:]
     assert os.listdir(folder) == ["step-00000006"]
@@ -279,6 +283,10 @@ def test_a_new_training_where_there_are_later_checkpoints(
     other: dict[str, Any] = {"optimizer": train.adamw(1e-3)}
     found = trained(3, folder, load=load and folder / load, every=1, keep=keep, **other)
     assert "step-00000004, step-00000044; none of them is loaded" in caplog.text
+    # Nobody else hears of it, so a program without logging has it on its stderr.
+    assert all(
+        getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
+    )
     names = sorted(os.listdir(folder))
     assert names[-2:] == ["step-00000004", "step-00000044"]
     assert names[-3] == "step-00000003"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from trio.lowlevel import enable_ki_protection
@@ -57,8 +58,10 @@ class Opening(NotAwaited):
         return await self._manager.__aenter__()
 
     @enable_ki_protection
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._manager.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._manager.__aexit__(kind, error, traceback)
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
         raise TypeError(self.what_to_do)

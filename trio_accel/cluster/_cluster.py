@@ -249,7 +249,9 @@ class Cluster(Router):
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
-                _logger.warning("the table of the cluster waits for the store: %s", error)
+                _logger.warning(
+                    "the table of the cluster waits for the store: %s", error, extra={"is_untold": True}
+                )
                 await trio.sleep(_PAUSE)
         return begun  # agents take no table of an earlier number than theirs
 

@@ -171,7 +171,9 @@ class Router:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"
-            _logger.warning("%s waits for a home: the cluster has %s", target.text, where)
+            _logger.warning(
+                "%s waits for a home: the cluster has %s", target.text, where, extra={"is_untold": True}
+            )
 
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
         """Return the address of an entity; it asks nothing.

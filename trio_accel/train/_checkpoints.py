@@ -303,6 +303,7 @@ async def load(
             folder,
             step,
             ", ".join(later),
+            extra={"is_untold": True},
         )
     return found
 
@@ -320,7 +321,7 @@ async def _load_newest(
         except _DamageError as error:
             damaged[path] = str(error)
     for path, reason in damaged.items():
-        _logger.warning("checkpoint %s is damaged and left out: %s", path, reason)
+        _logger.warning("checkpoint %s is damaged and left out: %s", path, reason, extra={"is_untold": True})
     if damaged and found is None:
         path, reason = [*damaged.items()][-1]
         raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")

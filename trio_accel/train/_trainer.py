@@ -371,11 +371,13 @@ class Trainer:
             self._skipped += 1
             is_first = self._skipped == 1 and not has_overflown
             if is_first or self._skipped % _MANY_SKIPPED == 0:
-                _logger.warning("%s; steps skipped in a row: %d", text, self._skipped)
+                _logger.warning(
+                    "%s; steps skipped in a row: %d", text, self._skipped, extra={"is_untold": True}
+                )
             return True
         if self.config.on_nan == "raise":
             raise NotFiniteError(f"{text}; the state is that of before the step")
-        _logger.warning("%s: the training ends", text)
+        _logger.warning("%s: the training ends", text, extra={"is_untold": True})
         return False
 
     def _count(self, *, is_finite: bool, has_overflown: bool) -> None:

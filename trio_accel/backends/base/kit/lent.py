@@ -67,4 +67,5 @@ class Keepers:
             "seen there; keep a copy",
             where,
             names,
+            extra={"is_untold": True},
         )

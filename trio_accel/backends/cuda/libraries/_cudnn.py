@@ -242,13 +242,18 @@ def front_end() -> ModuleType | None:
     try:
         module = sys.modules.get(_MODULE) or _load()
     except Exception as error:  # noqa: BLE001  # whatever is wrong with an installation, there is another way
-        _logger.warning("convolutions and attention go without cuDNN, which is slower: %s", error)
+        _logger.warning(
+            "convolutions and attention go without cuDNN, which is slower: %s",
+            error,
+            extra={"is_untold": True},
+        )
         return None
     if hasattr(module, "pygraph") and hasattr(module.pygraph, "_execute_with_ptrs"):
         return module
     _logger.warning(
         "convolutions and attention go without cuDNN, which is slower: nvidia-cudnn-frontend is of another "
-        "version; pip install '.[cuda13]' in a checkout"
+        "version; pip install '.[cuda13]' in a checkout",
+        extra={"is_untold": True},
     )
     return None
 
