@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-import trio.testing
 from cluster_entities import Account, Add, Counter, Echo, Fail, Note, Where, until
 
 import trio_accel as ta
