@@ -368,8 +368,12 @@ def _kibibytes(name: str) -> int:
 async def _bank(system: ta.System, folder: Path) -> AsyncGenerator[Bank, None]:
     """Open a cluster of two nodes, whose agents fork no workers."""
     nodes = cluster.LocalNodes(["left", "right"])
+    # Each agent is killed every ten seconds, so the pauses before its restarts never begin anew.
     options = cluster.ClusterOptions(
-        devices=("cpu",), device=ta.DeviceOptions(isolation="inline"), intensity=ta.Intensity(1000, 60.0)
+        devices=("cpu",),
+        device=ta.DeviceOptions(isolation="inline"),
+        intensity=ta.Intensity(1000, 60.0),
+        backoff=ta.Backoff(base=0.2, maximum=1.0),
     )
     store = cluster.SqliteStore(folder / "accounts.sqlite")
     async with cluster.open_cluster(system, nodes, store=store, options=options) as members:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -142,6 +145,36 @@ async def test_systems_of_a_run_share_a_thread() -> None:
             assert await holds_after(first, 1) == second.loop_holds
         assert len(watchers()) == before + 1
     assert len(watchers()) == before
+
+
+STOPPED = """
+import trio
+from trio_accel.actors import SystemOptions, open_system
+
+async def main():
+    async with open_system("shop", options=SystemOptions(held_after=0.2)) as system:
+        print("open", flush=True)
+        with trio.fail_after(10):
+            while not system.loop_holds.count:
+                await trio.sleep(0.02)
+        print(system.loop_holds.longest > 0.3, system.loop_holds.longest_at)
+
+trio.run(main)
+"""
+
+
+def test_a_process_that_was_stopped_is_no_warning() -> None:
+    """A busy machine stops processes, too."""
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "True None\n", "")
 
 
 @pytest.mark.parametrize("value", [0.0, 0.05, -1, True, float("nan")])

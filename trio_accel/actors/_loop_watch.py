@@ -8,7 +8,8 @@ which line the loop is in at each look until it does.
 
 A thread needs the interpreter's lock to look. If it comes late itself, a function has kept that lock, and
 with it the loop. The thread gets the lock as soon as the function returns, so the line that it sees is that
-of the call.
+of the call. Where it sees no line, the processor time of the process tells whether it ran at all: on a busy
+machine it may wait for a second, which is no fault of its code and no warning.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, process_time
 from types import CodeType, FrameType
 from typing import TypeAlias
 
@@ -68,12 +69,14 @@ class _Look:
 
     Attributes:
         began: When the loop was first seen busy.
+        used: Seconds of processor time that the process had used before.
         lines: The lines in which it was seen, by how often.
         is_over: Whether it has called back.
         is_logged: Whether it was reported while it lasts.
     """
 
     began: float
+    used: float
     lines: Counter[_Line] = attrs.field(factory=Counter[_Line])
     is_over: bool = False
     is_logged: bool = False
@@ -84,6 +87,11 @@ class _Look:
             return None
         [[(code, line), _]] = self.lines.most_common(1)
         return f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
+
+    def level(self, seconds: float) -> int:
+        """Return the level at which a hold of so many seconds is logged."""
+        has_run = process_time() - self.used >= seconds / 2
+        return logging.INFO if self.is_logged or not (self.lines or has_run) else logging.WARNING
 
 
 class LoopWatch:
@@ -120,7 +128,7 @@ class LoopWatch:
         quiet = 0
         while True:
             interval = _INTERVAL if quiet < _QUIET_LOOKS else _QUIET_INTERVAL
-            due = perf_counter() + interval
+            due, used = perf_counter() + interval, process_time()
             if self._end.wait(interval):
                 return
             line, is_running = _seen(self._loop)
@@ -129,7 +137,7 @@ class LoopWatch:
                 if not is_running or (line is None and now < due + _INTERVAL):
                     quiet += 1
                     continue
-                look, quiet = _Look(due), 0
+                look, quiet = _Look(due, used), 0
                 try:
                     self._token.run_sync_soon(self._called_back, look)
                 except trio.RunFinishedError:
@@ -137,8 +145,8 @@ class LoopWatch:
             if line is not None:
                 look.lines[line] += 1
             if now - look.began >= _PATIENCE and not look.is_logged:
+                _log(look.level(now - look.began), "is held", now - look.began, look.where(), "")
                 look.is_logged = True
-                _log(logging.WARNING, "is held", now - look.began, look.where(), "")
 
     def _called_back(self, look: _Look) -> None:
         look.is_over = True
@@ -161,7 +169,7 @@ class LoopWatch:
             return
         others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
         self._unlogged, self._logged, self._logged_at = 0, where, now
-        _log(logging.INFO if look.is_logged else logging.WARNING, "was held", seconds, where, others)
+        _log(look.level(seconds), "was held", seconds, where, others)
 
 
 def _seen(thread: int) -> tuple[_Line | None, bool]:
@@ -198,7 +206,7 @@ def _log(level: int, verb: str, seconds: float, where: str | None, others: str) 
     if where is not None:
         remedy = "no other task ran; move such work to a thread (trio.to_thread.run_sync) or to a device"
         place = f"by {where}: {remedy}"
-    extra = {"seconds": seconds, "where": where, "is_untold": True}
+    extra = {"seconds": seconds, "where": where, "is_untold": level >= logging.WARNING}
     _logger.log(level, text, verb, seconds, place, others, extra=extra)
 
 
