@@ -281,7 +281,7 @@ async def load(
         begins anew.
 
     Raises:
-        CheckpointError: The wanted checkpoint is damaged, or belongs to another model or optimizer.
+        CheckpointError: The wanted checkpoint is missing, damaged, or belongs to another model or optimizer.
     """
     folder = Path(checkpoint.folder)
     damaged: dict[Path, str] = {}
@@ -290,6 +290,10 @@ async def load(
         found = await _load_newest(folder, optimizer, cells, damaged)
     elif checkpoint.load is not None:
         path = Path(checkpoint.load)
+        if not await trio.Path(path).exists():
+            raise CheckpointError(
+                f"there is no checkpoint {path}: load must be 'latest', None or the path of a checkpoint"
+            )
         try:
             found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), optimizer, cells)
         except _DamageError as error:
@@ -303,6 +307,7 @@ async def load(
             folder,
             step,
             ", ".join(later),
+            extra={"is_untold": True},
         )
     return found
 
@@ -320,7 +325,8 @@ async def _load_newest(
         except _DamageError as error:
             damaged[path] = str(error)
     for path, reason in damaged.items():
-        _logger.warning("checkpoint %s is damaged and left out: %s", path, reason)
+        text = "checkpoint %s is damaged and left out: %s"
+        _logger.warning(text, path, reason, extra={"is_untold": True})
     if damaged and found is None:
         path, reason = [*damaged.items()][-1]
         raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")
