@@ -237,5 +237,11 @@ async def test_what_is_refused(device: ta.Device) -> None:
     for limits in ((2, 1), (0, np.inf)):
         with pytest.raises(ValueError, match="histogram: range must be finite and ascend"):
             await xp.histogram(x, range=limits)
+    with pytest.raises(ValueError, match="histogram: pass range, because x has elements that are not finite"):
+        await xp.histogram(np.nan * x)
+    with pytest.raises(
+        TypeError, match=r"histogram: bins must be a whole number or an array of edges, got \["
+    ):
+        await xp.histogram(x, [0, 1, 2])
     with pytest.raises(TypeError, match="histogram: x must not be complex"):
         await xp.histogram(await device.zeros(2, "complex64"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ async def test_a_node_without_the_wanted_device_is_named(device: str, error: typ
     assert isinstance(cause, error)
     assert "node one" in str(cause)
     assert device in str(cause)
+
+
+async def test_ctrl_c_in_a_terminal_reaches_no_agent() -> None:
+    """A terminal sends it to all processes of its foreground, which are of one session."""
+    nodes = cluster.LocalNodes(["one"])
+    async with (
+        ta.open_system("program") as system,
+        cluster.open_cluster(system, nodes, options=INLINE),
+    ):
+        assert os.getsid(nodes.pid("one")) == nodes.pid("one")
 
 
 async def test_an_error_of_a_class_that_only_the_node_has() -> None:

@@ -123,12 +123,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         ([[1]], [1], {}, "b and a must be vectors"),
         (["a"], [1], {}, "lfilter"),
         ([1], [1, 1], {"axis": 2}, "axis 2 is not there"),
-        (
-            [1],
-            [1, 1],
-            {"zi": np.zeros(1)},
-            r"zi must have the shape \(1, 2, 1\), sections first, got \(1, 1\)",
-        ),
+        ([1], [1, 1], {"zi": np.zeros(1)}, r"zi must have the shape \(2, 1\), got \(1,\)"),
     ]
     for b, a, named, told in wrong:
         with pytest.raises((TypeError, ValueError), match=told):
@@ -138,6 +133,8 @@ async def test_what_is_refused(device: ta.Device) -> None:
     for sos in (np.ones((2, 5)), 2 * np.ones((1, 6)), np.ones((0, 6))):
         with pytest.raises(ValueError, match=r"sos must have shape \(n, 6\), and ones as sos\[:, 3\]"):
             await ta.signal.sosfilt(sos, x)
+    with pytest.raises(ValueError, match=r"sosfilt: zi must have the shape \(1, 2, 2\), got \(2, 2\)"):
+        await ta.signal.sosfilt(np.ones((1, 6)), x, zi=np.zeros((2, 2)))
 
 
 # Designs by their names: of an order, at cut-offs.

@@ -103,7 +103,9 @@ def factors(*given: float) -> list[train.Batch]:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-async def test_losses_that_are_not_finite(open_: Callable[..., Any], bad: float) -> None:
+async def test_losses_that_are_not_finite(
+    open_: Callable[..., Any], bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
     async with open_(module=Failing) as trainer:
         steps = trainer.steps(factors(1.0, bad, 1.0))
         assert (await anext(steps)).number == 1
@@ -119,6 +121,8 @@ async def test_losses_that_are_not_finite(open_: Callable[..., Any], bad: float)
         assert trainer.progress.batches == 3
     async with open_(module=Failing, chosen=config(on_nan="stop")) as trainer:
         assert [step.number async for step in trainer.steps(factors(1.0, bad, 1.0))] == [1]
+    [told] = [one for one in caplog.records if "the training ends" in one.message]
+    assert getattr(told, "is_untold", False)
 
 
 class Stumbling(CallMlp):
@@ -205,6 +209,13 @@ async def test_what_devices_cannot_share(
         with raises_inside(Exception, says):
             async with train.open_trainer(devices, module, config(parallel=parallel)):
                 pass
+
+
+async def test_an_option_that_the_model_does_not_take(device: ta.Device) -> None:
+    says = r"open_trainer: CallMlp: there is no option 'load'; there are width"
+    with pytest.raises(TypeError, match=says):
+        async with train.open_trainer([device], CallMlp, config(), load=None):
+            pass
 
 
 class Forgetful(NumpyMlp):

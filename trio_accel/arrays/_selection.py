@@ -471,7 +471,7 @@ async def histogram(
             raise ValueError(f"{name}: bins must be edges in ascending order, got {bins}")
         edges = bins if isinstance(bins, AccelRef) else await device.put(bins)
     else:
-        count = whole(name, "bins", bins)
+        count = whole(name, "bins", bins, "a whole number or an array of edges")
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         first, last = await _range(name, x, range)
@@ -508,6 +508,8 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
         first, last = [float(await one(x).item()) for one in (_LEAST, _MOST)]
     else:
         first, last = 0.0, 1.0
+    if given is None and not (math.isfinite(first) and math.isfinite(last)):
+        raise ValueError(f"{name}: pass range, because x has elements that are not finite")
     if not (math.isfinite(first) and math.isfinite(last)) or first > last:
         raise ValueError(f"{name}: range must be finite and ascend, got {first} to {last}")
     return (first, last) if first < last else (first - 0.5, last + 0.5)

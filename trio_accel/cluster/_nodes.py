@@ -103,7 +103,10 @@ class LocalNodes:
     async def start(self, config: AgentConfig) -> Started:
         """See `Nodes`."""
         command = [sys.executable, "-c", "from trio_accel.cluster._nodes import run_agent; run_agent()"]
-        process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A session of its own, because Ctrl-C is for the program, which ends its agents in order.
+        process = await trio.lowlevel.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         self._processes[config.node] = process
         assert process.stdin is not None
         assert process.stdout is not None

@@ -54,7 +54,9 @@ async def _filtered(
         # One state may be there for all signals along an axis, as in SciPy.
         allowed = [{want} if axis == place + 1 else {1, want} for axis, want in enumerate(shape)]
         if len(given.shape) != len(shape) or not all(map(operator.contains, allowed, given.shape)):
-            raise ValueError(f"{name}: zi must have the shape {shape}, sections first, got {given.shape}")
+            # States of `lfilter` come with one section in front, which its caller has not given.
+            begin = name == "lfilter"
+            raise ValueError(f"{name}: zi must have the shape {shape[begin:]}, got {given.shape[begin:]}")
         start = broadcast_to(await asarray(x.device, given, dtype=dtype), shape)
         state = await reshape(moveaxis(start, (0, place + 1), (-2, -1)), (lines, sections, order))
     rows = await reshape(moved if dtype is x.dtype else await moved.cast(dtype), (lines, count))

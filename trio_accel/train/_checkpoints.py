@@ -281,7 +281,7 @@ async def load(
         begins anew.
 
     Raises:
-        CheckpointError: The wanted checkpoint is damaged, or belongs to another model or optimizer.
+        CheckpointError: The wanted checkpoint is missing, damaged, or belongs to another model or optimizer.
     """
     folder = Path(checkpoint.folder)
     damaged: dict[Path, str] = {}
@@ -290,6 +290,10 @@ async def load(
         found = await _load_newest(folder, optimizer, cells, damaged)
     elif checkpoint.load is not None:
         path = Path(checkpoint.load)
+        if not await trio.Path(path).exists():
+            raise CheckpointError(
+                f"there is no checkpoint {path}: load must be 'latest', None or the path of a checkpoint"
+            )
         try:
             found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), optimizer, cells)
         except _DamageError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import math
@@ -24,7 +25,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..actors import ActorRestartingError, opens
+from ..actors import ActorRestartingError, bind_arguments, opens
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
@@ -112,14 +113,17 @@ async def open_trainer(
         options: Arguments of the model: of `Module.configure`, or of the constructor of a `CallModule`.
 
     Raises:
-        TypeError: What is no class of a model.
+        TypeError: `module` is not a class of a model, or its constructor does not take the options.
         ValueError: Devices or options that do not fit.
         CheckpointError: The checkpoint is not whole, or is that of another model.
     """
     given: object = module
     if not isinstance(given, type) or not issubclass(given, (Module, CallModule)):
         raise TypeError(f"open_trainer: module must be a class of train.Module or its like, got {given!r}")
-    kind: Any = CallReplicas if issubclass(given, CallModule) else ProgramReplicas
+    kind: Any = ProgramReplicas
+    if issubclass(given, CallModule):
+        kind = CallReplicas
+        bind_arguments(f"open_trainer: {given.__name__}", inspect.signature(given), (), options)
     async with open_world(devices) as world, trio.open_nursery() as nursery:
         replicas = kind(world, config, module, options)
         trainer = Trainer(replicas, world.devices, config, nursery)
