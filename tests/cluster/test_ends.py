@@ -92,6 +92,19 @@ async def test_ctrl_c_in_a_terminal_reaches_no_agent() -> None:
         assert os.getsid(nodes.pid("one")) == nodes.pid("one")
 
 
+async def test_an_agent_imports_nothing_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pickle", "trio", "trio_accel"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the current folder')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    async with (
+        ta.open_system("program") as system,
+        cluster.open_cluster(system, cluster.LocalNodes(1), options=INLINE) as made,
+    ):
+        assert len(made.members) == 1
+
+
 async def test_an_error_of_a_class_that_only_the_node_has() -> None:
     async with (
         ta.open_system("program") as system,

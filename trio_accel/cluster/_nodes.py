@@ -102,7 +102,7 @@ class LocalNodes:
 
     async def start(self, config: AgentConfig) -> Started:
         """See `Nodes`."""
-        command = [sys.executable, "-c", "from trio_accel.cluster._nodes import run_agent; run_agent()"]
+        command = [sys.executable, "-P", "-c", _AGENT]
         # A session of its own, because Ctrl-C is for the program, which ends its agents in order.
         process = await trio.lowlevel.open_process(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -140,6 +140,15 @@ class LocalNodes:
         return self._processes[node].pid
 
 
+# The path comes first: an agent imports what the program has imported, and nothing of the current folder.
+_AGENT = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from trio_accel.cluster._nodes import run_agent
+run_agent()
+"""
+
+
 def run_agent() -> None:
     """Be the agent of a local node: a process of its own, until its standard input ends."""
     told = os.fdopen(os.dup(1), "wb")
@@ -147,8 +156,7 @@ def run_agent() -> None:
     os.dup2(2, 1)
     given = sys.stdin.buffer
     logging.basicConfig(format=LOG_FORMAT)
-    sys.path[:] = pickle.load(given)  # noqa: S301  # the program has started this process
-    config: AgentConfig = pickle.load(given)  # noqa: S301
+    config: AgentConfig = pickle.load(given)  # noqa: S301  # the program has started this process
 
     def tell(what: object) -> None:
         with told:
