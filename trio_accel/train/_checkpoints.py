@@ -251,8 +251,8 @@ def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) ->
     made.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
     _sync(target.parent)
-    # Later ones belong to another training, or to a future that this one has left. Of the others the damaged ones
-    # end first, and then as they were saved: another training's must not outlive this one's.
+    # Later ones belong to another training, or to a future that this one has left. Among the others, damaged
+    # ones are removed first, then the ones saved first, because they may belong to another training.
     steps, damaged = _steps(target.parent), dict[Path, str]()
     whole = _read_manifests(target.parent, damaged)
     for path in [path for path in (*damaged, *whole) if steps[path] <= manifest["step"]][:-keep]:

@@ -36,10 +36,10 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
         return f"; {told} {value.__name__}(...)"
     if is_array and isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
-    if is_array and isinstance(value, (list, tuple)) and any(isinstance(one, OnDevice) for one in value):
-        return "; make one array of its arrays: await ta.arrays.stack(value)"
     if is_array and isinstance(value, (list, tuple, numbers.Number)):
-        return "; make it one: np.asarray(value)"
+        has_arrays = not isinstance(value, numbers.Number) and any(isinstance(one, OnDevice) for one in value)
+        one_of_all = "one array of its arrays: await ta.arrays.stack(value)"
+        return f"; make {one_of_all if has_arrays else 'it one: np.asarray(value)'}"
     return ""
 
 
