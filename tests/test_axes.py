@@ -166,3 +166,29 @@ async def test_axes_are_taken_in_the_forms_of_numpy_and_scipy(
     assert not refused, "\n".join(refused)
     assert taken >= 3
     assert device.generation == 1
+
+
+WRONG: dict[str, Any] = {
+    "float": 1.0, "float of NumPy": np.float64(1), "truth": True, "text": "a",
+    "large": 2**40, "larger": 2**70, "digits": 10**5000, "pair": (0, 1.0), "pair of large": (0, -(2**64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("isolation", ["inline"])
+@pytest.mark.parametrize(("function", "reference", "argument"), CASES)
+async def test_other_axes_are_refused_without_advice_that_does_not_help(
+    device: ta.Device, function: Callable[..., Any], reference: Callable[..., Any], argument: str
+) -> None:
+    name = function.__name__
+    on = [await _on_device(device, one) for one in ARGUMENTS.get(name, (X,))]
+    wrong: list[str] = []
+    for form, value in WRONG.items():
+        more, named = _named(function, argument, value)
+        try:
+            await _host(function(*on, *more, **named, **NAMED.get(name, {})))
+        except (TypeError, ValueError) as error:
+            if "np.asarray" in str(error) or name.replace("_", "") not in str(error).lower().replace("_", ""):
+                wrong.append(f"{form}: {error}")
+        else:
+            wrong.append(f"{form} was taken")
+    assert not wrong, "\n".join(wrong)

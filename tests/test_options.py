@@ -47,7 +47,7 @@ IDS = [f"{cls.__name__}.{field.alias}" for cls, field in FIELDS]
 
 def wrong_values(field: attrs.Attribute[Any]) -> Iterator[Any]:
     """Yield values that no field of an annotation takes, whatever else its validator requires."""
-    yield from (object(), [object()], {"x": object()}, math.nan, -(10**400))
+    yield from (object(), [object()], {"x": object()}, math.nan, -(10**400), np.array([object()] * 2))
     words = set(re.findall(r"\w+", str(field.type)))
     if field.alias not in ("prompt", "stop"):
         # Bytes are tokens of a model that reads letters.

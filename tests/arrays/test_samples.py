@@ -86,6 +86,17 @@ async def test_correlations_of_what_has_squares_that_overflow_or_vanish(device: 
         np.testing.assert_allclose(got, np.corrcoef(x), rtol=1e-12)
 
 
+async def test_edges_that_are_nan_come_last(device: ta.Device) -> None:
+    x = np.array([0, 1, 1.5, 2, 3, np.nan, -np.inf, np.inf])
+    for edges in ([1, 2, np.nan], [np.nan, 2, 1], [np.nan, np.nan], [np.nan, np.inf, 1], [np.nan]):
+        for right in (False, True):
+            bins = np.array(edges)
+            want = np.digitize(x, bins, right=right)
+            for given in (bins, await device.put(bins)):
+                got = await host(arrays.digitize(await device.put(x), given, right=right))
+                np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "uint8"])
 async def test_edges_that_fall(device: ta.Device, dtype: str) -> None:
     x = np.array([0, 1, 2, 3, 3, 200, 5], dtype)

@@ -256,8 +256,13 @@ async def test_one_that_fails(device: ta.Device) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a list": (lambda x: [x], r"^gather: argument 1 must be a call, got a list; .*: ta\.gather\(\*calls\)$"),
+    "a list": (
+        lambda x: [x + 1.0, [x * 2.0]],
+        r"^gather: argument 1 must be a call, got a list; .*: ta\.gather\(\*calls\)$",
+    ),
     "a dict": (lambda x: {"a": x + 1.0}, r"got a dict; .*: ta\.gather\(\*calls\.values\(\)\)$"),
+    "a tuple": (lambda x: (x + 1.0, {x * 2.0}), r"got a tuple; pass its members one by one"),
+    "a generator": (lambda x: (x + 1.0 for _ in "ab"), r"got a generator; pass its members one by one"),
     "a host array": (lambda x: np.ones(2), r"must be a call or an AccelRef, got an array .*; leave it out"),
     "a number": (lambda x: 2.0, r"got 2\.0; leave it out, because it needs no request"),
     "None": (lambda x: None, r"got None"),

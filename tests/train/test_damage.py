@@ -303,6 +303,26 @@ def test_a_new_training_where_there_are_later_checkpoints(
     assert "step-00000005" in os.listdir(folder)
 
 
+def test_checkpoints_of_another_training_are_removed_before_its_own(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(base, folder)
+    shutil.move(folder / "step-00000004", folder / "step-00000005")
+    other: dict[str, Any] = {"load": None, "optimizer": train.adamw(1e-3), "every": 2}
+    trained(4, folder, keep=2, **other)
+    assert sorted(os.listdir(folder)) == ["step-00000002", "step-00000004", "step-00000005"]
+    trained(6, folder, keep=2, **{**other, "load": "latest"})
+    assert sorted(os.listdir(folder)) == ["step-00000004", "step-00000006"]
+
+
+def test_damaged_checkpoints_are_removed_first(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(base, folder)
+    shutil.copytree(folder / "step-00000004", folder / "step-00000005")
+    (folder / "step-00000005" / "training.json").unlink()
+    assert trained(6, folder, keep=2) == UNDISTURBED[4:]
+    assert sorted(os.listdir(folder)) == ["step-00000004", "step-00000006"]
+
+
 def test_parameters_in_another_order_keep_what_the_optimizer_knows(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "runs")
     found = trained(6, tmp_path / "runs", module=TurnedMlp)

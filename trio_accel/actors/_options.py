@@ -301,7 +301,12 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
     """
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not is_right(value):
+        try:
+            is_met = is_right(value)
+        except ValueError:
+            # The comparison of an array with a word has no truth value.
+            is_met = False
+        if not is_met:
             raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
 
     return check

@@ -61,8 +61,9 @@ def _rounded(dtype: DType) -> DType:
 _ASCENDING, _FOUND = (
     Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
-        ("b[i(0) if b[0] <= b[last] else last - i(0)]", ("b", "last")),
-        ("at if b[0] <= b[last] else last + 1 - at", ("b", "last", "at")),
+        # NaN comes last among edges that ascend.
+        ("b[last - i(0) if b[0] > b[last] or b[0] != b[0] else i(0)]", ("b", "last")),
+        ("last + 1 - at if b[0] > b[last] or b[0] != b[0] else at", ("b", "last", "at")),
     )
 )
 
@@ -187,7 +188,7 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
     x, bins = await placed(name, x=x, bins=bins)
     check_real(name, x=x.spec, bins=bins.spec)
     if isinstance(given, np.ndarray) and given.ndim == 1:
-        falls = bool(len(given) and given[0] > given[-1])
+        falls = bool(len(given) and (given[0] > given[-1] or given[0] != given[0]))  # NaN
         if np.any(given[1:] > given[:-1] if falls else given[1:] < given[:-1]):
             raise ValueError(f"{name}: bins must ascend or descend, got {given}")
     if bins.ndim != 1:

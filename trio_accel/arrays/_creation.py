@@ -345,7 +345,8 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     [x] = await placed("arrays.diag", x=x)
     if not x.ndim:
         raise ValueError("arrays.diag: x must have an axis, got shape ()")
-    size = x.shape[-1] + abs(whole("arrays.diag", "k", k))
+    k = whole("arrays.diag", "k", k)
+    size = x.shape[-1] + abs(k)
     ahead = [f"i({axis})" for axis in range(x.ndim - 1)]
     if not x.shape[-1]:
         return await _full("diag", 0, x.device, (*x.shape[:-1], size, size), x.dtype)

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import unknown_option
 from ..backends.base import DType, NotSupportedError
@@ -26,7 +25,7 @@ from ..backends.base.expressions import (
     pack_scalars,
 )
 from ..devices import AccelRef, Operand, Operation, Planner
-from ..devices.base._refusals import shown, what_to_do, whole
+from ..devices.base._refusals import shown, what_to_do, whole, wholes
 from ._views import check_ref
 
 __all__ = [
@@ -491,16 +490,15 @@ def axes_of(
     """
     if axis is None:
         return tuple(range(len(shape)))
-    try:
-        axes = tuple(sorted(normalize_axis_tuple(axis, len(shape))))
-    except (TypeError, OverflowError):
-        told = f"{shown(axis)}{what_to_do(axis)}"
-        raise TypeError(f"{operation}: axis must be a whole number, or several, got {told}") from None
-    except np.exceptions.AxisError:
-        told = f"axis {axis} is not there in an array of shape {shape}"
-        raise np.exceptions.AxisError(f"{operation}: {told}") from None
-    except ValueError:
-        raise ValueError(f"{operation}: axis names one twice: {axis}, in an array of shape {shape}") from None
+    ndim = len(shape)
+    given = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "a whole number, or several")
+    for number in given:
+        if not -ndim <= number < ndim:
+            told = f"axis {shown(number)} is not there in an array of shape {shape}"
+            raise np.exceptions.AxisError(f"{operation}: {told}")
+    axes = tuple(sorted([number % ndim for number in given]))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{operation}: axis names one twice: {axis}, in an array of shape {shape}")
     if is_one and (isinstance(axis, Sequence) or len(axes) != 1):
         raise TypeError(f"{operation}: axis must be one axis or None, got {shown(axis)}")
     return axes

@@ -66,8 +66,8 @@ async def bilateral_filter(
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
     w.need(is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
     size = max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if win_size is None else win_size
-    is_odd = 0 < w.integer("win_size", size) < 1 << 10 and size % 2
-    w.need(is_odd, f"win_size must be odd, and from 1 to 1023, got {size}")
+    size = w.integer("win_size", size)
+    w.need(0 < size < 1 << 10 and size % 2 == 1, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)

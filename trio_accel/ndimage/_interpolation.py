@@ -78,7 +78,7 @@ async def _sampled(
     output: Output, order: int, mode: str, cval: complex, prefilter: bool,
 ) -> AccelRef:  # fmt: skip
     """Interpolate an image at coordinates `c`, whose steps are by its axes; along others it stays."""
-    axes, mode = list(coordinates), _checked(order, mode)
+    axes, (order, mode) = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
     ahead = _AHEAD * (is_even and prefilter and order > 1)
@@ -99,11 +99,12 @@ async def _sampled(
     return await w.delivered(made, output)
 
 
-def _checked(order: object, mode: object, least: int = 0) -> str:
+def _checked(order: object, mode: object, least: int = 0) -> tuple[int, str]:
     """Check an order and a mode."""
     w.modes_of((mode,), 1)
-    w.need(least <= w.integer("order", order) <= 5, f"order must be from {least} to 5, got {order}")
-    return "reflect" if mode == "grid-mirror" else str(mode)
+    number = w.integer("order", order)
+    w.need(least <= number <= 5, f"order must be from {least} to 5, got {number}")
+    return number, "reflect" if mode == "grid-mirror" else str(mode)
 
 
 @functools.cache
@@ -162,7 +163,7 @@ def _rounded(dtype: DType) -> list[str]:
 
 
 async def _splines(x: Any, order: int, axes: object, output: Output, mode: Mode, least: int) -> AccelRef:
-    along, filled = w.axes_of(x, axes), _checked(order, mode, least)
+    along, (order, filled) = w.axes_of(x, axes), _checked(order, mode, least)
     is_complex = x.dtype.kind == "complex" and not isinstance(output, AccelRef)
     dtype = w.dtype_of(x, "complex128" if is_complex else output, x.shape)
     return await w.delivered(await w.converted(await _filtered(x, order, filled, along), dtype), output)

@@ -251,9 +251,11 @@ def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) ->
     made.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
     _sync(target.parent)
-    # Later ones belong to another training, or to a future that this one has left.
-    steps = _steps(target.parent)
-    for path in [path for path, step in steps.items() if step <= manifest["step"]][:-keep]:
+    # Later ones belong to another training, or to a future that this one has left. Among the others, damaged
+    # ones are removed first, then the ones saved first, because they may belong to another training.
+    steps, damaged = _steps(target.parent), dict[Path, str]()
+    whole = _read_manifests(target.parent, damaged)
+    for path in [path for path in (*damaged, *whole) if steps[path] <= manifest["step"]][:-keep]:
         shutil.rmtree(path, ignore_errors=True)
 
 

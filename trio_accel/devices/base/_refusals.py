@@ -37,7 +37,9 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
     if is_array and isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
     if is_array and isinstance(value, (list, tuple, numbers.Number)):
-        return "; make it one: np.asarray(value)"
+        has_arrays = not isinstance(value, numbers.Number) and any(isinstance(one, OnDevice) for one in value)
+        one_of_all = "one array of its arrays: await ta.arrays.stack(value)"
+        return f"; make {one_of_all if has_arrays else 'it one: np.asarray(value)'}"
     return ""
 
 
@@ -181,7 +183,8 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
 
 def is_several(value: object) -> bool:
     """Return whether a value is a sequence, or an array with axes, and not a single element."""
-    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    is_text = isinstance(value, (str, bytes))
+    return (isinstance(value, Sequence) and not is_text) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def wholes(

@@ -678,7 +678,18 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
     except Exception as error:
         if function.refuse is not None:
             function.refuse(error, args, named)
+        if isinstance(error, AttributeError):
+            _refuse_results(function.name, args)
         raise
+
+
+def _refuse_results(name: str, args: Iterable[Any]) -> None:
+    """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
+    for each in args:
+        if isinstance(each, (tuple, np.ndarray)):
+            use = "take one of its arrays" if isinstance(each, tuple) else "use it as an array of NumPy"
+            told = f"an operand is of type {type(each).__name__}"
+            raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
 
 
 async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -> Any:

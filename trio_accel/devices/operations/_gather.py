@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 from ...actors import named_arguments
@@ -80,17 +80,20 @@ def gather(*calls: Any) -> Call[Any]:
 
 def _refuse(number: int, calls: Sequence[Any]) -> NoReturn:
     """Refuse an argument."""
-    for call in calls:
+    given = list(calls)
+    for each in given:
         # The error is enough: no warning follows.
-        if isinstance(call, SpentCall):
-            call.close()
+        if isinstance(each, SpentCall):
+            each.close()
+        elif isinstance(each, (list, tuple, set, dict)):
+            given += each.values() if isinstance(each, dict) else each
     raise TypeError(f"gather: argument {number} must be a call{_told(calls[number])}")
 
 
 def _told(value: object) -> str:
     """Return the rest of the refusal of an argument."""
     kind: type[Any] = type(value)
-    if kind in (list, tuple, set):
+    if isinstance(value, (list, tuple, set, Iterator)):
         return f", got a {kind.__name__}; pass its members one by one: ta.gather(*calls)"
     if isinstance(value, dict):
         return ", got a dict; pass its values one by one: ta.gather(*calls.values())"
