@@ -89,7 +89,11 @@ def extremes(name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(30, id="some")]
+    "share",
+    [
+        pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="all"),
+        pytest.param(30, id="some"),
+    ],
 )
 @pytest.mark.parametrize("package", [*PACKAGES, *OTHER_PACKAGES, "random"])
 async def test_extreme_arguments_end_no_actor(system: ta.System, package: str, share: int) -> None:
