@@ -144,3 +144,16 @@ def test_scales_out_of_bounds(scale: Any) -> None:
         ValueError, match=r"Precision: scale must be a number from 5.96046e-08 to 4.29497e\+09"
     ):
         train.Precision("float16", scale=scale)
+
+
+@pytest.mark.parametrize("scale", [LEAST_SCALE, 2.0**-16, 1.0, 1024.0])
+async def test_a_gradient_is_unscaled_in_the_master_dtype(open_: Callable[..., Any], scale: float) -> None:
+    """float16 holds no number above 65504, such as the reciprocal of the least scale."""
+    precision = train.Precision("float16", scale=scale)
+    async with open_(optimizer=train.sgd(0.5), precision=precision) as trainer:
+        [step] = [step async for step in trainer.steps(given(1.0))]
+        assert not step.is_skipped
+        parameters: Any = await trainer.parameters()
+    # float16 has multiples of 2**-24: each of two parts of the scaled slope is off by one at most.
+    slopes = (1.0 - parameters["w"]) / 0.5
+    np.testing.assert_allclose(slopes, 1.0 + 1.0 / 6.0, atol=max(2.0**-23 / scale, 1e-2))

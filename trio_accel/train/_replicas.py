@@ -236,7 +236,8 @@ class CallReplicas(Replicas[CallModule]):
     async def _changed(self, rank: int, gradient: AccelRef, factor: float, work: Work) -> dict[str, AccelRef]:
         """Return the state of a rank after the optimizer's step; that of before stays."""
         new = {name: await array.copy() for name, array in self.states[rank].items()}
-        wide = await (await (gradient * factor)).cast(self._config.precision.master)
+        # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
+        wide = await (gradient.cast(self._config.precision.master) * factor)
         await self._optimize(new, new["parameters"][self.own(rank)], wide, work)
         return new
 
