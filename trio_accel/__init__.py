@@ -141,6 +141,7 @@ if _typing.TYPE_CHECKING:
         weights as weights,
     )
     from .collectives import open_world as open_world
+    from .interop import blocking as blocking
     from .programs import (
         open_program as open_program,
         run as run,
@@ -157,6 +158,7 @@ _LATER = frozenset(
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
+    "blocking": "interop",
     "open_dashboard": "telemetry",
     "open_program": "programs",
     "open_world": "collectives",
