@@ -34,7 +34,7 @@ def b() -> Generator[BlockingDevice, None, None]:
     with ta.blocking(NAME, options=INLINE) as opened:
         # Libraries have threads, which stay from their first use on.
         x = opened.wait(opened.device.put(np.eye(2)))
-        opened.get(ta.linalg.qr(x @ np.eye(2)))
+        opened.get(ta.linalg.qr(opened.wait(x @ x)))
         opened.get(opened.xp.asarray(x.shape) + 1)
         yield opened
 

@@ -73,6 +73,9 @@ class BlockingDevice:
     def __repr__(self) -> str:
         return f"<BlockingDevice {self.device!r}>"
 
+    def _repr_html_(self) -> str:
+        return self.device._repr_html_()
+
     def __enter__(self) -> Self:
         return self
 
