@@ -242,13 +242,6 @@ def blocking(
 ) -> BlockingDevice:
     """Open a device for code that blocks: notebooks, the interactive interpreter, scripts, threads.
 
-    .. code-block:: python
-
-        b = ta.blocking("cuda")
-        x = b.wait(b.device.put(host))
-        b.get(x @ x)  # an array of NumPy
-        b.xp.sqrt(b.xp.asarray(host)) + 1  # each operation waits
-
     The device lives in a thread with a Trio run of its own. Close it by `BlockingDevice.close` or a ``with``;
     else the end of the process closes it.
 
