@@ -303,7 +303,9 @@ def test_a_notebook(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> No
                 self.interruption = asyncio.ensure_future(self.km.interrupt_kernel())
             return super().process_message(message, cell, index)
 
-    Client(notebook, timeout=SECONDS, kernel_name="python3", allow_errors=True).execute()
+    client = Client(notebook, timeout=SECONDS, kernel_name="python3", allow_errors=True)
+    # `execute` would leave an event loop open.
+    asyncio.run(client.async_execute())
     for cell, (text, shown) in zip(notebook.cells, CELLS, strict=True):
         seen = "\n".join(map(str, cell.outputs))
         assert shown in seen, f"{text}\n{seen}"

@@ -10,12 +10,11 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -28,7 +27,7 @@ from ..actors import ActorRestartingError, opens
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
-from ..devices import Device
+from ..devices import Device, ProgressReport, progress_bars, track_progress
 from ._batches import Source, Sources
 from ._checkpoints import Progress, load, name_of, write
 from ._config import LARGEST_SCALE, LEAST_SCALE, Config
@@ -411,7 +410,7 @@ class Steps:
     ) -> None:
         self._trainer, self._until, self._batches, self._position = trainer, until, batches, position
         self._bar, self._is_shown = ExitStack(), is_shown
-        self._show: Callable[[Step], None] | None = None
+        self._report: ProgressReport | None = None
         # The source of the batches, with its iterator, while there are steps.
         self._opened: tuple[Source, Any] | None = None
         self._is_over = False
@@ -424,8 +423,10 @@ class Steps:
             raise StopAsyncIteration
         if self._opened is None:
             self._opened = self._trainer.sources.of(self._batches, self._position)
-            if self._is_shown:
-                self._show = self._bar.enter_context(_bar(self._until))
+            listener = self._bar.enter_context(progress_bars()) if self._is_shown else None
+            self._report = self._bar.enter_context(
+                track_progress("train", total=self._until, unit="steps", listener=listener)
+            )
         try:
             step = await self._next(self._opened[0])
         except BaseException:
@@ -433,8 +434,8 @@ class Steps:
             self._opened, self._is_over = None, True
             self._bar.close()
             raise
-        if self._show is not None:
-            self._show(step)
+        if self._report is not None:
+            self._report(step.number, note=_note_of(step))
         return step
 
     async def _next(self, source: Source) -> Step:
@@ -448,21 +449,11 @@ class Steps:
         return step
 
 
-@contextmanager
-def _bar(until: int | None) -> Generator[Callable[[Step], None], None, None]:
-    """Show a bar on the terminal, which gets the steps."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = "step", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}")
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=until, told="")
-
-        def show(step: Step) -> None:
-            told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
-            if step.tokens:
-                told += f"  {step.tokens_per_second:,.0f} tokens/s"
-            if step.workers_lost:
-                told += f"  {step.workers_lost} workers lost"
-            progress.update(task, completed=step.number, told=told)
-
-        yield show
+def _note_of(step: Step) -> str:
+    """Return the figures of a step that its bar shows."""
+    told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
+    if step.tokens:
+        told += f"  {step.tokens_per_second:,.0f} tokens/s"
+    if step.workers_lost:
+        told += f"  {step.workers_lost} workers lost"
+    return told
