@@ -14,8 +14,9 @@ import trio
 
 from ..backends.base.contract.ops import Asker
 from ..backends.base.contract.program_definition import build, tree_of
-from ..devices import ProgressReport, is_progress_watched, track_progress
+from ..devices import ProgressReport, track_progress
 from ..devices.base._bridge import LoopNotifier
+from ..devices.base._progress import is_progress_watched
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from ..actors import ActorRestartingError, opens
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
-from ..devices import Device, ProgressReport, progress_bars, track_progress
+from ..devices import Device, ProgressReport, show_progress, track_progress
 from ._batches import Source, Sources
 from ._checkpoints import Progress, load, name_of, write
 from ._config import LARGEST_SCALE, LEAST_SCALE, Config
@@ -289,7 +289,7 @@ class Trainer:
             batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
                 The ranks get equal shares of the rows, as far as these can be divided.
             until: The number of the last step; None for all batches.
-            progress: Whether to show a bar on the terminal.
+            progress: Whether to show a bar on the terminal, as `show_progress` around the loop does.
 
         Raises:
             NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` says so.
@@ -423,10 +423,10 @@ class Steps:
             raise StopAsyncIteration
         if self._opened is None:
             self._opened = self._trainer.sources.of(self._batches, self._position)
-            listener = self._bar.enter_context(progress_bars()) if self._is_shown else None
-            self._report = self._bar.enter_context(
-                track_progress("train", total=self._until, unit="steps", listener=listener)
-            )
+            if self._is_shown:
+                self._bar.enter_context(show_progress())
+            tracked = track_progress("train", total=self._until, unit="steps")
+            self._report = self._bar.enter_context(tracked)
         try:
             step = await self._next(self._opened[0])
         except BaseException:

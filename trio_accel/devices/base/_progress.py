@@ -20,8 +20,6 @@ __all__ = [
     "ProgressEvent",
     "ProgressListener",
     "ProgressReport",
-    "is_progress_watched",
-    "progress_bars",
     "show_progress",
     "track_progress",
     "watch_progress",
@@ -83,23 +81,18 @@ def watch_progress(listener: ProgressListener) -> Generator[None, None, None]:
     """
     if not callable(listener) or inspect.iscoroutinefunction(listener):
         raise TypeError(f"watch_progress: listener must be a function that is not async, got {listener!r}")
-    token = _LISTENER.set(listener)
+    outer = _LISTENER.get()
+    _LISTENER.set(listener)
     try:
         yield
     finally:
-        _LISTENER.reset(token)
-
-
-@contextmanager
-def show_progress() -> Generator[None, None, None]:
-    """Show bars on the terminal, or in the notebook, for long work that begins in the body."""
-    with progress_bars() as listener, watch_progress(listener):
-        yield
+        # Not by a token: another task may end an iteration that one has begun.
+        _LISTENER.set(outer)
 
 
 @contextmanager
 def track_progress(
-    name: str, *, total: float | None = None, unit: str = "", listener: ProgressListener | None = None
+    name: str, *, total: float | None = None, unit: str = ""
 ) -> Generator[ProgressReport, None, None]:
     """Report the progress of work of your own, which the body does.
 
@@ -107,47 +100,46 @@ def track_progress(
         name: The work, for people.
         total: The whole, in units; None if it is unknown.
         unit: The unit.
-        listener: Receives the events; by default the listener of the task, if it has one.
 
     Yields:
         A function for the reports. The end of the body makes the last event.
     """
     event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
-    hears = listener or _LISTENER.get()
+    listener = _LISTENER.get()
     last: ProgressEvent | None = None
 
     def report(done: float, total: float | None = None, note: str = "") -> None:
         nonlocal last
-        if hears is not None:
+        if listener is not None:
             last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
-            hears(last)
+            listener(last)
 
     try:
         yield report
     finally:
-        if hears is not None and last is not None:
-            hears(attrs.evolve(last, is_over=True))
+        if listener is not None and last is not None:
+            listener(attrs.evolve(last, is_over=True))
 
 
 @contextmanager
-def progress_bars() -> Generator[ProgressListener, None, None]:
-    """Show a bar for each piece of work, and yield the listener that moves them."""
+def show_progress() -> Generator[None, None, None]:
+    """Show bars on the terminal, or in the notebook, for long work that begins in the body."""
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
-    with Progress(*columns, TimeRemainingColumn()) as bars:
-        tasks: dict[int, TaskID] = {}
+    tasks: dict[int, TaskID] = {}
 
-        def show(event: ProgressEvent) -> None:
-            if event.work not in tasks:
-                tasks[event.work] = bars.add_task(escape(event.name), total=None, amount="")
-            task, amount = tasks[event.work], escape(_amount(event))
-            bars.update(task, completed=event.done, total=event.total, amount=amount)
-            if event.is_over:
-                bars.stop_task(task)
+    def show(event: ProgressEvent) -> None:
+        if event.work not in tasks:
+            tasks[event.work] = bars.add_task(escape(event.name), total=None, amount="")
+        task, amount = tasks[event.work], escape(_amount(event))
+        bars.update(task, completed=event.done, total=event.total, amount=amount)
+        if event.is_over:
+            bars.stop_task(task)
 
-        yield show
+    with Progress(*columns, TimeRemainingColumn()) as bars, watch_progress(show):
+        yield
 
 
 def _amount(event: ProgressEvent) -> str:
