@@ -141,6 +141,8 @@ THREADS_TOO = {
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",
+    "trio_accel.interop._blocking": "futures, for which other threads wait until their tasks have ended",
+    "trio_accel.interop._blocking_device": "the thread of the Trio run that serves code that blocks",
     "trio_accel.testing._leaks": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}

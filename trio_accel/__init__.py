@@ -104,6 +104,7 @@ from .devices import (
     PlacementError as PlacementError,
     PolledCompletion as PolledCompletion,
     Preload as Preload,
+    ProgressEvent as ProgressEvent,
     SingleStream as SingleStream,
     StreamPool as StreamPool,
     SyncCompletion as SyncCompletion,
@@ -112,7 +113,10 @@ from .devices import (
     gather as gather,
     measure_bandwidth as measure_bandwidth,
     open_system as open_system,
+    show_progress as show_progress,
     stream as stream,
+    track_progress as track_progress,
+    watch_progress as watch_progress,
 )
 from .devices.operations._calls import have_operators as _have_operators
 
@@ -141,6 +145,7 @@ if _typing.TYPE_CHECKING:
         weights as weights,
     )
     from .collectives import open_world as open_world
+    from .interop import blocking as blocking
     from .programs import (
         open_program as open_program,
         run as run,
@@ -157,6 +162,7 @@ _LATER = frozenset(
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
+    "blocking": "interop",
     "open_dashboard": "telemetry",
     "open_program": "programs",
     "open_world": "collectives",

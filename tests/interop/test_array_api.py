@@ -318,12 +318,23 @@ async def test_lengths_and_iteration(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
+async def test_the_repr_of_an_array_in_trios_thread(xp: ArrayApi, device: ta.Device) -> None:
+    """It would block the loop there, so it has no numbers."""
+    assert repr(await in_thread(xp.asarray, [1.0])) == f"<Array float64 (1,) on {device.path}>"
+
+
 async def test_what_an_array_tells_of_itself(xp: ArrayApi, device: ta.Device) -> None:
     def work() -> None:
         x = xp.asarray(np.zeros((2, 3), np.float32))
         assert (x.dtype, x.shape, x.ndim, x.size, x.device) == (xp.float32, (2, 3), 2, 6, device)
         assert x.T.shape == x.mT.shape == (3, 2)
+        numbers = "[[0., 0., 0.],\n       [0., 0., 0.]]"
+        assert repr(x) == f"Array({numbers}, dtype=float32, device={device.path})"
+        assert repr(xp.zeros(1000)).startswith("Array([0., 0., ")
+        assert repr(xp.zeros(1001)) == f"<Array float64 (1001,) on {device.path}>"
+        x.ref.release()
         assert repr(x) == f"<Array float32 (2, 3) on {device.path}>"
+        x = xp.asarray(np.zeros((2, 3), np.float32))
         assert x.ref.shape == (2, 3)
         with pytest.raises(ValueError, match=r"T: the array must have two axes, got shape \(3,\)"):
             _ = x[0].T

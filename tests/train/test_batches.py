@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rich.console
 import trio
 import trio.testing
 from test_trainer import config
@@ -284,3 +286,28 @@ async def test_what_is_no_iterable() -> None:
     async with opened() as trainer:
         with pytest.raises(TypeError, match="'int' object is not iterable"):
             await anext(trainer.steps(source))
+
+
+@pytest.mark.parametrize("until", [None, 3])
+async def test_steps_report_their_progress(until: int | None) -> None:
+    events: list[ta.ProgressEvent] = []
+    async with opened() as trainer:
+        with ta.watch_progress(events.append):
+            steps = [step async for step in trainer.steps(GIVEN[:3], until=until)]
+    assert [event.done for event in events] == [1, 2, 3, 3]
+    assert {(event.name, event.unit, event.total) for event in events} == {("train", "steps", until)}
+    assert [event.is_over for event in events] == [False, False, False, True]
+    assert events[0].note.startswith(f"loss {steps[0].loss:.4f}  rate ")
+
+
+async def test_a_bar_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = rich.console.Console(file=io.StringIO(), width=120, force_terminal=True)
+    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+    async with opened() as trainer:
+        losses = [step.loss async for step in trainer.steps(GIVEN[:3], until=3, progress=True)]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3/3  steps" in shown
+    assert f"loss {losses[-1]:.4f}" in shown
+    with ta.track_progress("after it") as report:
+        report(1)
+    assert console.file.getvalue() == shown  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from .._names import export as _export
 from ..backends.base.contract.values import in_range as in_range
 from .base._options import *
 from .base._port import *
+from .base._progress import *
 from .base._statistics import *
 from .base._views import overlaps as overlaps
 from .base._waits import run_together as run_together

@@ -22,7 +22,7 @@ from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._array_api_array import Array
-from ._blocking import Blocking
+from ._blocking import DeviceCalls
 
 
 class HasDType(Protocol):
@@ -410,7 +410,7 @@ class ArrayApi(_Part):
     result_type: staticmethod[..., DType] = staticmethod(result_type)
 
     def __init__(self, device: Device) -> None:
-        self._blocking = Blocking(
+        self._blocking = DeviceCalls(
             device, maker="array_api", owner="namespace", instead="await ta.arrays.{}(...)"
         )
         functions = Functions(device)

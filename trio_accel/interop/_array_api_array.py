@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
@@ -17,6 +19,8 @@ from ..devices import AccelRef, Device
 
 _HOST = (1, 0)
 """DLPack's name for host memory."""
+_SHOWN = 1000
+"""The number of elements up to which the `repr` of an array has them."""
 _NUMBER = (bool, int, float, complex, np.generic)
 
 
@@ -90,7 +94,8 @@ class Array:
     Its elements are in the memory of a device, and each operation waits for that in the calling thread. In
     Trio's thread it raises `RuntimeError`. Indexing by whole numbers, slices, ``...`` and ``None`` makes a
     view of the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers,
-    and promote by the standard.
+    and promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in
+    Trio's thread.
     """
 
     __slots__ = ("__weakref__", "_ref", "_space")
@@ -112,6 +117,12 @@ class Array:
         return self._space
 
     def __repr__(self) -> str:
+        if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
+            # An array that is lost, damaged or of a closed device has a repr, too.
+            with suppress(Exception):
+                host = self._space.call("__repr__", self._ref.to_host)
+                numbers = np.array2string(host, separator=", ", prefix="Array(")
+                return f"Array({numbers}, dtype={self.dtype}, device={self._ref.device.path})"
         return f"<Array {self.dtype} {self.shape} on {self._ref.device.path}>"
 
     @property

@@ -1,10 +1,21 @@
-"""Calls that wait for a device in a thread that is not Trio's."""
+"""Calls of other threads in a Trio run: the thread waits, and its Ctrl-C cancels the task.
+
+A thread submits an async function to the run, which starts a task for it, and waits for a future. The future
+is pending until the task has ended, because only a pending future can be cancelled. `Future.cancel` cancels
+the task; the task then confirms its end to `concurrent.futures.wait` and `as_completed`. So a thread that was
+interrupted waits until the task no longer uses its arguments, and a second Ctrl-C ends this wait, too.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from concurrent.futures import CancelledError, Future
+from contextvars import copy_context
+from functools import partial
+from threading import Event
+from typing import Any, TypeAlias, TypeVar
 
 import trio
 
@@ -12,16 +23,153 @@ from ..backends.base import DeviceLostError
 from ..devices import Device
 
 ResultT = TypeVar("ResultT")
+_Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], object]
 
 
-class Blocking:
-    """Runs async functions on the run of a device, and has the calling thread wait.
+class RunCalls:
+    """Async functions that other threads have a Trio run call.
+
+    Args:
+        run: The run.
+        owner: The object that the program calls, for errors: a backend, a namespace.
+        instead: What to do in Trio's thread, with ``{}`` for the name of the function.
+        belongs: The beginning of the error in a forked process.
+        spawn: Starts a task in the run; raises `RuntimeError` when it takes no more tasks.
+
+    Attributes:
+        failure: The error that has ended the run, if one has.
+    """
+
+    def __init__(
+        self, run: trio.lowlevel.TrioToken, *, owner: str, instead: str, belongs: str, spawn: _Spawn
+    ) -> None:
+        self._run = run
+        self._owner = owner
+        self._instead = instead
+        self._belongs = belongs
+        self._spawn = spawn
+        self._process = os.getpid()
+        self.failure: BaseException | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork, where the run's loop would never answer."""
+        return os.getpid() != self._process
+
+    def soon(self, function: Callable[[], object]) -> bool:
+        """Have the run call a function soon; returns False if the run has ended."""
+        try:
+            self._run.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def submit(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> Future[ResultT]:
+        """Have the run call a function, and return at once.
+
+        Args:
+            name: The function that the program calls, for errors.
+            function: The function. It has the context variables of this thread.
+
+        Raises:
+            RuntimeError: In a forked process, or the run has ended.
+        """
+        self._check_process(name)
+        future: Future[ResultT] = Future()
+        self._begin(name, future, function, Event())
+        return future
+
+    def wait(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Have the run call a function, and return its result.
+
+        Args:
+            name: The function that the program calls, for errors.
+            function: The function. It has the context variables of this thread.
+
+        Raises:
+            RuntimeError: In Trio's thread, in a forked process, or the run has ended.
+            KeyboardInterrupt: Ctrl-C, which has cancelled the function; it has ended.
+        """
+        self.check_place(name)
+        future: Future[ResultT] = Future()
+        has_begun = Event()
+        try:
+            self._begin(name, future, function, has_begun)
+            return future.result()
+        except BaseException as error:
+            if isinstance(error, CancelledError) and future.cancelled():
+                raise self._ended(name) from self.failure
+            if future.cancel():
+                # Ctrl-C may have come before the run was asked. What is asked later is called later, too.
+                confirm = partial(_confirm, future, has_begun)
+                if not self.soon(confirm):
+                    confirm()
+                concurrent.futures.wait([future])
+            raise
+
+    def check_place(self, name: str) -> None:
+        """Refuse threads that must not wait.
+
+        Raises:
+            RuntimeError: In Trio's thread, or in a forked process.
+        """
+        self._check_process(name)
+        if trio.lowlevel.in_trio_run():
+            raise RuntimeError(
+                f"{name}: this {self._owner} waits for its device, which would block the Trio loop; "
+                + self._instead.format(name.rpartition(".")[2])
+            )
+
+    def is_waited_for(self) -> bool:
+        """Return whether a task of the run waits for this thread (`trio.to_thread.run_sync`)."""
+        try:
+            return trio.from_thread.run_sync(trio.lowlevel.current_trio_token) is self._run
+        except RuntimeError:
+            return False
+
+    def _check_process(self, name: str) -> None:
+        if self.is_forked:
+            raise RuntimeError(
+                f"{name}: {self._belongs} belongs to the process that this one was forked from; open a "
+                "device here"
+            )
+
+    def _ended(self, name: str) -> RuntimeError:
+        return RuntimeError(f"{name}: this {self._owner} is closed, or its Trio run has ended; make another")
+
+    def _begin(
+        self,
+        name: str,
+        future: Future[ResultT],
+        function: Callable[[], Awaitable[ResultT]],
+        has_begun: Event,
+    ) -> None:
+        context, scope = copy_context(), trio.CancelScope()
+
+        def leave(future: Future[ResultT]) -> None:
+            if future.cancelled():
+                self.soon(scope.cancel)
+
+        def spawn() -> None:
+            has_begun.set()
+            try:
+                context.run(self._spawn, partial(_call, function, future, scope))
+            except RuntimeError:
+                _settle(future, partial(future.set_exception, self._ended(name)))
+
+        future.add_done_callback(leave)
+        if not self.soon(spawn):
+            raise self._ended(name) from self.failure
+
+
+class DeviceCalls(RunCalls):
+    """Async functions that other threads have the Trio run of a device call.
 
     Args:
         device: An open device of the Trio run that this is called in, or of the run whose worker thread this
             is called in.
         maker: Name of the function that makes what the program has, for errors.
-        owner: What the program has: a backend, a namespace.
+        owner: The object that the program calls: a backend, a namespace.
         instead: What to call in Trio's thread, with ``{}`` for the name of the function.
 
     Raises:
@@ -29,41 +177,33 @@ class Blocking:
     """
 
     def __init__(self, device: Device, *, maker: str, owner: str, instead: str) -> None:
+        super().__init__(
+            _this_run(maker),
+            owner=owner,
+            instead="call it in a worker thread (await trio.to_thread.run_sync(...)), or ask the device "
+            f"itself ({instead})",
+            belongs=f"the device {device.path}",
+            spawn=_spawn_system_task,
+        )
         self._device = device
-        self._owner = owner
-        self._instead = instead
-        self._run = _this_run(maker)
-        self._process = os.getpid()
 
     def call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Call a function in the run, and return what it returns.
+        """Call a function in the run, and return its result.
 
         Args:
-            name: What the program calls, for errors.
+            name: The function that the program calls, for errors.
             function: The function.
 
         Raises:
             RuntimeError: In Trio's thread, in a forked process, of another run, or without the device.
             trio.Cancelled: The task that waits for the worker thread is cancelled.
+            KeyboardInterrupt: Ctrl-C, which has cancelled the function.
         """
-        self._check_place(name)
-        # Without a token it runs in the task that waits for this thread: its cancellation and context count.
-        token = None if _is_trios_thread() else self._run
-        return trio.from_thread.run(self._call, name, function, trio_token=token)
-
-    def _check_place(self, name: str) -> None:
-        if os.getpid() != self._process:
-            # The run's loop is the parent's; here it would never answer.
-            raise RuntimeError(
-                f"{name}: the device {self._device.path} belongs to the process that this one was forked "
-                "from; open a device here"
-            )
-        if trio.lowlevel.in_trio_run():
-            raise RuntimeError(
-                f"{name}: this {self._owner} waits for its device, which would block the Trio loop; call it "
-                "in a worker thread (await trio.to_thread.run_sync(...)), or ask the device itself "
-                f"({self._instead.format(name.rpartition('.')[2])})"
-            )
+        if _is_trios_thread():
+            self.check_place(name)
+            # It runs in the task that waits for this thread: its cancellation and context count.
+            return trio.from_thread.run(self._call, name, function)
+        return self.wait(name, lambda: self._call(name, function))
 
     async def _call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
         if trio.lowlevel.current_trio_token() is not self._run:
@@ -77,6 +217,49 @@ class Blocking:
                 f"{name}: this {self._owner} has no device any more ({error}); make one of a device that is "
                 "open"
             ) from error
+
+
+async def _call(
+    function: Callable[[], Awaitable[ResultT]], future: Future[ResultT], scope: trio.CancelScope
+) -> None:
+    """Call a function for a future, which is pending until the function has ended."""
+    try:
+        with scope:
+            result = await function()
+            _settle(future, partial(future.set_result, result))
+    except BaseException as error:  # noqa: ASYNC103  # the thread that waits gets it
+        if is_cancellation(error):
+            future.cancel()
+            _settle(future)
+            raise
+        _settle(future, partial(future.set_exception, error))
+    else:
+        if scope.cancelled_caught:
+            _settle(future)
+
+
+def _settle(future: Future[Any], setting: Callable[[], object] | None = None) -> None:
+    """Set the result of a future, or confirm that it is cancelled."""
+    # From here on, it cannot be cancelled any more.
+    if future.set_running_or_notify_cancel() and setting is not None:
+        setting()
+
+
+def _confirm(future: Future[Any], has_begun: Event) -> None:
+    """Confirm that a future is cancelled whose task will never begin."""
+    if not has_begun.is_set():
+        _settle(future)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether an error is Trio's cancellation, alone or of several tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
+
+
+def _spawn_system_task(call: Callable[[], Awaitable[None]]) -> None:
+    trio.lowlevel.spawn_system_task(call, context=copy_context())
 
 
 def _this_run(maker: str) -> trio.lowlevel.TrioToken:

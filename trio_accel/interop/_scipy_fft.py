@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .. import fft
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
-from ._blocking import Blocking
+from ._blocking import DeviceCalls
 
 _Transform: TypeAlias = Callable[[Device], Awaitable[AccelRef]]
 """A transform with its arguments, to be asked of a device."""
@@ -30,7 +30,9 @@ class ScipyFftBackend:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._blocking = Blocking(device, maker="scipy_fft", owner="backend", instead="await ta.fft.{}(...)")
+        self._blocking = DeviceCalls(
+            device, maker="scipy_fft", owner="backend", instead="await ta.fft.{}(...)"
+        )
         self._calls = 0
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ from ._messages import (
 )
 from ._method import Method, PlainT, describe_function, find_method
 from ._opened import Anew, Opened, StateArray, lost, never, own_error
-from ._progress import Progress, chosen_callback
+from ._progress import heard
 from ._streams import END, Items, ItemStream, bind_items
 
 __all__ = ["FunctionProgram", "Program"]
@@ -228,8 +228,8 @@ class OpenProgram:
 
     async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Ask for a call of a method."""
-        if (callback := chosen_callback()) is not None:
-            return await Progress(callback).of(partial(self._ask, given, args, kwargs))
+        if (ask := heard(self.name, partial(self._ask, given, args, kwargs))) is not None:
+            return await ask
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)
@@ -312,8 +312,8 @@ class OpenProgram:
 
     async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
         """Ask for an item of a method that yields; `END` where there is none."""
-        if (callback := chosen_callback()) is not None:
-            return await Progress(callback).of(partial(self._item, given, bound, item))
+        if (ask := heard(self.name, partial(self._item, given, bound, item))) is not None:
+            return await ask
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)

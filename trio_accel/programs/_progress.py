@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import outcome
@@ -13,7 +14,9 @@ import trio
 
 from ..backends.base.contract.ops import Asker
 from ..backends.base.contract.program_definition import build, tree_of
+from ..devices import ProgressReport, track_progress
 from ..devices.base._bridge import LoopNotifier
+from ..devices.base._progress import is_progress_watched
 
 T = TypeVar("T")
 
@@ -22,8 +25,6 @@ _Callback: TypeAlias = Callable[[Any], object]
 _CALLBACK: ContextVar[_Callback | None] = ContextVar("trio_accel.on_progress", default=None)
 _PROGRESS: ContextVar[Progress | None] = ContextVar("trio_accel.progress", default=None)
 
-chosen_callback: Callable[[], _Callback | None] = _CALLBACK.get
-"""Returns the callback of the asks of this task; None if it has none."""
 chosen_progress: Callable[[], Progress | None] = _PROGRESS.get
 """Returns what hears the ask of this task; None if nothing does."""
 
@@ -55,6 +56,41 @@ def on_progress(callback: _Callback) -> Generator[None, None, None]:
         yield
     finally:
         _CALLBACK.reset(token)
+
+
+def heard(name: str, ask: Callable[[], Awaitable[T]]) -> Awaitable[T] | None:
+    """Have the reports of an ask heard, by `on_progress` or by `watch_progress`.
+
+    Args:
+        name: The method.
+        ask: Asks.
+
+    Returns:
+        The ask, with its reports; None if nobody listens, or somebody listens already.
+    """
+    if (callback := _CALLBACK.get()) is not None:
+        return Progress(callback).of(ask)
+    return _tracked(name, ask) if _PROGRESS.get() is None and is_progress_watched() else None
+
+
+async def _tracked(name: str, ask: Callable[[], Awaitable[T]]) -> T:
+    with track_progress(name) as report:
+        return await Progress(partial(_forward, report)).of(ask)
+
+
+def _forward(report: ProgressReport, value: Any) -> None:
+    """Forward a number, a pair of a part and the whole, or a note, but no other value."""
+    match value:
+        case bool():
+            pass
+        case int() | float():
+            report(value)
+        case [int() | float() as done, int() | float() as total]:
+            report(done, total)
+        case str():
+            report(0, note=value)
+        case _:
+            pass
 
 
 class Progress:

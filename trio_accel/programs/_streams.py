@@ -15,7 +15,7 @@ import trio
 from ..actors import ActorStoppedError, bind_arguments, opens, running_beside
 from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Device, ProgressReport, track_progress
 from ._messages import arrays_in
 from ._method import SEVERAL, Method
 
@@ -97,8 +97,9 @@ class Items:
         failures: list[Exception] = []
         has_failed = True
         try:
-            async with running_beside(partial(self._feed, send, failures)):
-                yield ItemStream(receive, failures)
+            with track_progress(self._method.where, unit="items") as report:
+                async with running_beside(partial(self._feed, send, failures, report)):
+                    yield ItemStream(receive, failures)
             has_failed = False
         finally:
             receive.close()
@@ -109,11 +110,14 @@ class Items:
                     raise
                 _logger.exception("%s failed while its stream was closed", self._method.where)
 
-    async def _feed(self, send: trio.MemorySendChannel[Any], failures: list[Exception]) -> None:
+    async def _feed(
+        self, send: trio.MemorySendChannel[Any], failures: list[Exception], report: ProgressReport
+    ) -> None:
         async with send:
             try:
                 await self._put()
                 while (item := await self._next()) is not END:
+                    report(self._count)
                     await send.send(item)
             except Exception as error:  # noqa: BLE001  # the reader's
                 failures.append(error)

@@ -11,12 +11,11 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -29,7 +28,7 @@ from ..actors import ActorRestartingError, bind_arguments, opens
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
-from ..devices import Device
+from ..devices import Device, ProgressReport, show_progress, track_progress
 from ._batches import Source, Sources
 from ._checkpoints import Progress, load, name_of, write
 from ._config import LARGEST_SCALE, LEAST_SCALE, Config
@@ -294,7 +293,7 @@ class Trainer:
             batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
                 The ranks get equal shares of the rows, as far as these can be divided.
             until: The number of the last step; None for all batches.
-            progress: Whether to show a bar on the terminal.
+            progress: Whether to show a bar on the terminal, as `show_progress` around the loop does.
 
         Raises:
             NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` says so.
@@ -417,7 +416,7 @@ class Steps:
     ) -> None:
         self._trainer, self._until, self._batches, self._position = trainer, until, batches, position
         self._bar, self._is_shown = ExitStack(), is_shown
-        self._show: Callable[[Step], None] | None = None
+        self._report: ProgressReport | None = None
         # The source of the batches, with its iterator, while there are steps.
         self._opened: tuple[Source, Any] | None = None
         self._is_over = False
@@ -431,7 +430,9 @@ class Steps:
         if self._opened is None:
             self._opened = self._trainer.sources.of(self._batches, self._position)
             if self._is_shown:
-                self._show = self._bar.enter_context(_bar(self._until))
+                self._bar.enter_context(show_progress())
+            tracked = track_progress("train", total=self._until, unit="steps")
+            self._report = self._bar.enter_context(tracked)
         try:
             step = await self._next(self._opened[0])
         except BaseException:
@@ -439,8 +440,8 @@ class Steps:
             self._opened, self._is_over = None, True
             self._bar.close()
             raise
-        if self._show is not None:
-            self._show(step)
+        if self._report is not None:
+            self._report(step.number, note=_note_of(step))
         return step
 
     async def _next(self, source: Source) -> Step:
@@ -454,21 +455,11 @@ class Steps:
         return step
 
 
-@contextmanager
-def _bar(until: int | None) -> Generator[Callable[[Step], None], None, None]:
-    """Show a bar on the terminal, which gets the steps."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = "step", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}")
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=until, told="")
-
-        def show(step: Step) -> None:
-            told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
-            if step.tokens:
-                told += f"  {step.tokens_per_second:,.0f} tokens/s"
-            if step.workers_lost:
-                told += f"  {step.workers_lost} workers lost"
-            progress.update(task, completed=step.number, told=told)
-
-        yield show
+def _note_of(step: Step) -> str:
+    """Return the figures of a step that its bar shows."""
+    told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
+    if step.tokens:
+        told += f"  {step.tokens_per_second:,.0f} tokens/s"
+    if step.workers_lost:
+        told += f"  {step.workers_lost} workers lost"
+    return told

@@ -28,7 +28,17 @@ from ..backends.base import (
 )
 from ..backends.base.contract.values import by_way_of_int64
 from ..backends.base.kit.code_cache import remove_stale
-from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
+from ..devices import (
+    AccelRef,
+    Device,
+    Operation,
+    Pending,
+    ProgressReport,
+    PutFirst,
+    PutPart,
+    check_device,
+    track_progress,
+)
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
 __all__ = ["Weights", "load", "save"]
@@ -96,11 +106,16 @@ async def load(
     paths = paths_of(path)
     chosen = None if names is None else _check_names(names)
     losses = 0
-    with await trio.to_thread.run_sync(OpenFiles, paths) as files:
+    with (
+        await trio.to_thread.run_sync(OpenFiles, paths) as files,
+        track_progress("load weights", unit="B") as report,
+    ):
         tensors = _choose(files, chosen, wanted)
         while True:
             try:
-                return await _Loading(device, files, tensors, packed=packed, progress=progress).run()
+                return await _Loading(
+                    device, files, tensors, packed=packed, report=report, progress=progress
+                ).run()
             except (ContextLostError, StaleRefError):
                 losses += 1
                 if losses > device.options.retry:
@@ -133,6 +148,7 @@ class _Loading:
     _files: OpenFiles
     _tensors: list[_Tensor]
     _packed: bool = attrs.field(kw_only=True, alias="packed")
+    _report: ProgressReport = attrs.field(kw_only=True, alias="report")
     _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
     _total: int = attrs.field(init=False)
     _done: int = attrs.field(default=0, init=False)
@@ -230,6 +246,7 @@ class _Loading:
 
     def _count(self, nbytes: int) -> None:
         self._done += nbytes
+        self._report(self._done, self._total)
         if self._progress is not None:
             self._progress(self._done, self._total)
 
@@ -401,13 +418,16 @@ async def save(
     target = await trio.to_thread.run_sync(os.path.realpath, target)
     file = await trio.to_thread.run_sync(_make, target, header)
     try:
-        await _write_all(file, dict(ordered), progress)
+        with track_progress("save weights", unit="B") as report:
+            await _write_all(file, dict(ordered), report, progress)
         await trio.to_thread.run_sync(_finish, file, target)
     finally:
         _discard(file)
 
 
-async def _write_all(file: IO[bytes], arrays: Mapping[str, AccelRef], progress: Progress | None) -> None:
+async def _write_all(
+    file: IO[bytes], arrays: Mapping[str, AccelRef], report: ProgressReport, progress: Progress | None
+) -> None:
     total, done = sum(array.nbytes for array in arrays.values()), 0
     for array in arrays.values():
         flat = (array if array.spec.is_contiguous else await array.copy()).reshape(-1)
@@ -418,6 +438,7 @@ async def _write_all(file: IO[bytes], arrays: Mapping[str, AccelRef], progress: 
             piece = await part.to_host(out=host[: part.size])
             await trio.to_thread.run_sync(_write, file, piece.view(np.uint8).data)
             done += part.nbytes
+            report(done, total)
             if progress is not None:
                 progress(done, total)
 

@@ -59,6 +59,7 @@ from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
+from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
@@ -108,10 +109,27 @@ class OpenDevice(Device):
         raise not_copied("a Device", "open one where it is needed, and send arrays by await ref.to_host()")
 
     def __repr__(self) -> str:
+        return f"<Device {self.path}, {self.condition}, generation {self.generation}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            ("device", self.path),
+            (
+                ("hardware", f"{self.info.description}, {self.info.total_memory / 2**30:.1f} GiB"),
+                ("state", self.condition),
+                ("generation", f"{self.generation}, after {self.losses} losses"),
+                ("isolation", self.isolation),
+                ("requests", self.pending),
+            ),
+        )
+
+    @property
+    def condition(self) -> str:
+        """Whether it is ready, closed, rebuilding or given up for now, in words."""
         availability = self.state.availability
-        state = "ready" if availability.is_ready else "closed" if availability.is_ended else "rebuilding"
-        state = "given up for now" if availability.is_shut and not availability.is_ended else state
-        return f"<Device {self.path}, {state}, generation {self.generation}>"
+        if availability.is_shut and not availability.is_ended:
+            return "given up for now"
+        return "ready" if availability.is_ready else "closed" if availability.is_ended else "rebuilding"
 
     @property
     def name(self) -> str:

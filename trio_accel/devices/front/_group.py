@@ -16,6 +16,7 @@ from ..base._options import DeviceOptions
 from ..base._refusals import whole
 from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
+from ._html import html_table
 
 __all__ = [
     "DeviceGroup", "DeviceLoad", "DeviceOpening", "Key", "PlacementError", "PlacementPolicy", "able",
@@ -257,6 +258,13 @@ class DeviceGroup:
 
     def __repr__(self) -> str:
         return f"<DeviceGroup {self.path}, {len(self)} devices>"
+
+    def _repr_html_(self) -> str:
+        members = self._members.values()
+        return html_table(
+            ("device", "hardware", "state", "generation", "requests"),
+            [(one.path, one.info.description, one.condition, one.generation, one.pending) for one in members],
+        )
 
     @property
     def path(self) -> str:

@@ -496,11 +496,15 @@ class Call(SpentCall[T_co]):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return f"<Call {self.function.name}, not run>"
+
     def __del__(self) -> None:
         # Once for a chain; and not where it was refused to await it, or to make it.
         if hasattr(self, "ahead") and not hasattr(self, "is_told"):
             _tell_no_more(self)
-            warnings.warn(f"{self!r} was never awaited: nothing of it has run", RuntimeWarning, stacklevel=2)
+            told = f"{super().__repr__()} was never awaited: nothing of it has run"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
 # Functions that take a number as an array without axes, of the other operand's dtype, with the same bits.

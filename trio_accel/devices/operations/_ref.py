@@ -210,6 +210,10 @@ class Device(abc.ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.close()  # noqa: ASYNC102  # it shields itself
 
+    @abc.abstractmethod
+    def _repr_html_(self) -> str:
+        """Return a table of what is known without asking the device, as notebooks show it."""
+
     @property
     @abc.abstractmethod
     def name(self) -> str:

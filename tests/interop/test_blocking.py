@@ -1,0 +1,451 @@
+"""A device for code that blocks: results, Ctrl-C, places where it refuses, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import gc
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.lowlevel
+from chosen import INLINE, NAME
+
+import trio_accel as ta
+from trio_accel.interop import ArrayApi, BlockingDevice, array_api
+
+pytestmark = pytest.mark.machine
+
+WAIT = 20.0  # seconds, for what happens in an instant
+RNG = np.random.default_rng(0)
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("tests.blocking", default="of the run")
+
+
+@pytest.fixture(scope="module")
+def b() -> Generator[BlockingDevice, None, None]:
+    with ta.blocking(NAME, options=INLINE) as opened:
+        # Libraries have threads, which stay from their first use on.
+        x = opened.wait(opened.device.put(np.eye(2)))
+        opened.get(ta.linalg.qr(opened.wait(x @ x)))
+        opened.get(opened.xp.asarray(x.shape) + 1)
+        yield opened
+
+
+@pytest.fixture
+def own() -> Generator[BlockingDevice, None, None]:
+    with ta.blocking(NAME, options=INLINE, name="own") as opened:
+        yield opened
+
+
+@pytest.fixture
+def x(b: BlockingDevice) -> ta.AccelRef:
+    return b.wait(b.device.put(RNG.normal(size=(3, 3))))
+
+
+class Task:
+    """A Trio task that waits, and the thread that it interrupts."""
+
+    def __init__(self, *, interrupts: bool = False) -> None:
+        self.interrupts = interrupts
+        self.has_begun = threading.Event()
+        self.is_cancelled = threading.Event()
+        self.may_end = threading.Event()
+        self.has_ended = threading.Event()
+
+    async def run(self) -> None:
+        try:
+            self.has_begun.set()
+            if self.interrupts:
+                os.kill(os.getpid(), signal.SIGINT)
+            await trio.sleep_forever()
+        finally:
+            self.is_cancelled.set()
+            # A thread that has not waited for the end of the task would be ahead of it here.
+            with trio.CancelScope(shield=True):
+                for _ in range(5):
+                    await trio.lowlevel.checkpoint()
+            self.has_ended.set()
+
+
+async def never_run() -> None:
+    raise AssertionError
+
+
+def refused(function: Callable[..., Any], *args: Any) -> str:
+    with pytest.raises(RuntimeError) as error:
+        function(*args)
+    assert type(error.value) is RuntimeError
+    return str(error.value)
+
+
+# Results
+
+
+def test_results_are_those_of_numpy(b: BlockingDevice, x: ta.AccelRef) -> None:
+    host = b.get(x)
+    w = b.xp.asarray(host) * 2
+    np.testing.assert_allclose(b.get(x @ x), host @ host, rtol=1e-12)
+    np.testing.assert_allclose(b.get(b.wait(x @ x)), host @ host, rtol=1e-12)
+    np.testing.assert_allclose(b.get(w), host * 2)
+    np.testing.assert_allclose(np.asarray(b.xp.sqrt(w * w) + 1), np.abs(host * 2) + 1)
+    np.testing.assert_allclose(b.submit(x.to_host).result(WAIT), host)
+    assert b.submit(x + x).result(WAIT).device is b.device
+
+
+def test_a_call_with_several_results(b: BlockingDevice, x: ta.AccelRef) -> None:
+    q, r = b.get(ta.linalg.qr(x))
+    np.testing.assert_allclose(q @ r, b.get(x), rtol=1e-10)
+
+
+def test_functions_get_their_arguments(b: BlockingDevice) -> None:
+    async def joined(*parts: str) -> str:
+        await trio.lowlevel.checkpoint()
+        return "".join(parts)
+
+    assert b.wait(joined, "a", "b") == b.submit(joined, "a", "b").result(WAIT) == "ab"
+    assert b.wait(joined("c")) == "c"
+    assert b.wait(b.device.statistics).generation == 1
+
+
+def test_the_error_of_a_function_comes_as_it_is(b: BlockingDevice) -> None:
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    for error in (KeyError("mine"), CancelledError(), SystemExit(3), ExceptionGroup("two", [ValueError()])):
+        with pytest.raises(type(error)) as raised:
+            b.wait(fail, error)
+        assert raised.value is error
+    assert b.submit(fail, KeyError("mine")).exception(WAIT).args == ("mine",)
+
+
+@pytest.mark.parametrize("ask", ["wait", "submit"])
+def test_what_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> None:
+    with pytest.raises(TypeError, match=f"{ask}: pass a call, or an async function and its arguments, got 3"):
+        getattr(b, ask)(3)
+    call = x @ x
+    with pytest.raises(TypeError, match=r"its arguments, got <Call linalg\.matmul"):
+        getattr(b, ask)(call, 3)
+    call.close()
+
+
+def test_a_function_that_is_not_async(b: BlockingDevice) -> None:
+    with pytest.raises(
+        TypeError, match="wait: <built-in function len> is not an async function: it has retur"
+    ):
+        b.wait(len, "abc")
+
+
+def test_get_takes_arrays_alone(b: BlockingDevice) -> None:
+    with pytest.raises(TypeError, match="get: array must be an array of a device, or a call that makes one"):
+        b.get(np.ones(2))
+
+
+def test_context_variables_of_the_caller(b: BlockingDevice) -> None:
+    async def seen() -> str:
+        return VARIABLE.get()
+
+    token = VARIABLE.set("of the caller")
+    try:
+        assert b.wait(seen) == "of the caller"
+    finally:
+        VARIABLE.reset(token)
+    assert b.wait(seen) == "of the run"
+
+
+def test_threads(b: BlockingDevice, x: ta.AccelRef) -> None:
+    host = b.get(x)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda factor: b.get(x * float(factor)), range(40)))
+    for factor, result in enumerate(results):
+        np.testing.assert_allclose(result, host * factor)
+
+
+def test_another_device_of_the_system(own: BlockingDevice) -> None:
+    second = own.wait(own.system.open_device(NAME, options=INLINE, name="second"))
+    assert own.get(own.wait(second.put(np.ones(2))) + 1).tolist() == [2.0, 2.0]
+
+
+# Cancellation
+
+
+def test_a_future_cancels_its_task(b: BlockingDevice) -> None:
+    task = Task()
+    future = b.submit(task.run)
+    assert task.has_begun.wait(WAIT)
+    assert future.cancel()
+    done, _ = concurrent.futures.wait([future], WAIT)
+    assert done == {future}
+    assert task.has_ended.is_set()
+
+
+def test_a_future_that_is_done_is_not_cancelled(b: BlockingDevice) -> None:
+    future = b.submit(trio.sleep, 0)
+    assert future.result(WAIT) is None
+    assert not future.cancel()
+
+
+def test_asyncio(b: BlockingDevice, x: ta.AccelRef) -> None:
+    task = Task()
+
+    async def main() -> None:
+        host = await asyncio.wrap_future(b.submit((x @ x).to_host))
+        np.testing.assert_allclose(host, b.get(x) @ b.get(x), rtol=1e-12)
+        waits = asyncio.wait_for(asyncio.wrap_future(b.submit(task.run)), 0.02)
+        with pytest.raises(TimeoutError):
+            await waits
+
+    asyncio.run(main())
+    assert task.has_ended.wait(WAIT)
+
+
+def test_ctrl_c_cancels_the_task_and_waits_for_its_end(b: BlockingDevice, x: ta.AccelRef) -> None:
+    task = Task(interrupts=True)
+    with pytest.raises(KeyboardInterrupt):
+        b.wait(task.run)
+    assert task.has_ended.is_set()
+    assert b.get(x).shape == (3, 3)
+
+
+def test_a_second_ctrl_c_ends_the_wait_for_the_task(b: BlockingDevice) -> None:
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    async def stay() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                os.kill(os.getpid(), signal.SIGINT)
+                await trio.to_thread.run_sync(may_end.wait, WAIT)
+            has_ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        b.wait(stay)
+    assert not has_ended.is_set()
+    may_end.set()
+    assert has_ended.wait(WAIT)
+
+
+def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
+    host = RNG.normal(size=1 << 21)
+
+    async def put() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(b.device.put, host)
+            await trio.lowlevel.checkpoint()
+            os.kill(os.getpid(), signal.SIGINT)
+            await trio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        b.wait(put)
+    host[:] = 0  # nothing reads it any more
+    assert b.get(b.wait(b.device.put(host[:3]))).tolist() == [0, 0, 0]
+    gc.collect()
+    assert b.wait(b.device.statistics).memory.used < host.nbytes
+
+
+def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(interrupts=True)
+    monkeypatch.setattr(ta.System, "open_device", lambda *_, **__: task.run())
+    with pytest.raises(KeyboardInterrupt):
+        ta.blocking(NAME, name="interrupted")
+    assert task.has_ended.is_set()
+    assert not [thread for thread in threading.enumerate() if thread.name == "trio_accel.interrupted"]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_ctrl_c_cancels_calls_of_a_namespace(is_interrupted: bool) -> None:
+    """The main thread calls a namespace of a run in another thread."""
+    made: Future[ArrayApi] = Future()
+    stop: Future[Callable[[], None]] = Future()
+
+    async def main() -> None:
+        async with ta.open_system("s") as system, system.open_device(NAME, options=INLINE) as device:
+            done, token = trio.Event(), trio.lowlevel.current_trio_token()
+            stop.set_result(lambda: token.run_sync_soon(done.set))
+            made.set_result(array_api(device))
+            await done.wait()
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    task = Task(interrupts=True)
+    try:
+        xp = made.result(WAIT)
+        if is_interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                xp.call("wait", task.run)
+            assert task.has_ended.is_set()
+        assert np.asarray(xp.asarray([1.0, 2.0]) + 1).tolist() == [2.0, 3.0]
+    finally:
+        stop.result(WAIT)()
+        thread.join()
+    assert "asarray: this namespace is closed, or its Trio run has ended" in refused(xp.asarray, [1.0])
+
+
+# Where it refuses
+
+
+async def test_in_a_trio_task(b: BlockingDevice, x: ta.AccelRef) -> None:
+    for ask in (
+        lambda: b.wait(x @ x),
+        lambda: b.get(x @ x),
+        lambda: b.wait(trio.sleep, 0),
+        lambda: b.wait(never_run()),
+        lambda: b.xp.asarray([1.0]),
+        b.close,
+    ):
+        assert "would block the Trio loop" in refused(ask)
+    assert "open a device: await system.open_device(...)" in refused(ta.blocking, NAME)
+    # One that does not wait may be called.
+    future = b.submit(x @ x)
+    await trio.to_thread.run_sync(future.result)
+    assert (await trio.to_thread.run_sync(b.get, x @ x)).shape == (3, 3)
+
+
+def test_in_a_task_and_in_a_callback_of_its_own_run(b: BlockingDevice, x: ta.AccelRef) -> None:
+    async def ask() -> str:
+        return refused(b.get, x)
+
+    assert "get: this blocking device waits for its device, which would block" in b.wait(ask)
+    told: Future[str] = Future()
+    may_end = threading.Event()
+    future = b.submit(trio.to_thread.run_sync, may_end.wait, WAIT)
+    future.add_done_callback(lambda _: told.set_result(refused(b.get, x)))
+    may_end.set()
+    assert "would block the Trio loop" in told.result(WAIT)
+
+
+def test_in_a_worker_thread_of_its_own_run(b: BlockingDevice, x: ta.AccelRef) -> None:
+    assert b.wait(trio.to_thread.run_sync, b.get, x).shape == (3, 3)
+    told = b.wait(trio.to_thread.run_sync, refused, b.close)
+    assert told == "close: a task of this blocking device waits for this thread; close it in another thread"
+    assert b.get(x).shape == (3, 3)
+
+
+def test_the_array_of_another_device(b: BlockingDevice, own: BlockingDevice, x: ta.AccelRef) -> None:
+    theirs = b.xp.asarray([1.0])
+    for ask in (
+        lambda: own.get(x),
+        lambda: own.get(x @ x),
+        lambda: own.get(theirs),
+        lambda: own.wait(x + x),
+        lambda: own.xp.sqrt(theirs),
+    ):
+        assert "belongs to another thread or Trio run" in refused(ask)
+    with pytest.raises(ValueError, match=f"x2 is on blocking/{NAME}, this runs on own/{NAME}"):
+        own.xp.asarray([1.0]) + theirs
+    # Neither is worse for it.
+    assert own.get(own.xp.asarray([1.0])).tolist() == b.get(theirs).tolist() == [1.0]
+
+
+def test_a_fork_is_refused(b: BlockingDevice, x: ta.AccelRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The scripts have real ones.
+    monkeypatch.setattr(b._calls, "_process", -1)
+    for ask in (lambda: b.get(x @ x), lambda: b.submit(x @ x), lambda: b.wait(trio.sleep, 0)):
+        assert "belongs to the process that this one was forked from" in refused(ask)
+    b.close()
+    monkeypatch.undo()
+    assert b.get(x).shape == (3, 3)
+
+
+# Its end
+
+
+def test_after_the_close() -> None:
+    b = ta.blocking(NAME, options=INLINE)
+    x, array = b.wait(b.device.put(np.ones(2))), b.xp.asarray([1.0])
+    b.close()
+    assert not b._thread.is_alive()
+    for ask in (
+        lambda: b.get(x),
+        lambda: b.submit(x + x),
+        lambda: b.wait(never_run()),
+        lambda: b.get(array),
+    ):
+        assert "this blocking device is closed, or its Trio run has ended; make another" in refused(ask)
+    assert "this namespace is closed, or its Trio run has ended" in refused(lambda: array + 1)
+    b.close()
+    assert repr(b) == f"<BlockingDevice <Device blocking/{NAME}, closed, generation 1>>"
+
+
+def test_close_cancels_what_is_in_flight() -> None:
+    b, task, asked = ta.blocking(NAME, options=INLINE), Task(), Task()
+    future = b.submit(task.run)
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(refused, b.wait, asked.run)
+        assert task.has_begun.wait(WAIT)
+        assert asked.has_begun.wait(WAIT)
+        b.close()
+        assert "wait: this blocking device is closed" in told.result(WAIT)
+    assert task.has_ended.is_set()
+    with pytest.raises(CancelledError):
+        future.result(0)
+
+
+def test_close_cancels_a_group_of_tasks(own: BlockingDevice) -> None:
+    tasks = [Task(), Task()]
+
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(task.run)
+
+    future = own.submit(both)
+    assert all(task.has_begun.wait(WAIT) for task in tasks)
+    own.close()
+    assert future.cancelled()
+
+
+def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
+    """The run takes no more tasks, although it has not ended."""
+    told: Future[Future[None]] = Future()
+
+    async def late() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            # The nursery is closed when its last task has ended; this comes after it.
+            own._calls.soon(lambda: own._calls.soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
+
+    own.submit(late)
+    own.wait(trio.sleep, 0)
+    own.close()
+    with pytest.raises((CancelledError, RuntimeError)):
+        told.result(WAIT).result(WAIT)
+
+
+def test_what_cannot_be_opened() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        ta.blocking("nothing")
+    with pytest.raises(TypeError, match="options must be DeviceOptions"):
+        ta.blocking(NAME, options={})  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError)):
+        ta.blocking(NAME, name="a/b")
+
+
+def test_the_end_of_its_run_is_told() -> None:
+    b = ta.blocking(NAME, options=INLINE)
+
+    async def fail() -> None:
+        raise KeyError("mine")
+
+    b.wait(_start_soon, b, fail)
+    b._thread.join(WAIT)
+    with pytest.raises(RuntimeError, match="its Trio run has ended") as error:
+        b.wait(trio.sleep, 0)
+    assert isinstance(error.value.__cause__, KeyError)
+    with pytest.raises(KeyError, match="mine"):
+        b.close()
+    b.close()
+
+
+async def _start_soon(b: BlockingDevice, function: Callable[[], Awaitable[None]]) -> None:
+    b._tasks.start_soon(function)

@@ -1,0 +1,272 @@
+"""A device for code that blocks: notebooks, the interactive interpreter, scripts, threads of Flask.
+
+A `BlockingDevice` has a thread with a Trio run, which has a system with one device. Other threads submit
+async functions to a nursery of that run. Its end has a fixed order: the tasks of the nursery are cancelled,
+then the device and the system are closed, then the thread ends.
+
+The thread is a daemon, because the interpreter joins other threads before it calls the functions of `atexit`,
+one of which closes the device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Self, TypeAlias, TypeVar
+
+import trio
+
+from ..devices import Device, DeviceOptions, System, open_system
+from ._array_api import ArrayApi, array_api
+from ._array_api_array import Array
+from ._blocking import RunCalls
+
+_logger = logging.getLogger("trio_accel.interop")
+ResultT = TypeVar("ResultT")
+ReplyT = TypeVar("ReplyT")
+_Asked: TypeAlias = Awaitable[ResultT] | Callable[..., Awaitable[ResultT]]
+_EXIT_SECONDS = 10.0
+"""How long the end of the process waits for tasks that do not end after their cancellation."""
+
+
+class BlockingDevice:
+    """A device in a Trio run of its own thread, for code that blocks; made by `blocking`.
+
+    It is closed by `close`, at the end of a ``with``, or at the end of the process. Its methods may be called
+    in any thread at the same time, but not in a Trio task, whose loop they would block.
+
+    Attributes:
+        device: The device.
+        system: The system of the device, such as for ``b.wait(b.system.open_device("cuda:1"))``.
+        xp: The array namespace of the device; see `array_api`.
+    """
+
+    device: Device
+    system: System
+    xp: ArrayApi
+
+    def __init__(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+        if trio.lowlevel.in_trio_run():
+            raise RuntimeError(
+                "blocking: this would block the Trio loop; open a device: await system.open_device(...)"
+            )
+        self._begun: Future[RunCalls] = Future()
+        self._opened: Future[RunCalls] = Future()
+        # Ends the opening, and later the tasks.
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(
+            target=self._run, args=(spec, options, name), name=f"trio_accel.{name}", daemon=True
+        )
+        try:
+            self._thread.start()
+            self._calls = self._opened.result()
+        except BaseException:
+            # Ctrl-C, too: nothing stays open that nobody can close.
+            self._end()
+            raise
+        atexit.register(self._at_exit)
+
+    def __repr__(self) -> str:
+        return f"<BlockingDevice {self.device!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.device._repr_html_()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def submit(self, awaited: _Asked[ResultT], *args: Any) -> Future[ResultT]:
+        """Have the run call an async function, or await a call such as ``x @ w``; does not wait.
+
+        `Future.cancel` cancels the Trio task, and `asyncio.wrap_future` lets a coroutine of asyncio await it:
+        a cancelled coroutine then cancels the task.
+
+        Args:
+            awaited: The call, or the function. It has the context variables of this thread.
+            *args: Arguments of the function.
+
+        Returns:
+            The future of the result. It stays pending while the task runs, so that it can be cancelled. Its
+            callbacks run in the thread of the run, where they must not block.
+
+        Raises:
+            RuntimeError: The device is closed, or belongs to the process that this one was forked from.
+            TypeError: Neither an awaitable nor an async function.
+        """
+        return self._asked("submit", self._calls.submit, awaited, args, awaited)
+
+    def wait(self, awaited: _Asked[ResultT], *args: Any) -> ResultT:
+        """Wait for an async function, or for a call such as ``x @ w``.
+
+        Ctrl-C, or the interrupt of a notebook's kernel, cancels the Trio task and waits for its end; a second
+        Ctrl-C ends that wait.
+
+        Args:
+            awaited: The call, or the function. It has the context variables of this thread.
+            *args: Arguments of the function.
+
+        Returns:
+            The result.
+
+        Raises:
+            RuntimeError: In a Trio task; the device is or was closed; or it belongs to the process that this
+                one was forked from.
+            TypeError: Neither an awaitable nor an async function.
+            Exception: The error of the function.
+        """
+        return self._asked("wait", self._calls.wait, awaited, args, awaited)
+
+    def get(self, array: Any) -> Any:
+        """Wait for an array or a call, and copy the result to the host.
+
+        Args:
+            array: An `AccelRef`, an array of `xp`, or a call such as ``x @ w``.
+
+        Returns:
+            The NumPy array; a tuple of them for a call with several results.
+
+        Raises:
+            RuntimeError, Exception: As for `wait`.
+            TypeError: Neither an array of a device nor a call.
+        """
+        source = array.ref if isinstance(array, Array) else array
+        to_host: Callable[[], Awaitable[Any]] | None = getattr(source, "to_host", None)
+        if to_host is None:
+            raise TypeError(
+                f"get: array must be an array of a device, or a call that makes one, got {array!r}; use "
+                "wait for other awaitables"
+            )
+        return self._asked("get", self._calls.wait, to_host, (), source)
+
+    def close(self) -> None:
+        """Cancel the tasks of the run, close the device, and wait for the end of the thread.
+
+        A device that is closed stays closed. In a forked process nothing happens, because the device belongs
+        to the parent.
+
+        Raises:
+            RuntimeError: In a Trio task, or in a thread that a task of the device waits for.
+            Exception: The error that has ended the run: actors in `system` may escalate theirs.
+        """
+        if self._thread.is_alive() and not self._calls.is_forked:
+            self._calls.check_place("close")
+            if self._calls.is_waited_for():
+                raise RuntimeError(
+                    "close: a task of this blocking device waits for this thread; close it in another thread"
+                )
+        self._end()
+        atexit.unregister(self._at_exit)
+        failure, self._calls.failure = self._calls.failure, None
+        if failure is not None:
+            raise failure
+
+    def _asked(
+        self,
+        name: str,
+        ask: Callable[[str, Callable[[], Awaitable[ResultT]]], ReplyT],
+        awaited: _Asked[ResultT],
+        args: tuple[Any, ...],
+        source: object,
+    ) -> ReplyT:
+        if args if isinstance(awaited, Awaitable) else not callable(awaited):
+            raise TypeError(
+                f"{name}: pass a call, or an async function and its arguments, got {awaited!r} and {args!r}"
+            )
+        try:
+            return ask(name, partial(_awaited, name, awaited, args))
+        except RuntimeError:
+            # The error is enough: no warning follows that a refused call was never awaited.
+            if isinstance(source, Coroutine):
+                source.close()
+            raise
+
+    def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+        """Run the thread."""
+        try:
+            trio.run(self._serve, spec, options, name)
+        except BaseException as error:  # noqa: BLE001  # the thread that opens or closes raises it
+            failure = _alone(error)
+            if self._opened.done():
+                self._calls.failure = failure
+                return
+            self._opened.set_exception(failure)
+        if not self._opened.done():
+            self._opened.set_exception(RuntimeError("blocking: closed while it was opened"))
+
+    async def _serve(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+        calls = RunCalls(
+            trio.lowlevel.current_trio_token(),
+            owner="blocking device",
+            instead="await the call itself, or call it in a thread",
+            belongs="this blocking device",
+            spawn=self._spawn,
+        )
+        self._begun.set_result(calls)
+        async with open_system(name) as system:
+            with self._scope:
+                self.system, self.device = system, await system.open_device(spec, options=options)
+                self.xp = array_api(self.device)
+                async with trio.open_nursery() as self._tasks:
+                    self._opened.set_result(calls)
+                    await trio.sleep_forever()
+
+    def _spawn(self, call: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.start_soon(call)
+
+    def _end(self, limit: float | None = None) -> None:
+        """End the run, and wait for the thread, as many seconds as the limit says."""
+        if self._thread.ident is None:
+            return
+        calls = self._begun.result()
+        if not calls.is_forked:
+            calls.soon(self._scope.cancel)
+            self._thread.join(limit)
+
+    def _at_exit(self) -> None:
+        self._end(_EXIT_SECONDS)
+        if not self._calls.is_forked and self._thread.is_alive():
+            _logger.warning(
+                "%r did not close within %g seconds", self, _EXIT_SECONDS, extra={"is_untold": True}
+            )
+
+
+def blocking(
+    spec: str | None = None, *, options: DeviceOptions | None = None, name: str = "blocking"
+) -> BlockingDevice:
+    """Open a device for code that blocks: notebooks, the interactive interpreter, scripts, threads.
+
+    The device lives in a thread with a Trio run of its own. Close it by `BlockingDevice.close` or a ``with``;
+    else the end of the process closes it.
+
+    Args:
+        spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``; see `System.open_device`.
+        options: How the device is opened and supervised.
+        name: Name of the system, which the paths of its actors begin with.
+
+    Raises:
+        RuntimeError: In a Trio task: await `System.open_device` there.
+        ValueError, TypeError, NotSupportedError: As for `System.open_device`.
+        KeyboardInterrupt: Ctrl-C; nothing stays open.
+    """
+    return BlockingDevice(spec, options, name)
+
+
+async def _awaited(name: str, awaited: _Asked[ResultT], args: tuple[Any, ...]) -> ResultT:
+    result = awaited if isinstance(awaited, Awaitable) else awaited(*args)
+    if not isinstance(result, Awaitable):
+        raise TypeError(f"{name}: {awaited!r} is not an async function: it has returned {result!r}")
+    return await result
+
+
+def _alone(error: BaseException) -> BaseException:
+    """Return the error of a group that has only one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
