@@ -122,6 +122,7 @@ if _typing.TYPE_CHECKING:
         collectives as collectives,
         fft as fft,
         graphs as graphs,
+        http as http,
         interop as interop,
         jit as jit,
         linalg as linalg,
@@ -151,7 +152,7 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "cluster", "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns",
+        "cluster", "collectives", "fft", "graphs", "http", "interop", "jit", "linalg", "ndimage", "nn", "patterns",
         "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing",
         "train", "weights",
     )
