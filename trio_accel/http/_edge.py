@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from ..patterns import Deadline
-from ._connection import BROKEN, Connection
+from ._connection import BROKEN, Connection, ignore
 from ._limits import Limits
 
 __all__ = ["Application"]
@@ -87,8 +87,9 @@ class Edge:
         """Serve a connection to its end. An error ends this connection alone."""
         connection = Connection(stream, self.limits.stall)
         self.touch(connection)
-        while len(self.connections) > self.limits.connections and self.close_idle():
-            pass
+        # A connection whose first request has not come yet is idle, so busy ones must not count.
+        if sum(not each.requests for each in self.connections) > self.limits.connections:
+            self.close_idle()
         try:
             if len(self.connections) <= 2 * self.limits.connections:
                 with connection.scope:
@@ -139,6 +140,9 @@ class Edge:
         finally:
             connection.requests -= 1
             connection.end_answer()
+            # Without this, the two would refer to each other. The next request may have begun.
+            if connection.on_leave == exchange.leave:
+                connection.on_leave = ignore
             self.body_bytes -= exchange.body_bytes
             if connection in self.connections:
                 self.touch(connection)
@@ -261,7 +265,7 @@ class Exchange:
             body = b"".join(self._parts)
             self._parts.clear()
             return {"type": "http.request", "body": body, "more_body": False}
-        # Starlette asks in a cancelled scope whether the client has left: no checkpoint may come before the answer.
+        # Starlette asks in a cancelled scope whether the client has left. A checkpoint would hide the answer.
         if not self._over.is_set():
             await self._over.wait()
         return {"type": "http.disconnect"}
