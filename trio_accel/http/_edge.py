@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
 from math import inf
 from typing import Any, TypeAlias
 
@@ -37,19 +38,20 @@ class Reply:
 
     Attributes:
         status: The status.
-        body: A text, or an object for JSON; None for no body.
+        body: A text, or an object for JSON.
         headers: More headers.
     """
 
     status: int
-    body: str | Mapping[str, object] | None = None
+    body: str | Mapping[str, object]
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
-        is_text = isinstance(self.body, str)
-        body = b"" if self.body is None else (self.body if is_text else json.dumps(self.body)).encode()  # type: ignore[union-attr]
-        kind = b"text/plain; version=0.0.4; charset=utf-8" if is_text else b"application/json"
+        if isinstance(self.body, str):
+            body, kind = self.body.encode(), b"text/plain; version=0.0.4; charset=utf-8"
+        else:
+            body, kind = json.dumps(self.body).encode(), b"application/json"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -231,7 +233,7 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drop)
             retry = (_RETRY,) if status == 503 else ()
-            await self._reply(Reply(status, None, (_CLOSE, *retry)))
+            await self._reply(Reply(status, {"error": HTTPStatus(status).phrase.lower()}, (_CLOSE, *retry)))
             nursery.cancel_scope.cancel()
         self.connection.scope.cancel(reason="the request is refused")
 
@@ -290,7 +292,7 @@ class Exchange:
         try:
             await self.to_client(message)
         finally:
-            await self.connection.flush()
+            await self.connection.flush()  # noqa: ASYNC102  # it shields itself, and its time has a limit
         if self._has_ended:
             self._over.set()
             self.connection.end_answer()

@@ -80,7 +80,7 @@ class Framing:
         """Whether the next byte begins a request."""
         return self._part is _Part.HEAD
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         """Append received bytes."""
         self._data += data
 

@@ -181,12 +181,13 @@ async def _accept_until(
     task_status: trio.TaskStatus[int],
 ) -> None:
     """Accept connections, and then close the listeners."""
-    names = [listener.socket.getsockname() for listener in listeners]
+    names: list[Any] = [listener.socket.getsockname() for listener in listeners]
     async with trio.open_nursery() as accepting:
         for listener in listeners:
             accepting.start_soon(_accept, listener, edge, server, connections)
         _logger.info("serving at %s", names)
-        task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
+        # The name of a Unix socket is its path.
+        task_status.started(0 if isinstance(names[0], (str, bytes)) else int(names[0][1]))
         await ending.wait()
         accepting.cancel_scope.cancel(reason="the service ends")
     _close(listeners)
