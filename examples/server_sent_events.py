@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import numpy as np
 import trio
-from serve_a_model import serve_client
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 import trio_accel as ta
 from trio_accel import linalg
+from trio_accel.http import run, serve
 
 # Proxies end a connection on which nothing comes for a minute or so.
 KEEP_ALIVE = 15.0
@@ -75,23 +74,19 @@ async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) 
 
 async def main(port: int) -> None:
     """Serve until Ctrl-C."""
-    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=64)
     async with ta.open_system("demo") as system, system.open_device("cpu") as device:
         matrix = await device.put(np.array([[2.0, 1.0], [1.0, 3.0]]))
 
         async def events(request: Request) -> Events:
             return Events(partial(eigenvalue, matrix))
 
-        serve = partial(serve_client, Starlette(routes=[Route("/", events)]), trio.CapacityLimiter(256))
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trio.serve_listeners, serve, [listener])
-                print(f"serving on port {listener.socket.getsockname()[1]}", flush=True)
-                await anext(signals)
-                nursery.cancel_scope.cancel()
+        app = Starlette(routes=[Route("/", events)])
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(partial(serve, app, port=port))
+            print(f"serving on port {bound}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    trio.run(main, parser.parse_args().port)
+    run(main, parser.parse_args().port)

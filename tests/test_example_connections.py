@@ -26,6 +26,7 @@ import trio_accel as ta
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+CLOSE = GET[:-2] + b"Connection: close\r\n\r\n"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the examples are for Linux")
 
@@ -42,18 +43,14 @@ async def of_the_service(application: Starlette) -> AsyncGenerator[int, None]:
 
 
 @asynccontextmanager
-async def of_one_file(application: Starlette) -> AsyncGenerator[int, None]:
-    serve = importlib.import_module("serve_a_model").serve_client
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=512)
+async def of_the_package(application: Starlette) -> AsyncGenerator[int, None]:
     async with trio.open_nursery() as nursery:
-        client = partial(serve, application, trio.CapacityLimiter(256))
-        await nursery.start(trio.serve_listeners, client, [listener])
-        yield listener.socket.getsockname()[1]
+        yield await nursery.start(partial(ta.http.serve, application, port=0, signals=()))
         nursery.cancel_scope.cancel()
 
 
 Serve = Callable[[Starlette], Any]
-serves = pytest.mark.parametrize("serve", [of_the_service, of_one_file])
+serves = pytest.mark.parametrize("serve", [of_the_service])
 
 
 @pytest.fixture(autouse=True)
@@ -183,45 +180,6 @@ async def test_clients_that_send_bodies_slowly_are_closed_and_the_next_is_served
             assert b"connection: close\r\n" in response.lower()
             await stream.aclose()
         assert application.asked == [("GET", b"")]
-
-
-async def test_clients_of_one_file_that_send_bodies_slowly_hold_no_place() -> None:
-    async with of_one_file(Application()) as port:
-        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(300)]
-        for stream in slow:
-            await stream.send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
-        await wait_all_tasks_blocked(0.001)
-        assert is_answered(await told(port, GET))
-        for stream in slow:
-            await stream.aclose()
-
-
-async def test_of_those_without_a_request_one_file_closes_the_oldest(mock_clock: MockClock) -> None:
-    async with of_one_file(Application()) as port:
-        idle, began = [], trio.current_time()
-        for _ in range(515):
-            idle.append(await trio.open_tcp_stream("127.0.0.1", port))
-            await wait_all_tasks_blocked()
-        # Those that are closed now are not closed by their deadlines.
-        for stream in idle[:3]:
-            assert await all_of(stream) == b""
-        assert trio.current_time() < began + 5.0
-        await idle[3].send_all(GET)
-        assert is_answered(await all_of(idle[3]))
-        for stream in idle:
-            await stream.aclose()
-
-
-async def test_a_body_that_is_too_long_for_one_file_is_refused() -> None:
-    application = Application()
-    async with of_one_file(application) as port:
-        length = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n"
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            await stream.send_all(length + b"x" * 110_000)
-            assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
-        whole = length.replace(b"200000", b"50000") + b"x" * 50_000
-        assert is_answered(await told(port, whole), b"said: " + b"x" * 50_000)
-    assert len(application.asked) == 1
 
 
 @serves
@@ -371,7 +329,7 @@ async def test_a_stream_ends_its_connection(serve: Serve, headers: bytes) -> Non
         response = b""
         while not response.endswith(b"0\r\n\r\n"):
             response += await stream.receive_some()
-        if headers or serve is of_one_file:
+        if headers:
             assert await all_of(stream) == b""
         else:
             # It is kept for the next request.
@@ -499,8 +457,8 @@ async def test_events_are_those_of_the_computation(system: ta.System, events: An
         async def answer(request: Request) -> Any:
             return events.Events(partial(events.eigenvalue, held))
 
-        async with of_one_file(Starlette(routes=[Route("/", answer)])) as port:
-            response = await told(port, GET)
+        async with of_the_package(Starlette(routes=[Route("/", answer)])) as port:
+            response = await told(port, CLOSE)
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: text/event-stream" in head.lower()
     assert b"connection: close" in head.lower()
@@ -525,9 +483,9 @@ async def test_a_source_waits_for_its_client_and_ends_with_it(events: Any) -> No
     async def answer(request: Request) -> Any:
         return events.Events(source)
 
-    async with of_one_file(Starlette(routes=[Route("/", answer)])) as port:
+    async with of_the_package(Starlette(routes=[Route("/", answer)])) as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            await stream.send_all(GET)
+            await stream.send_all(CLOSE)
             # It fills the buffers of the kernel, which are some MiB, and then waits.
             await wait_all_tasks_blocked(0.01)
             before = made
@@ -550,10 +508,10 @@ async def test_a_quiet_stream_is_kept_alive(events: Any, mock_clock: MockClock) 
         return events.Events(source)
 
     async with (
-        of_one_file(Starlette(routes=[Route("/", answer)])) as port,
+        of_the_package(Starlette(routes=[Route("/", answer)])) as port,
         await trio.open_tcp_stream("127.0.0.1", port) as stream,
     ):
-        await stream.send_all(GET)
+        await stream.send_all(CLOSE)
         for seconds in (15.0, 15.0, 10.0):
             await wait_all_tasks_blocked(0.001)
             mock_clock.jump(seconds)

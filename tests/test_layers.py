@@ -64,7 +64,9 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "jit"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
-    "telemetry": ("actors", "backends.base", "devices"),
+    "telemetry": ("actors", "backends.base", "devices", "http"),
+    # The edge of a service: its limits, and probes that look at devices and programs.
+    "http": ("actors", "backends.base", "devices", "patterns", "programs"),
     # A blueprint: it sees the public names of what it is made of.
     # A blueprint: entities of nodes are actors, with the devices of their nodes.
     # Arrays of saves are files of weights (D199).

@@ -126,6 +126,7 @@ if _typing.TYPE_CHECKING:
         collectives as collectives,
         fft as fft,
         graphs as graphs,
+        http as http,
         interop as interop,
         jit as jit,
         linalg as linalg,
@@ -156,9 +157,9 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "cluster", "collectives", "fft", "graphs", "interop", "jit", "linalg", "ndimage", "nn", "patterns",
-        "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor", "testing",
-        "train", "weights",
+        "cluster", "collectives", "fft", "graphs", "http", "interop", "jit", "linalg", "ndimage", "nn",
+        "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor",
+        "testing", "train", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

@@ -19,6 +19,7 @@ from typing import (
     cast,
     overload,
 )
+from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
 import numpy.typing as npt
@@ -52,11 +53,19 @@ ItemT = TypeVar("ItemT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
+# The programs of each device that somebody can ask.
+_programs: WeakKeyDictionary[Device, WeakSet[OpenProgram]] = WeakKeyDictionary()
 # Calls whose results were kept, and went with an error of the program, are made so often again.
 _MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
 # The same number of requests may wait for a context.
 _MOST_PARKED = 1024
+
+
+def ended_programs(device: Device) -> list[OpenProgram]:
+    """Return the open programs of a device that have ended for good, by their names."""
+    ended = [program for program in _programs.get(device, ()) if program.has_ended and not program.is_closed]
+    return sorted(ended, key=lambda program: program.name)
 
 
 class OpenProgram:
@@ -92,6 +101,7 @@ class OpenProgram:
         self._turn = trio.Lock()
         self._resets = 0
         self._parked = trio.lowlevel.ParkingLot()
+        _programs.setdefault(self.device, WeakSet()).add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

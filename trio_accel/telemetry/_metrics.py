@@ -12,8 +12,7 @@ import attrs
 
 from ..backends.base.kit.modules import import_extra
 from ..devices import CacheStatistics
-from ._recorder import Recorder
-from ._snapshot import ActorRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot
+from ._snapshot import ActorRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot, TakesSnapshots
 from ._tally import OTHER_ACTORS
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
     yield from named.values()
 
 
-def prometheus(recorder: Recorder) -> Collector:
+def prometheus(recorder: TakesSnapshots) -> Collector:
     """Make a collector of `prometheus-client`, to be registered. Needs the extra ``metrics``.
 
     It takes a snapshot when it is asked, and keeps nothing. It may be asked in any thread: from another than
@@ -235,7 +234,7 @@ def prometheus(recorder: Recorder) -> Collector:
     return MetricsCollector()
 
 
-def exposition(recorder: Recorder) -> str:
+def exposition(recorder: TakesSnapshots) -> str:
     """Return the metrics as text, in the format of Prometheus. Needs the extra ``metrics``.
 
     Args:

@@ -31,6 +31,7 @@ from ..actors import (
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ..devices.base._refusals import what_to_do
+from ._metrics import exposition
 from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
@@ -178,6 +179,10 @@ class Recorder:
 
     def __repr__(self) -> str:
         return f"<Recorder of {self.system.name}, {len(self._tallies.by_key)} operations>"
+
+    def exposition(self) -> str:
+        """Return the metrics as text: see `exposition`."""
+        return exposition(self)
 
     def snapshot(self, *, asks: bool = True) -> SystemSnapshot:
         """See the system now. It waits for no answer, so it works while actors and workers hang.

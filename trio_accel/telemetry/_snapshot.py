@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
+from typing import Protocol
 
 import attrs
 
@@ -280,3 +281,11 @@ class SystemSnapshot:
 def _members(one: attrs.AttrsInstance) -> dict[str, object]:
     """Convert a row to JSON's types."""
     return {field.name: getattr(one, field.name) for field in attrs.fields(type(one))}
+
+
+class TakesSnapshots(Protocol):
+    """A recorder, as the module of metrics knows it, which the recorder's own module imports."""
+
+    def snapshot(self) -> SystemSnapshot:
+        """Take a snapshot."""
+        ...

@@ -54,6 +54,12 @@ class System(actors.System):
         """The devices of this system that are open, in the order in which they were opened."""
         return tuple(device for device in self._devices.values() if not device.state.availability.is_ended)
 
+    @property
+    def outages(self) -> tuple[DeviceLostError, ...]:
+        """Why devices refuse requests: given up, for good or for now. Devices that were closed have none."""
+        known = [device for device in self._devices.values() if not device.is_ended or device.state.is_given_up]
+        return tuple(outage for device in known if (outage := device.outage) is not None)
+
     def expect(self, device: OpenDevice) -> OpenDevice:
         """Have a device that is going to be started; its path is taken from now on."""
         # Systems in the order of their opening.

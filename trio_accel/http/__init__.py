@@ -1,0 +1,8 @@
+"""HTTP for a service: any ASGI application behind limits, with each connection apart from the others."""
+
+from .._names import export as _export
+from ._helpers import *
+from ._limits import *
+from ._serve import *
+
+_export(__name__)

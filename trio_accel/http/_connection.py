@@ -1,0 +1,164 @@
+"""A connection as Hypercorn sees it: a stream that cannot harm the other connections.
+
+Hypercorn shields what it sends from cancellation, closes a stream while it sends, and does not notice that
+a client leaves while the application works. Therefore `Connection` ends slow sends by closing the socket,
+closes in order, and reports when its client leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+
+import attrs
+import trio
+
+from ._framing import Framing, RefusedError
+
+BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+_RECEIVED_BYTES = 1 << 16
+# Bytes of later requests that are read while a request is served.
+_BACKLOG_BYTES = 1 << 16
+# Seconds in which a client may read the end of an answer and still send.
+_LINGER = 1.0
+
+
+def ignore() -> None:
+    """Do nothing."""
+
+
+@attrs.define(eq=False)
+class Connection:
+    """The connection of one client.
+
+    It has what Hypercorn uses of a stream, and lacks ``do_handshake``, by which Hypercorn recognises TLS.
+
+    Attributes:
+        stream: The stream.
+        stall: Seconds in which the client must read each part of an answer.
+        scope: Ends the connection.
+        requests: The number of requests that the application has not finished.
+        on_leave: Called when the client leaves, or is disconnected.
+        is_holding: Whether what is sent waits for `flush`, so that several parts take one call of the system.
+    """
+
+    stream: trio.SocketStream
+    stall: float
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    requests: int = attrs.field(default=0, init=False)
+    on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
+    is_holding: bool = attrs.field(default=False, init=False)
+    _framing: Framing = attrs.field(factory=Framing, init=False)
+    # Set at the end of the send in flight, of which Hypercorn has one at a time.
+    _sent: trio.Event | None = attrs.field(default=None, init=False)
+    _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)
+    # Data that was sent while `is_holding`.
+    _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
+    # Whether Hypercorn has a request whose answer has not ended.
+    _is_answering: bool = attrs.field(default=False, init=False)
+    _is_closed: bool = attrs.field(default=False, init=False)
+
+    @property
+    def socket(self) -> trio.socket.SocketType:
+        """The socket, whose addresses Hypercorn asks for."""
+        return self.stream.socket
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Receive checked bytes of one request; ``b""`` when the client has left or its request is refused.
+
+        While a request is served, the next one waits here, so that the end of the connection is still seen.
+        """
+        try:
+            while not self._is_closed:
+                if not (self._is_answering and self._framing.is_between):
+                    is_new = self._framing.is_between
+                    if taken := self._framing.take():
+                        self._is_answering = self._is_answering or is_new
+                        return taken
+                data: bytes | bytearray | None = None
+                with trio.CancelScope() as self._receiving:
+                    if len(self._framing) >= _BACKLOG_BYTES:
+                        await trio.sleep_forever()
+                    data = await self.stream.receive_some(_RECEIVED_BYTES)
+                if data:
+                    self._framing.feed(data)
+                elif data is not None:
+                    self.on_leave()
+                    return b""
+        except RefusedError as refused:
+            # In the middle of a request, Hypercorn answers the early end of the body.
+            if not self._is_answering:
+                await self._refuse(refused.status)
+            return b""
+        except BROKEN:
+            self.on_leave()
+            raise
+        raise trio.ClosedResourceError("the connection is closed")
+
+    def end_answer(self) -> None:
+        """Let the next request begin."""
+        self._is_answering = False
+        if len(self._framing) and self._receiving is not None:
+            self._receiving.cancel()
+
+    async def _refuse(self, status: int) -> None:
+        phrase = HTTPStatus(status).phrase
+        head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        await self.send_all(head.encode())
+        await self.aclose()
+
+    async def send_all(self, data: bytes) -> None:
+        """Send; a client that does not read is disconnected."""
+        if self.is_holding:
+            self._held.append(data)
+            return
+        self._sent = trio.Event()
+        try:
+            with trio.move_on_after(self.stall) as sending:
+                await self.stream.send_all(data)
+        finally:
+            self._sent.set()
+        if sending.cancelled_caught:
+            self.cut("the client does not read")
+
+    async def flush(self) -> None:
+        """Send the held data, and hold no more."""
+        self.is_holding = False
+        if data := b"".join(self._held):
+            self._held.clear()
+            # A part of an answer would harm the next one. The time to send it has a limit.
+            with suppress(*BROKEN), trio.CancelScope(shield=True):
+                await self.send_all(data)
+
+    async def send_eof(self) -> None:
+        """Do nothing, because Hypercorn calls this during a send and closes the stream afterwards."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """Send the end, after the data in flight. `linger` closes the socket."""
+        if self._is_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._is_closed = True
+        if self._receiving is not None:
+            self._receiving.cancel()
+        await self.flush()
+        if self._sent is not None:
+            await self._sent.wait()
+        with suppress(*BROKEN):
+            await self.stream.send_eof()
+
+    async def linger(self) -> None:
+        """Read what the client still sends, because a reset would destroy the answer on its way."""
+        with trio.move_on_after(_LINGER), suppress(*BROKEN):
+            await self.stream.send_eof()
+            while await self.stream.receive_some(_RECEIVED_BYTES):
+                pass
+
+    def cut(self, reason: str) -> None:
+        """Close the socket, which also ends a shielded send, and everything that runs for the connection."""
+        self._is_closed = True
+        self.stream.socket.close()
+        self.on_leave()
+        self.scope.cancel(reason=reason)

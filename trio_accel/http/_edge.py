@@ -1,0 +1,311 @@
+"""The application behind its limits: what happens to a request before, during and after the application."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from math import inf
+from typing import Any, TypeAlias
+
+import attrs
+import trio
+
+from ..patterns import Deadline
+from ._connection import BROKEN, Connection, ignore
+from ._limits import Limits
+
+__all__ = ["Application"]
+
+_logger = logging.getLogger("trio_accel.http")
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
+"""An application of ASGI 3: Starlette, FastAPI, or an async function of a scope, `receive` and `send`."""
+
+_DEADLINE = b"x-deadline"
+_RETRY = (b"retry-after", b"1")
+_CLOSE = (b"connection", b"close")
+
+
+@attrs.frozen
+class Reply:
+    """A short answer that `serve` gives on its own.
+
+    Attributes:
+        status: The status.
+        body: A text, or an object for JSON.
+        headers: More headers.
+    """
+
+    status: int
+    body: str | Mapping[str, object]
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Send) -> None:
+        """Send it as ASGI messages."""
+        if isinstance(self.body, str):
+            body, kind = self.body.encode(), b"text/plain; version=0.0.4; charset=utf-8"
+        else:
+            body, kind = json.dumps(self.body).encode(), b"application/json"
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+Probe: TypeAlias = Callable[[], Awaitable[Reply]]
+
+
+@attrs.define(eq=False)
+class Edge:
+    """The application, its limits and its connections.
+
+    Attributes:
+        app: The application.
+        limits: The limits.
+        probes: Routes that need no free place.
+        connections: All connections, the one that has waited longest without a request first.
+        requests: The number of requests that the application serves.
+        body_bytes: Bytes of all bodies in memory.
+        is_ending: Whether no request follows on a connection.
+    """
+
+    app: Application
+    limits: Limits
+    probes: Mapping[str, Probe]
+    connections: dict[Connection, None] = attrs.field(factory=dict[Connection, None], init=False)
+    requests: int = attrs.field(default=0, init=False)
+    body_bytes: int = attrs.field(default=0, init=False)
+    is_ending: bool = attrs.field(default=False, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    async def connect(
+        self, stream: trio.SocketStream, server: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Serve a connection to its end. An error ends this connection alone."""
+        connection = Connection(stream, self.limits.stall)
+        self.touch(connection)
+        # A connection whose first request has not come yet is idle, so busy ones must not count.
+        if sum(not each.requests for each in self.connections) > self.limits.connections:
+            self.close_idle()
+        try:
+            if len(self.connections) <= 2 * self.limits.connections:
+                with connection.scope:
+                    await server(connection)
+                await connection.linger()
+        except* BROKEN:
+            _logger.debug("a connection ended", exc_info=True)
+        except* Exception:
+            _logger.exception("a connection failed")
+        finally:
+            stream.socket.close()
+            self.connections.pop(connection, None)
+            self._changed.set()
+
+    def touch(self, connection: Connection) -> None:
+        """Note that a connection begins to wait, or begins a request."""
+        self.connections.pop(connection, None)
+        self.connections[connection] = None
+
+    def close_idle(self) -> bool:
+        """Close the connection that has waited longest without a request. Return whether there was one."""
+        idle = next((each for each in self.connections if not each.requests), None)
+        if idle is not None:
+            # The next connection needs its descriptor now, and not when its task has ended.
+            del self.connections[idle]
+            idle.cut("too many connections")
+        return idle is not None
+
+    async def wait_empty(self) -> None:
+        """Wait until there is no connection."""
+        while self.connections:
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+    def cut_all(self) -> None:
+        """Close all connections at once."""
+        for connection in self.connections:
+            connection.cut("the service ends")
+
+    async def answer(self, connection: Connection, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve one request of a connection: an application of ASGI but for the first argument."""
+        exchange = Exchange(self, connection, scope, receive, send)
+        connection.requests += 1
+        connection.on_leave = exchange.leave
+        self.touch(connection)
+        try:
+            await exchange.run()
+        finally:
+            connection.requests -= 1
+            connection.end_answer()
+            # Without this, the two would refer to each other. The next request may have begun.
+            if connection.on_leave == exchange.leave:
+                connection.on_leave = ignore
+            self.body_bytes -= exchange.body_bytes
+            if connection in self.connections:
+                self.touch(connection)
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """A request and its answer."""
+
+    edge: Edge
+    connection: Connection
+    scope: Any
+    from_client: Receive
+    to_client: Send
+    body_bytes: int = attrs.field(default=0, init=False)
+    _parts: list[bytes] = attrs.field(factory=list[bytes], init=False)
+    _head: Message | None = attrs.field(default=None, init=False)
+    _has_begun: bool = attrs.field(default=False, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
+    _has_left: bool = attrs.field(default=False, init=False)
+    # The answer has ended, or its client has left.
+    _over: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _task: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _is_bounded: bool = attrs.field(default=False, init=False)
+
+    def leave(self) -> None:
+        """Note that the client has left, and cancel the application unless its answer has ended.
+
+        What the application does after its answer, such as a background task, goes on.
+        """
+        self._has_left = True
+        self._over.set()
+        if not self._has_ended:
+            self._task.cancel(reason="the client has left")
+
+    async def run(self) -> None:
+        """Read the body, and answer or have the application answer."""
+        status = await self._read_body()
+        if self._has_left:
+            return
+        if status:
+            await self._refuse(status)
+        elif self.scope["method"] in {"GET", "HEAD"} and (probe := self.edge.probes.get(self.scope["path"])):
+            await self._reply(await probe())
+        elif self.edge.requests >= self.edge.limits.requests:
+            await self._reply(Reply(503, {"error": "too many requests"}, (_RETRY,)))
+        else:
+            self.edge.requests += 1
+            try:
+                await self._ask()
+            finally:
+                self.edge.requests -= 1
+
+    async def _read_body(self) -> int:
+        """Read the whole body; return the status with which it is refused, or 0."""
+        edge, limits = self.edge, self.edge.limits
+        length = next((int(value) for name, value in self.scope["headers"] if name == b"content-length"), 0)
+        if length > limits.body:
+            return 413
+        with trio.move_on_after(limits.wait):
+            while True:
+                message = await self.from_client()
+                if message["type"] != "http.request":
+                    self._has_left = True
+                    return 0
+                part = message["body"]
+                self._parts.append(part)
+                self.body_bytes += len(part)
+                edge.body_bytes += len(part)
+                if self.body_bytes > limits.body:
+                    return 413
+                if edge.body_bytes > limits.bodies:
+                    return 503
+                if not message["more_body"]:
+                    return 0
+        return 408
+
+    async def _refuse(self, status: int) -> None:
+        """Answer without the application, and end the connection, whatever still arrives on it."""
+
+        async def drop() -> None:
+            # Hypercorn waits for a reader of each part, also before it ends the connection.
+            while (await self.from_client())["type"] == "http.request":
+                pass
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drop)
+            retry = (_RETRY,) if status == 503 else ()
+            await self._reply(Reply(status, {"error": HTTPStatus(status).phrase.lower()}, (_CLOSE, *retry)))
+            nursery.cancel_scope.cancel()
+        self.connection.scope.cancel(reason="the request is refused")
+
+    async def _ask(self) -> None:
+        """Have the application answer; this ends when the client leaves or the deadline passes."""
+        given = next(
+            (value.decode("latin1") for name, value in self.scope["headers"] if name == _DEADLINE), None
+        )
+        self._is_bounded = given is not None
+        try:
+            self._task.deadline = Deadline.from_header(given, at_most=self.edge.limits.answer).at
+        except ValueError:
+            error = f"x-deadline must be seconds, such as 1.5, got {given!r:.40}"
+            return await self._reply(Reply(400, {"error": error}))
+        try:
+            with self._task:
+                await self.edge.app(self.scope, self._receive, self._send)
+        except Exception:
+            _logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
+        else:
+            if self._task.cancelled_caught and not self._has_left and not self._has_begun:
+                return await self._reply(Reply(504, {"error": "the deadline has passed"}))
+        # Hypercorn cuts the connection where the answer has begun and not ended.
+        if not self._has_begun and not self._has_left:
+            await self._reply(Reply(500, {"error": "internal server error"}))
+        return None
+
+    async def _receive(self) -> Message:
+        """Return the whole body, and then wait for the end: ``receive`` of the application."""
+        if self._parts:
+            body = b"".join(self._parts)
+            self._parts.clear()
+            return {"type": "http.request", "body": body, "more_body": False}
+        # Starlette asks in a cancelled scope whether the client has left. A checkpoint would hide the answer.
+        if not self._over.is_set():
+            await self._over.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        """Send a part of the answer: ``send`` of the application.
+
+        The head waits for the first part of the body, as ASGI demands, so that an error before it is a 500.
+        """
+        if message["type"] == "http.response.start" and not self._has_begun:
+            self._head = message
+            return
+        # Hypercorn could not be cancelled in the middle of a part without harm to the connection.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if message["type"] == "http.response.body":
+            self._has_ended = not message.get("more_body")
+            if self._has_ended or not self._is_bounded:
+                self._task.deadline = inf
+            if not self._has_begun and self._head is not None:
+                await self._begin(self._head)
+            self.connection.is_holding = self.connection.is_holding or self._has_ended
+        try:
+            await self.to_client(message)
+        finally:
+            await self.connection.flush()  # noqa: ASYNC102  # it shields itself, and its time has a limit
+        if self._has_ended:
+            self._over.set()
+            self.connection.end_answer()
+
+    async def _begin(self, head: Message) -> None:
+        self._has_begun = True
+        if self.edge.is_ending:
+            head = {**head, "headers": [*head.get("headers", ()), _CLOSE]}
+        self.connection.is_holding = True
+        await self.to_client(head)
+
+    async def _reply(self, reply: Reply) -> None:
+        """Answer in place of the application, which may have prepared a head."""
+        self._head = None
+        self._task.deadline = inf
+        await reply.send(self._send)

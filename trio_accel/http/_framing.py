@@ -1,0 +1,184 @@
+"""Where the requests of a connection begin and end, and which of them the protocol library may not see.
+
+Hypercorn gives all received bytes to h11. Some of them are harmful there:
+
+* h11 matches each header line by a regular expression, whose time grows with the square of the number of
+  spaces before an illegal byte. Its limit for headers does not apply to headers that arrive whole.
+* Hypercorn answers ``Upgrade: h2c`` and the preface of HTTP/2 by HTTP/2, in which one path that is not ASCII
+  raises an error.
+* h11 accepts a request with a length and chunks, which a proxy may read as two requests.
+* Each chunk of a body costs much more than its bytes.
+
+So the headers and the trailers of a request reach h11 only when they are complete and checked. That needs the
+length of each body, which `Framing` takes from the headers. Where h11 and this module could differ, this
+module refuses the request.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import attrs
+
+HEAD_BYTES = 16 << 10
+# Bytes of the line before a chunk, with its extensions.
+_CHUNK_LINE_BYTES = 256
+# Each chunk costs the time of this number of bytes. A short body may have a number of chunks in any case.
+_BYTES_PER_CHUNK, _FEW_CHUNKS = 256, 1024
+
+_END = re.compile(rb"\n\r?\n")
+_BLANK_LINE = re.compile(rb"\r?\n")
+# Bytes that no header has, and a line that continues the header before it.
+_ILLEGAL = re.compile(rb"[\0\f\v]|\r(?!\n)|\n[ \t]")
+_VERSION = re.compile(rb"[^\n]* HTTP/([0-9]\.[0-9])\r?\n")
+_OTHER_PROTOCOL = re.compile(rb"(?i)\nupgrade:[^\n]*(?:h2c|websocket)")
+_LENGTH = re.compile(rb"(?i)\n(content-length|transfer-encoding):([^\n]*)")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+
+class RefusedError(Exception):
+    """The next request is refused.
+
+    Attributes:
+        status: The status of the answer.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Part(enum.Enum):
+    """The part of a request that the next byte belongs to."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    CHUNK_LINE = enum.auto()
+    CHUNK = enum.auto()
+    TRAILERS = enum.auto()
+
+
+@attrs.define(eq=False)
+class Framing:
+    """The bytes that a client has sent, cut into requests."""
+
+    _data: bytearray = attrs.field(factory=bytearray, init=False)
+    _part: _Part = attrs.field(default=_Part.HEAD, init=False)
+    # Bytes until the end of the body or the chunk.
+    _left: int = attrs.field(default=0, init=False)
+    # The index from which the end of headers is searched.
+    _searched: int = attrs.field(default=0, init=False)
+    _chunks: int = attrs.field(default=0, init=False)
+    _chunk_bytes: int = attrs.field(default=0, init=False)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next byte begins a request."""
+        return self._part is _Part.HEAD
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """Append received bytes."""
+        self._data += data
+
+    def take(self) -> bytes:
+        """Remove and return the checked bytes of one request, or of a part of it.
+
+        Returns:
+            Bytes up to the end of the request at most; ``b""`` if more bytes must be fed first.
+
+        Raises:
+            RefusedError: The headers, the trailers or a chunk are refused. Nothing else may be taken then.
+        """
+        parts: list[bytes] = []
+        while part := self._take_part():
+            parts.append(part)
+            if self.is_between:
+                break
+        return b"".join(parts)
+
+    def _take_part(self) -> bytes:
+        match self._part:
+            case _Part.HEAD:
+                head = self._take_lines()
+                if head:
+                    self._begin(head)
+                return head
+            case _Part.TRAILERS:
+                lines = self._take_lines()
+                if lines:
+                    self._part = _Part.HEAD
+                return lines
+            case _Part.CHUNK_LINE:
+                return self._take_chunk_line()
+            case _:
+                part = self._cut(min(self._left, len(self._data)))
+                self._left -= len(part)
+                if not self._left:
+                    self._part = _Part.HEAD if self._part is _Part.BODY else _Part.CHUNK_LINE
+                return part
+
+    def _cut(self, count: int) -> bytes:
+        part = bytes(self._data[:count])
+        del self._data[:count]
+        return part
+
+    def _take_lines(self) -> bytes:
+        """Take header lines up to and including the blank line."""
+        # Without any header, the blank line comes first.
+        end = _BLANK_LINE.match(self._data) or _END.search(self._data, self._searched)
+        if (end.end() if end else len(self._data)) > HEAD_BYTES:
+            raise RefusedError(431)
+        if end is None:
+            # The end may have begun in the last two bytes.
+            self._searched = max(0, len(self._data) - 2)
+            return b""
+        self._searched = 0
+        lines = self._cut(end.end())
+        if _ILLEGAL.search(lines):
+            raise RefusedError(400)
+        return lines
+
+    def _begin(self, head: bytes) -> None:
+        """Find the end of the request that begins with these headers."""
+        version = _VERSION.match(head)
+        if (version and version[1] not in {b"1.0", b"1.1"}) or _OTHER_PROTOCOL.search(head):
+            raise RefusedError(505)
+        lengths = _LENGTH.findall(head)
+        if not lengths:
+            return
+        [(name, value), *more] = lengths
+        if more:
+            raise RefusedError(400)
+        if name.lower() == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise RefusedError(501)
+            self._part, self._chunks, self._chunk_bytes = _Part.CHUNK_LINE, 0, 0
+            return
+        if not re.fullmatch(rb"[0-9]{1,16}", value.strip()):
+            raise RefusedError(400)
+        self._left = int(value)
+        if self._left:
+            self._part = _Part.BODY
+
+    def _take_chunk_line(self) -> bytes:
+        end = self._data.find(b"\n", 0, _CHUNK_LINE_BYTES)
+        if end < 0:
+            if len(self._data) >= _CHUNK_LINE_BYTES:
+                raise RefusedError(400)
+            return b""
+        line = self._cut(end + 1)
+        chunk = _CHUNK.fullmatch(line)
+        if chunk is None:
+            raise RefusedError(400)
+        size = int(chunk[1], 16)
+        self._chunks += 1
+        self._chunk_bytes += size
+        if self._chunks > _FEW_CHUNKS + self._chunk_bytes // _BYTES_PER_CHUNK:
+            raise RefusedError(413)
+        # The line break after the chunk belongs to it.
+        self._part, self._left = (_Part.CHUNK, size + 2) if size else (_Part.TRAILERS, 0)
+        return line

@@ -1,0 +1,120 @@
+"""Parts of a service around `serve`: handlers of errors, the model of a batcher, the main function."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ..actors import ActorError, NotExecutedError
+from ..actors._errors import single
+from ..backends.base import AccelError
+from ..backends.base.kit.modules import import_extra
+from ..devices import AccelRef
+from ..programs import Program
+
+__all__ = ["errors", "on_host", "run"]
+
+_logger = logging.getLogger("trio_accel.http")
+_MESSAGE_CHARACTERS = 200
+
+
+def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Awaitable[Any]]]:
+    """Return exception handlers for Starlette or FastAPI: ``FastAPI(exception_handlers=errors(ValueError))``.
+
+    Errors of devices and actors become 503 with ``Retry-After``, because another try may succeed:
+    `AccelError`, `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``.
+
+    Args:
+        refused: Kinds of errors that the client has caused. They become 400, and their text is shown to the
+            client. A kind that is named here is never a 503.
+
+    Raises:
+        TypeError: A kind is not a subclass of `Exception`.
+        NotSupportedError: Starlette is not installed.
+    """
+    for kind in refused:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"errors: pass classes of exceptions, got {kind!r}")
+    answer = import_extra("starlette.responses", "http").JSONResponse
+
+    async def lost(request: Any, error: Exception) -> Any:
+        _logger.info("%s %s: 503 for %r", request.method, request.url.path, error)
+        after = getattr(error, "retry_after", None) or 1.0
+        return answer({"error": "try again"}, 503, {"Retry-After": f"{max(1, round(after))}"})
+
+    async def refuse(request: Any, error: Exception) -> Any:
+        # Half of a surrogate pair cannot be sent.
+        text = str(error)[:_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
+        return answer({"error": text}, 400)
+
+    kinds = (AccelError, ActorError, NotExecutedError)
+    return {**dict.fromkeys(kinds, lost), **dict.fromkeys(refused, refuse)}
+
+
+def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a method of a program as an async function whose array is on the host: the model of a `Batcher`.
+
+    Args:
+        program: The program.
+        method: A method of its class, such as ``Distances.predict``.
+
+    Returns:
+        An async function with the arguments of the method. It returns a NumPy array if the method returns an
+        array, and otherwise the result itself. Its errors and its cancellation are those of `Program.ask`.
+    """
+
+    async def call(*args: Any) -> Any:
+        found = await program.ask(method, *args)
+        return await found.to_host() if isinstance(found, AccelRef) else found
+
+    return call
+
+
+def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """Run the main function of a program file by Trio.
+
+    ``if __name__ == "__main__": run(main)`` is the end of the file. The function
+    runs in a second import of its file, by the name of the file, because worker processes cannot import
+    classes of ``__main__``.
+
+    Args:
+        main: An async function at the top level of its file.
+        args: Its arguments.
+
+    Returns:
+        The result of the function.
+
+    Raises:
+        SystemExit: A port is taken: its text says which one.
+        TypeError: `main` is not a function of a file.
+        ImportError: Another module has the name of the file.
+    """
+    try:
+        return trio.run(_imported(main), *args)
+    except (OSError, BaseExceptionGroup) as error:
+        # A taken port is an error of the command line, and a traceback would hide it.
+        found = single(error)
+        if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
+            raise SystemExit(found.strerror) from None
+        raise
+
+
+def _imported(main: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    if getattr(main, "__module__", "") != "__main__":
+        return main
+    code, name = getattr(main, "__code__", None), getattr(main, "__qualname__", ".")
+    if code is None or not name.isidentifier() or not Path(code.co_filename).is_file():
+        raise TypeError(f"run: pass a function at the top level of a file, got {main!r}")
+    spec = main.__globals__.get("__spec__")
+    module = import_module(spec.name if spec else Path(code.co_filename).stem)
+    found = Path(module.__file__ or "")
+    if not (found.is_file() and found.samefile(code.co_filename)):
+        raise ImportError(f"run: {code.co_filename} has the name of another module, {found}: rename the file")
+    function: Callable[..., Awaitable[Any]] = getattr(module, name)
+    return function

@@ -1,0 +1,50 @@
+"""How much one client, and all clients together, may take."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from ..actors import is_number, must, must_be_whole, named_options
+
+__all__ = ["Limits"]
+
+_seconds = must("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0)
+_grace = must("be seconds of at least 0", lambda value: is_number(value, 0.0) and value < math.inf)
+
+
+@named_options
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much one client, and all clients together, may take; given to `serve`.
+
+    Attributes:
+        requests: The number of requests that the application serves at once. Others get status 503 with
+            ``Retry-After``.
+        connections: The number of open connections without a request. Each new one beyond them closes the
+            connection that has waited longest. With requests, up to twice as many connections are open, and
+            others are closed at once.
+        body: Bytes of a request's body. `serve` reads it whole before the application is called. A longer
+            body gets 413.
+        bodies: Bytes of all bodies in memory. A body beyond them gets 503. At least `body`.
+        wait: Seconds for the headers of a request, counted from the previous answer, and again for its body.
+            Late headers end the connection, and a late body gets 408.
+        stall: Seconds in which a client has to read each part of an answer. A slower client is disconnected.
+        answer: Seconds until an answer begins. Then the request's task is cancelled and the client gets 504.
+            The request header ``X-Deadline: 1.5`` asks for fewer seconds, in which the answer must also end.
+        grace: Seconds for open requests after a signal to end.
+    """
+
+    requests: int = attrs.field(default=256, validator=must_be_whole(1))
+    connections: int = attrs.field(default=512, validator=must_be_whole(1))
+    body: int = attrs.field(default=1 << 20, validator=must_be_whole(0))
+    bodies: int = attrs.field(default=64 << 20, validator=must_be_whole(0))
+    wait: float = attrs.field(default=5.0, validator=_seconds)
+    stall: float = attrs.field(default=10.0, validator=_seconds)
+    answer: float = attrs.field(default=30.0, validator=_seconds)
+    grace: float = attrs.field(default=10.0, validator=_grace)
+
+    def __attrs_post_init__(self) -> None:
+        if self.bodies < self.body:
+            raise ValueError(f"Limits: bodies must be at least body, got {self.bodies} and {self.body}")

@@ -1,0 +1,212 @@
+"""The server: Hypercorn for each connection, with limits around the application."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from ..actors import named_arguments
+from ..actors._errors import single
+from ..backends.base.kit.modules import import_extra
+from ..devices import System
+from ..devices.base._errors import is_shortage
+from ._connection import Connection
+from ._edge import Application, Edge
+from ._framing import HEAD_BYTES
+from ._lifespan import Lifespan
+from ._limits import Limits
+from ._probes import Exposes, probes_of
+
+__all__ = ["serve"]
+
+_logger = logging.getLogger("trio_accel.http")
+# Connections that the kernel holds until they are accepted.
+_BACKLOG = 1024
+# Seconds until a listener without descriptors tries again.
+_PAUSE = 0.1
+_LIMITS = Limits()
+
+
+@named_arguments
+async def serve(
+    app: Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    listeners: Sequence[trio.SocketListener] | None = None,
+    system: System | None = None,
+    recorder: Exposes | None = None,
+    limits: Limits = _LIMITS,
+    signals: Iterable[int] = (signal.SIGINT, signal.SIGTERM),
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI application by HTTP/1.1 until a signal ends it, such as Starlette's or FastAPI's.
+
+    No client ends the service for others, and all that a client may take has a limit. The body of a request
+    is read whole before the application is called. When a client leaves, the task of its request is
+    cancelled, but not what the application does after its answer. A client that ends its sending side has
+    left, too. A signal closes the listeners, lets open requests end within `Limits.grace` seconds, and then
+    cuts the rest. Further signals change nothing.
+
+    WebSockets, HTTP/2 and h2c are refused with 505. TLS, HTTP/2 and limits by address are the work of a
+    proxy.
+
+    Args:
+        app: The application. Its lifespan runs around all requests.
+        host: Name or address to listen at. ``"0.0.0.0"`` accepts other machines.
+        port: TCP port; 0 for any free port.
+        listeners: Open listeners in place of `host` and `port`. They are closed at the end.
+        system: Answers ``/health``, which is 503 if a device is given up or a program has ended, and
+            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes come before those
+            of the application, and need no free place.
+        recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
+        limits: How much clients may take.
+        signals: Signals that end the service. Trio receives them in the main thread only: pass ``()`` in
+            another thread, or to serve until this is cancelled.
+        task_status: Gets the port of the first listener when the application has started. ``nursery.start``
+            returns it.
+
+    Raises:
+        OSError: The port is taken, or the address is not of this machine.
+        NotSupportedError: Hypercorn is not installed: ``pip install '.[http]'`` in a checkout.
+        TypeError, ValueError: An argument is wrong.
+        Exception: The error of the application's lifespan.
+
+    If this is cancelled, all connections are cut at once.
+    """
+    _check(app, port, limits)
+    hypercorn = _Hypercorn(limits)
+    if listeners is None:
+        listeners = await _listen(host, port)
+    edge = Edge(app, limits, probes_of(system, recorder))
+    lifespan, ending = Lifespan(app), trio.Event()
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as living:
+            if wanted := tuple(signals):
+                await living.start(_receive_signals, wanted, ending)
+            await living.start(lifespan.run)
+            server = partial(hypercorn.serve, edge, lifespan.state)
+            async with trio.open_nursery() as connections:
+                try:
+                    await _accept_until(ending, listeners, edge, server, connections, task_status)
+                    await hypercorn.end(edge)
+                finally:
+                    edge.cut_all()
+                    connections.cancel_scope.cancel(reason="the service ends")
+            with trio.move_on_after(limits.grace):
+                await lifespan.end()
+            living.cancel_scope.cancel(reason="the service ends")
+    except BaseExceptionGroup as group:
+        # Nurseries group even one error. It is raised outside, where it keeps its context.
+        failure = single(group)
+    finally:
+        _close(listeners)
+    if failure is not None:
+        raise failure
+
+
+class _Hypercorn:
+    """The parts of Hypercorn that serve one connection, and their configuration."""
+
+    def __init__(self, limits: Limits) -> None:
+        config = import_extra("hypercorn.config", "http").Config()
+        # Its idle time also ends headers that arrive slowly.
+        config.keep_alive_timeout = limits.wait
+        config.keep_alive_max_requests = sys.maxsize
+        config.h11_max_incomplete_size = HEAD_BYTES
+        config.include_server_header = False
+        config.accesslog, config.errorlog = None, _logger
+        self._config, self._grace = config, limits.grace
+        self._context = import_extra("hypercorn.trio.worker_context", "http").WorkerContext(None)
+        self._tcp_server = import_extra("hypercorn.trio.tcp_server", "http").TCPServer
+        self._wrapper = import_extra("hypercorn.app_wrappers", "http").ASGIWrapper
+
+    async def serve(self, edge: Edge, state: dict[str, Any], connection: Connection) -> None:
+        """Serve the requests of a connection by an edge."""
+        app = self._wrapper(partial(edge.answer, connection))
+        await self._tcp_server(app, self._config, self._context, state, connection)
+
+    async def end(self, edge: Edge) -> None:
+        """End connections without a request at once, and wait for the others, within the grace."""
+        edge.is_ending = True
+        await self._context.terminated.set()
+        with trio.move_on_after(self._grace):
+            await edge.wait_empty()
+
+
+def _check(app: object, port: object, limits: object) -> None:
+    if not callable(app):
+        raise TypeError(f"serve: app must be an ASGI application, got {app!r}")
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise ValueError(f"serve: port must be an integer from 0 to 65535, got {port!r}")
+    if not isinstance(limits, Limits):
+        raise TypeError(f"serve: limits must be Limits(...), got {limits!r}")
+
+
+async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at port {port} of {host}: {error.strerror}") from error
+
+
+def _close(listeners: Iterable[trio.SocketListener]) -> None:
+    for listener in listeners:
+        listener.socket.close()
+
+
+async def _receive_signals(
+    signals: Iterable[int], ending: trio.Event, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Set the event at each signal. A signal that nobody takes would end the program later."""
+    with trio.open_signal_receiver(*signals) as received:
+        task_status.started()
+        async for _ in received:
+            ending.set()
+
+
+async def _accept_until(
+    ending: trio.Event,
+    listeners: Iterable[trio.SocketListener],
+    edge: Edge,
+    server: Callable[[Connection], Awaitable[None]],
+    connections: trio.Nursery,
+    task_status: trio.TaskStatus[int],
+) -> None:
+    """Accept connections, and then close the listeners."""
+    names: list[Any] = [listener.socket.getsockname() for listener in listeners]
+    async with trio.open_nursery() as accepting:
+        for listener in listeners:
+            accepting.start_soon(_accept, listener, edge, server, connections)
+        _logger.info("serving at %s", names)
+        # The name of a Unix socket is its path.
+        task_status.started(0 if isinstance(names[0], (str, bytes)) else int(names[0][1]))
+        await ending.wait()
+        accepting.cancel_scope.cancel(reason="the service ends")
+    _close(listeners)
+
+
+async def _accept(
+    listener: trio.SocketListener,
+    edge: Edge,
+    server: Callable[[Connection], Awaitable[None]],
+    connections: trio.Nursery,
+) -> None:
+    while True:
+        try:
+            stream = await listener.accept()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            # The kernel keeps the client. Each try closes an idle connection, or else waits.
+            if not edge.close_idle():
+                await trio.sleep(_PAUSE)
+            continue
+        connections.start_soon(edge.connect, stream, server)
