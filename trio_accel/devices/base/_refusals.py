@@ -37,7 +37,8 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
     if is_array and isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
     if is_array and isinstance(value, (list, tuple, numbers.Number)):
-        has_arrays = not isinstance(value, numbers.Number) and any(isinstance(one, OnDevice) for one in value)
+        parts = () if isinstance(value, numbers.Number) else cast("Sequence[object]", value)
+        has_arrays = any(isinstance(one, OnDevice) for one in parts)
         one_of_all = "one array of its arrays: await ta.arrays.stack(value)"
         return f"; make {one_of_all if has_arrays else 'it one: np.asarray(value)'}"
     return ""

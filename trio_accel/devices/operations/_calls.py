@@ -690,9 +690,10 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
 def _refuse_results(name: str, args: Iterable[Any]) -> None:
     """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
     for each in args:
-        if isinstance(each, (tuple, np.ndarray)):
-            use = "take one of its arrays" if isinstance(each, tuple) else "use it as an array of NumPy"
-            told = f"an operand is of type {type(each).__name__}"
+        kind: type[Any] = type(each)  # pyright: ignore[reportUnknownVariableType]
+        if issubclass(kind, (tuple, np.ndarray)):
+            use = "take one of its arrays" if issubclass(kind, tuple) else "use it as an array of NumPy"
+            told = f"an operand is of type {kind.__name__}"
             raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
 
 
