@@ -431,6 +431,17 @@ def test_what_cannot_be_opened() -> None:
         ta.blocking(NAME, name="a/b")
 
 
+def test_a_run_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trio needs descriptors, which a process may have no more of."""
+
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(trio, "run", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        ta.blocking(NAME)
+
+
 def test_the_end_of_its_run_is_told() -> None:
     b = ta.blocking(NAME, options=INLINE)
 

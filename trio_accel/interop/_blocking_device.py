@@ -196,6 +196,8 @@ class BlockingDevice:
             if self._opened.done():
                 self._calls.failure = failure
                 return
+            if not self._begun.done():
+                self._begun.set_exception(failure)
             self._opened.set_exception(failure)
         if not self._opened.done():
             self._opened.set_exception(RuntimeError("blocking: closed while it was opened"))
@@ -222,7 +224,7 @@ class BlockingDevice:
 
     def _end(self, limit: float | None = None) -> None:
         """End the run, and wait for the thread, as many seconds as the limit says."""
-        if self._thread.ident is None:
+        if self._thread.ident is None or self._begun.exception() is not None:
             return
         calls = self._begun.result()
         if not calls.is_forked:
