@@ -40,6 +40,7 @@ class Connection:
         scope: Ends the connection.
         requests: The number of requests that the application has not finished.
         on_leave: Called when the client leaves, or is disconnected.
+        is_holding: Whether what is sent waits for `flush`, so that several parts take one call of the system.
     """
 
     stream: trio.SocketStream
@@ -47,10 +48,13 @@ class Connection:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     requests: int = attrs.field(default=0, init=False)
     on_leave: Callable[[], None] = attrs.field(default=_ignore, init=False)
+    is_holding: bool = attrs.field(default=False, init=False)
     _framing: Framing = attrs.field(factory=Framing, init=False)
     # Set at the end of the send in flight, of which Hypercorn has one at a time.
     _sent: trio.Event | None = attrs.field(default=None, init=False)
     _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)
+    # Data that was sent while `is_holding`.
+    _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
     # Whether Hypercorn has a request whose answer has not ended.
     _is_answering: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
@@ -72,14 +76,16 @@ class Connection:
                     if data := self._framing.take():
                         self._is_answering = self._is_answering or is_new
                         return data
+                data = None
                 with trio.CancelScope() as self._receiving:
                     if len(self._framing) >= _BACKLOG_BYTES:
                         await trio.sleep_forever()
-                    data = bytes(await self.stream.receive_some(_RECEIVED_BYTES))
-                    if not data:
-                        self.on_leave()
-                        return b""
+                    data = await self.stream.receive_some(_RECEIVED_BYTES)
+                if data:
                     self._framing.feed(data)
+                elif data is not None:
+                    self.on_leave()
+                    return b""
         except RefusedError as refused:
             # In the middle of a request, Hypercorn answers the early end of the body.
             if not self._is_answering:
@@ -104,6 +110,9 @@ class Connection:
 
     async def send_all(self, data: bytes) -> None:
         """Send; a client that does not read is disconnected."""
+        if self.is_holding:
+            self._held.append(data)
+            return
         self._sent = trio.Event()
         try:
             with trio.move_on_after(self.stall) as sending:
@@ -112,6 +121,15 @@ class Connection:
             self._sent.set()
         if sending.cancelled_caught:
             self.cut("the client does not read")
+
+    async def flush(self) -> None:
+        """Send the held data, and hold no more."""
+        self.is_holding = False
+        if data := b"".join(self._held):
+            self._held.clear()
+            # A part of an answer would harm the next one. The time to send it has a limit.
+            with suppress(*BROKEN), trio.CancelScope(shield=True):
+                await self.send_all(data)
 
     async def send_eof(self) -> None:
         """Do nothing, because Hypercorn calls this during a send and closes the stream afterwards."""
@@ -125,6 +143,7 @@ class Connection:
         self._is_closed = True
         if self._receiving is not None:
             self._receiving.cancel()
+        await self.flush()
         if self._sent is not None:
             await self._sent.wait()
         with suppress(*BROKEN):

@@ -155,6 +155,7 @@ class Exchange:
     to_client: Send
     body_bytes: int = attrs.field(default=0, init=False)
     _parts: list[bytes] = attrs.field(factory=list[bytes], init=False)
+    _head: Message | None = attrs.field(default=None, init=False)
     _has_begun: bool = attrs.field(default=False, init=False)
     _has_ended: bool = attrs.field(default=False, init=False)
     _has_left: bool = attrs.field(default=False, init=False)
@@ -180,12 +181,10 @@ class Exchange:
             return
         if status:
             await self._refuse(status)
-        elif self.scope["method"] in {"GET", "HEAD"} and (
-            probe := self.edge.probes.get(self.scope["path"])
-        ):
-            await (await probe()).send(self._send)
+        elif self.scope["method"] in {"GET", "HEAD"} and (probe := self.edge.probes.get(self.scope["path"])):
+            await self._reply(await probe())
         elif self.edge.requests >= self.edge.limits.requests:
-            await Reply(503, {"error": "too many requests"}, (_RETRY,)).send(self._send)
+            await self._reply(Reply(503, {"error": "too many requests"}, (_RETRY,)))
         else:
             self.edge.requests += 1
             try:
@@ -228,19 +227,21 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drop)
             retry = (_RETRY,) if status == 503 else ()
-            await Reply(status, None, (_CLOSE, *retry)).send(self._send)
+            await self._reply(Reply(status, None, (_CLOSE, *retry)))
             nursery.cancel_scope.cancel()
         self.connection.scope.cancel(reason="the request is refused")
 
     async def _ask(self) -> None:
         """Have the application answer; this ends when the client leaves or the deadline passes."""
-        given = next((value.decode("latin1") for name, value in self.scope["headers"] if name == _DEADLINE), None)
+        given = next(
+            (value.decode("latin1") for name, value in self.scope["headers"] if name == _DEADLINE), None
+        )
         self._is_bounded = given is not None
         try:
             self._task.deadline = Deadline.from_header(given, at_most=self.edge.limits.answer).at
         except ValueError:
             error = f"x-deadline must be seconds, such as 1.5, got {given!r:.40}"
-            return await Reply(400, {"error": error}).send(self._send)
+            return await self._reply(Reply(400, {"error": error}))
         try:
             with self._task:
                 await self.edge.app(self.scope, self._receive, self._send)
@@ -248,10 +249,10 @@ class Exchange:
             _logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
         else:
             if self._task.cancelled_caught and not self._has_left and not self._has_begun:
-                return await Reply(504, {"error": "the deadline has passed"}).send(self._send)
+                return await self._reply(Reply(504, {"error": "the deadline has passed"}))
         # Hypercorn cuts the connection where the answer has begun and not ended.
         if not self._has_begun and not self._has_left:
-            await Reply(500, {"error": "internal server error"}).send(self._send)
+            await self._reply(Reply(500, {"error": "internal server error"}))
         return None
 
     async def _receive(self) -> Message:
@@ -266,16 +267,39 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """Send a part of the answer: ``send`` of the application."""
-        if message["type"] == "http.response.start":
-            self._has_begun = True
-            if not self._is_bounded:
+        """Send a part of the answer: ``send`` of the application.
+
+        The head waits for the first part of the body, as ASGI demands, so that an error before it is a 500.
+        """
+        if message["type"] == "http.response.start" and not self._has_begun:
+            self._head = message
+            return
+        # Hypercorn could not be cancelled in the middle of a part without harm to the connection.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if message["type"] == "http.response.body":
+            self._has_ended = not message.get("more_body")
+            if self._has_ended or not self._is_bounded:
                 self._task.deadline = inf
-            if self.edge.is_ending:
-                message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
-        elif message["type"] == "http.response.body" and not message.get("more_body"):
-            self._has_ended = True
-        await self.to_client(message)
+            if not self._has_begun and self._head is not None:
+                await self._begin(self._head)
+            self.connection.is_holding = self.connection.is_holding or self._has_ended
+        try:
+            await self.to_client(message)
+        finally:
+            await self.connection.flush()
         if self._has_ended:
             self._over.set()
             self.connection.end_answer()
+
+    async def _begin(self, head: Message) -> None:
+        self._has_begun = True
+        if self.edge.is_ending:
+            head = {**head, "headers": [*head.get("headers", ()), _CLOSE]}
+        self.connection.is_holding = True
+        await self.to_client(head)
+
+    async def _reply(self, reply: Reply) -> None:
+        """Answer in place of the application, which may have prepared a head."""
+        self._head = None
+        self._task.deadline = inf
+        await reply.send(self._send)

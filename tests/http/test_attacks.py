@@ -1,0 +1,362 @@
+"""What rude clients do to `trio_accel.http`, and that others do not notice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from attacked import Seen, ask, connect, get, make, post, read_all, serving, status
+
+from trio_accel.http import Limits
+
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+async def test_kept_connections_serve_any_number_of_requests(app: Any) -> None:
+    async with serving(app) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for number in range(120):
+            for path, body, expected in (
+                ("/ping", None, 200),
+                ("/nothing", None, 404),
+                ("/echo", b"x" * 100, 200),
+                ("/ping", b"x" * 100, 200),  # which is not read
+                ("/nothing", b"y" * 3000, 404),
+            ):
+                answer = await client.request("GET" if body is None else "POST", path, content=body)
+                assert (answer.status_code, number) == (expected, number)
+                assert "connection" not in answer.headers
+                if path == "/echo":
+                    assert answer.content == body
+
+
+async def test_pipelined_requests_are_all_answered_in_their_order(app: Any) -> None:
+    async with serving(app) as port:
+        asked = [post("/echo", b"%03d" % number) for number in range(50)]
+        found = await ask(port, b"".join(asked) + get("/ping", "Connection: close"))
+    assert found.count(b"HTTP/1.1 200 ") == 51
+    places = [found.index(b"\r\n\r\n%03d" % number) for number in range(50)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (post("/echo", b"", CHUNKED) + b"0\r\n\r\n" + get("/ping"), 400),
+        (post("/echo", b"abcd", "Content-Length: 5"), 400),
+        (get("/ping", "X: " + "y" * 200_000), 431),
+        (get("/ping", "X: a", " b"), 400),
+        (get("/ping", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"), 505),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", 505),
+        (
+            get(
+                "/ping",
+                "Connection: upgrade",
+                "Upgrade: websocket",
+                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+                "Sec-WebSocket-Version: 13",
+            ),
+            505,
+        ),
+        (get("/ping", version="9.9"), 505),
+        (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3\r\n\r\n", 400),
+        (b"\r\n" * 5000, 400),
+        (get("/echo", CHUNKED) + b"zz\r\n" + get("/ping"), 400),
+        (get("/echo", CHUNKED) + b"1\r\nx\r\n" * 20_000, 400),
+        (get("/echo", CHUNKED) + b"5\r\nabcdeXX0\r\n\r\n", 400),
+        (post("/echo", b"")[:-2] + b"Expect: 100-continue\r\n\r\n" + get("/ping", version="2.0"), 505),
+    ],
+)
+async def test_a_request_is_refused_and_ends_its_connection(app: Any, data: bytes, expected: int) -> None:
+    async with serving(app) as port:
+        found = await ask(port, data)
+        answers = [int(part.split()[0]) for part in found.split(b"HTTP/1.1 ")[1:] if part[:3] != b"100"]
+        assert answers[-1] == expected
+        # No second request is seen where the first one is not what it seems.
+        assert answers[:-1] == ([200] if b"Expect" in data else [])
+        assert b"connection: close" in found
+        assert await status(port, get("/ping")) == 200
+
+
+async def test_a_path_of_http_2_ends_nothing(app: Any) -> None:
+    """Which ends `hypercorn.trio.serve`."""
+    config = pytest.importorskip("h2.config").H2Configuration(
+        header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+    )
+    made = pytest.importorskip("h2.connection").H2Connection(config)
+    made.initiate_connection()
+    head = [(b":method", b"GET"), (b":path", b"/\xff\xfe"), (b":scheme", b"http"), (b":authority", b"a")]
+    made.send_headers(1, head, end_stream=True)
+    async with serving(app) as port:
+        assert b" 505 " in await ask(port, made.data_to_send())
+        assert await status(port, get("/ping")) == 200
+
+
+async def test_slow_headers_end_and_hold_up_nobody(app: Any) -> None:
+    async with serving(app, limits=Limits(wait=0.6)) as port:
+        slow = [await connect(port, b"GET /ping HTTP/1.1\r\nHost: a\r\nX") for _ in range(300)]
+        for stream in slow[:10]:
+            await stream.send_all(b"y")
+        with trio.fail_after(0.5):
+            assert await status(port, get("/ping")) == 200
+        for stream in slow:
+            assert await read_all(stream) == b""
+
+
+async def test_slow_bodies_are_refused(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(wait=0.3)) as port:
+        begun = post("/echo", b"x" * 100)[:-50]
+        slow = [await connect(port, begun) for _ in range(100)]
+        assert await status(port, get("/ping")) == 200
+        for stream in slow:
+            assert b"HTTP/1.1 408 " in await read_all(stream)
+        assert seen.most == 0
+
+
+async def test_large_bodies_are_refused_and_leave_nothing(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(body=1000, bodies=5000)) as port:
+        before = len(os.listdir("/proc/self/fd"))
+        for data in (
+            post("/ping", b"x" * 3_000_000),
+            post("/echo", b"x" * 1001),
+            get("/echo", CHUNKED) + b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n",
+        ):
+            assert b"HTTP/1.1 413 " in await ask(port, data)
+        assert (await ask(port, post("/echo", b"x" * 1000, "Connection: close"))).endswith(b"\r\n\r\n" + b"x" * 1000)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert seen.most == 1
+
+
+async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(body=1000, bodies=2500)) as port:
+        held = [await connect(port, post("/slow", b"x" * 1000)) for _ in range(2)]
+        await seen.until(lambda them: them.running == 2)
+        refused = await ask(port, post("/echo", b"x" * 1000))
+        assert b"HTTP/1.1 503 " in refused
+        assert b"retry-after: 1" in refused
+        for stream in held:
+            await stream.aclose()
+        await seen.until(lambda them: them.running == 0)
+        assert await status(port, post("/echo", b"x" * 1000)) == 200
+
+
+async def test_clients_that_do_not_read_are_disconnected(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(stall=0.2)) as port:
+        deaf = [await connect(port, get("/big")) for _ in range(20)]
+        await seen.until(lambda them: them.running == 20)
+        assert await status(port, get("/ping")) == 200
+        await seen.until(lambda them: them.running == 0)
+        assert seen.cancelled == 20
+        for stream in deaf:
+            await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        get("/sse?n=1000&s=60"),
+        get("/slow"),
+        post("/slow", b"abc"),
+        get("/slow", CHUNKED) + b"3\r\nabc\r\n0\r\n\r\n",
+        get("/slow") + get("/ping"),
+        get("/slow") + b"GET /pi",
+    ],
+    ids=["stream", "get", "post", "chunks", "pipelined", "begun"],
+)
+@pytest.mark.parametrize("how", ["close", "reset", "shut"])
+async def test_a_client_that_leaves_cancels_its_request(app: Any, seen: Seen, data: bytes, how: str) -> None:
+    async with serving(app) as port:
+        stream = await connect(port, data)
+        await seen.until(lambda them: them.running == 1)
+        if how == "reset":
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "shut":
+            await stream.send_eof()
+        else:
+            await stream.aclose()
+        assert await seen.until(lambda them: them.running == 0) < 0.2
+        assert (seen.cancelled, seen.served) == (1, 0)
+        await stream.aclose()
+
+
+async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, seen: Seen) -> None:
+    async with serving(app) as port:
+        assert await status(port, get("/background")) == 200
+        await seen.until(lambda them: them.served == 1)
+        assert seen.cancelled == 0
+        # The next request of a connection does not wait for it.
+        async with await connect(port, get("/background") + get("/ping")) as stream:
+            found = b""
+            while found.count(b"HTTP/1.1 200 ") < 2:
+                found += await stream.receive_some()
+            assert (seen.running, seen.served) == (1, 1)
+        await seen.until(lambda them: them.served == 2)
+
+
+async def test_requests_beyond_the_places_are_refused(app: Any, seen: Seen, system: Any) -> None:
+    async with serving(app, system=system) as port:
+        streams = [await connect(port, get("/slow?s=0.5", "Connection: close")) for _ in range(400)]
+        await seen.until(lambda them: them.running == 256)
+        assert await status(port, get("/health")) == 200
+        answers = [await read_all(stream) for stream in streams]
+    statuses = [int(answer.split()[1]) for answer in answers]
+    assert {each: statuses.count(each) for each in set(statuses)} == {200: 256, 503: 144}
+    assert all(b"retry-after: 1" in answer for answer in answers if b" 503 " in answer)
+    assert seen.most == 256
+
+
+async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(answer=0.2)) as port:
+        assert await status(port, get("/slow")) == 504
+        assert seen.cancelled == 1
+        # A stream that has begun goes on, but for one whose client asks for its end.
+        assert (await ask(port, get("/sse?n=6&s=0.05", "Connection: close"))).count(b"data:") == 7
+        cut = await ask(port, get("/sse?n=1000&s=0.05", "X-Deadline: 0.1"))
+        assert cut.startswith(b"HTTP/1.1 200 ")
+        assert not cut.endswith(b"0\r\n\r\n")
+    async with serving(app) as port:
+        for given in ("0.05", "0"):
+            assert await status(port, get("/slow", f"X-Deadline: {given}")) == 504
+        for given in ("soon", "-1", "nan", "1e3", "\xff"):
+            assert await status(port, get("/slow", "X-Deadline: ").replace(b": \r", b": " + given.encode("latin1") + b"\r")) == 400
+
+
+@pytest.mark.parametrize(("path", "expected"), [("/boom", 500), ("/boom_late", 200), ("/bad_length", 200)])
+async def test_an_error_is_its_clients_alone(
+    app: Any, path: str, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(app) as port:
+        found = await ask(port, get(path, "Connection: close"))
+        assert int(found.split()[1]) == expected
+        # What has begun and cannot end is told to be cut: by its length, or without the last chunk.
+        assert not found.endswith(b"0\r\n\r\n")
+        assert await status(port, get("/ping")) == 200
+    assert [record.message for record in caplog.records] == [f"GET {path} failed"]
+    caplog.clear()
+
+
+async def test_text_that_cannot_be_sent_is_a_500(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(app) as port:
+        assert await status(port, post("/text", b'"\\ud800"')) == 500
+        assert await status(port, get("/%ED%A0%80")) == 404
+        assert await status(port, get("/ping")) == 200
+    caplog.clear()
+
+
+async def test_idle_connections_make_room_for_newcomers(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(connections=8)) as port:
+        busy = await connect(port, get("/slow"))
+        await seen.until(lambda them: them.running == 1)
+        idle = [await connect(port) for _ in range(12)]
+        with trio.fail_after(1):
+            assert await status(port, get("/ping")) == 200
+        # The first ones were closed, the last ones are served.
+        assert await read_all(idle[0]) == b""
+        await idle[-1].send_all(get("/ping", "Connection: close"))
+        assert b" 200 " in await read_all(idle[-1])
+        assert seen.running == 1
+        for stream in (*idle, busy):
+            await stream.aclose()
+
+
+async def test_connections_with_requests_have_a_limit_too(app: Any, seen: Seen) -> None:
+    async with serving(app, limits=Limits(connections=4)) as port:
+        busy = [await connect(port, get("/slow")) for _ in range(8)]
+        await seen.until(lambda them: them.running == 8)
+        assert await ask(port, get("/ping")) == b""
+        await busy[0].aclose()
+        await seen.until(lambda them: them.running == 7)
+        assert await status(port, get("/ping")) == 200
+        for stream in busy:
+            await stream.aclose()
+
+
+RUDE = [
+    b"",
+    b"GET",
+    get("/ping"),
+    get("/big"),
+    post("/echo", b"x" * 100)[:-97],
+    get("/sse?n=5&s=0.01"),
+    get("/boom_late"),
+    get("/echo", CHUNKED) + b"5\r\nabcde\r\nzz",
+    get("/echo", CHUNKED) + b"5\r\nabcde\r\nzz\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+    get("/%ff%ed%a0%80"),
+    b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    get("/ping", "Upgrade: websocket", "Connection: upgrade"),
+    b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    get("/big").replace(b"GET", b"HEAD"),
+    get("/ping", "Expect: 100-continue", "Content-Length: 3"),
+    get("/big") * 5,
+]
+
+
+async def be_rude(port: int, rounds: int) -> None:
+    """Leave at bad moments."""
+    for number in range(rounds):
+        for data in RUDE:
+            stream = await connect(port, data)
+            if number % 3 == 1:
+                await trio.sleep(0.003)
+            with suppress(trio.BrokenResourceError):
+                if number % 3 == 2:
+                    await stream.send_eof()
+                if number % 2:
+                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await stream.aclose()
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(560, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+async def test_rude_clients_leave_nothing_behind(
+    app: Any, seen: Seen, rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with serving(app, limits=Limits(wait=0.5)) as port:
+        await be_rude(port, 1)
+        assert await status(port, get("/ping")) == 200
+        before = len(os.listdir("/proc/self/fd"))
+        await be_rude(port, rounds)
+        assert await status(port, get("/ping")) == 200
+        await seen.until(lambda them: them.running == 0)
+        with trio.fail_after(10):
+            while len(os.listdir("/proc/self/fd")) > before:
+                await trio.sleep(0.05)
+
+
+async def test_an_application_that_does_not_answer_is_a_500() -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        if scope["path"] == "/head":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/wrong":
+            await send({"type": "http.response.early"})
+
+    async with serving(silent) as port:
+        for path in ("/", "/head", "/wrong"):
+            assert await status(port, get(path)) == 500
+
+
+async def test_the_application_is_told_of_the_end() -> None:
+    told: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        first, begun = await receive(), {"type": "http.response.start", "status": 200, "headers": []}
+        assert first == {"type": "http.request", "body": b"abc", "more_body": False}
+        await send(begun)
+        await send({"type": "http.response.body", "body": b"x"})
+        told.append((await receive())["type"])
+
+    async with serving(app) as port:
+        assert (await ask(port, post("/", b"abc", "Connection: close"))).endswith(b"x\r\n0\r\n\r\n")
+    assert told == ["http.disconnect"]
