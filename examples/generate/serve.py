@@ -8,8 +8,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ async def run(given: Options) -> int:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is loaded.
-        (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=64)
         await enter(listener)
         load = partial(load_random, attrs.evolve(SMOLLM2, layers=given.layers))
         loaded = await trio.to_thread.run_sync(
@@ -114,17 +115,32 @@ async def run(given: Options) -> int:
             recorder=recorder,
             limits=LIMITS,
         )
-        async with trio.open_nursery() as checking:
-            async with trio.open_nursery() as nursery:
-                port = await nursery.start(serving)
-                if given.faults:
-                    checking.start_soon(faults.run)
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as connections:
+                port = await connections.start(serving)
+                await nursery.start(note_end, faults.run if given.faults else trio.sleep_forever)
                 # Full collections, which requests with many values cause, look at nothing of the start.
                 gc.collect()
                 gc.freeze()
                 print(f"listening on http://127.0.0.1:{port}", flush=True)
-            checking.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
     return 1 if faults.wrong else 0
+
+
+async def note_end(
+    beside: Callable[[], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a function until the first signal, and then pass the signal on to `serve`."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            received = await anext(signals)
+        print("ending: answers that were begun come to their ends", flush=True)
+        nursery.cancel_scope.cancel()
+    signal.raise_signal(received)
 
 
 def device_options(given: Options) -> ta.DeviceOptions:

@@ -115,7 +115,8 @@ def running() -> Iterator[Serving]:
         streams = [iter(chat(running.client(), max_tokens=200, stream=True)) for _ in range(3)]
         begun = [next(stream) for stream in streams]
         running.process.send_signal(signal.SIGTERM)
-        wait_for_drain(running)
+        assert running.process.stdout is not None
+        assert running.process.stdout.readline().startswith("ending")
         for first, stream in zip(begun, streams, strict=True):
             parts = [first, *stream]
             assert len(parts) > 100
@@ -473,13 +474,14 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
             assert found[1] == "0"
             lost, rounds = lost + int(found[2]), rounds + 1
         assert lost >= 3
-        # Workers are killed before the signal and, when the service takes no more clients, after it.
+        # Workers are killed before the signal and, when the service has said that it ends, behind it.
         client = service.client("gold")
         streams = [iter(chat(client, max_tokens=40, stream=True)) for _ in range(3)]
         begun = [next(stream).choices[0].delta.content for stream in streams]
         kill_workers(service)
         service.process.send_signal(signal.SIGTERM)
-        wait_for_drain(service)
+        while not service.process.stdout.readline().startswith("ending"):
+            pass
         kill_workers(service)
         for text, stream in zip(begun, streams, strict=True):
             parts = list(stream)
@@ -489,14 +491,6 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
         assert len(texts) == 2
         assert all(longest.startswith(text) for text in texts)
         assert service.process.wait(20) == 0
-
-
-def wait_for_drain(service: Serving) -> None:
-    """Wait until the service takes no more clients."""
-    with suppress(ConnectionRefusedError):
-        while True:
-            socket.create_connection(("127.0.0.1", service.port), timeout=20).close()
-            time.sleep(0.01)
 
 
 def kill_workers(service: Serving) -> None:
