@@ -112,14 +112,14 @@ def running() -> Iterator[Serving]:
         yield running
         assert running.pages() == 0
         # A signal lets open streams end.
-        streams = [iter(chat(running.client(), max_tokens=200, stream=True)) for _ in range(3)]
+        streams = [iter(chat(running.client(), max_tokens=60, stream=True)) for _ in range(3)]
         begun = [next(stream) for stream in streams]
         running.process.send_signal(signal.SIGTERM)
         assert running.process.stdout is not None
         assert running.process.stdout.readline().startswith("ending")
         for first, stream in zip(begun, streams, strict=True):
             parts = [first, *stream]
-            assert len(parts) > 100
+            assert len(parts) > 30
             assert parts[-1].choices[0].finish_reason == "length"
         running.close_clients()
         assert running.process.wait(40) == 0
