@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trio_accel.http import Limits, serve
+from trio_accel.http import serve
 
 KINDS = ("starlette", "fastapi")
 
@@ -27,6 +28,7 @@ class Seen:
     def __init__(self) -> None:
         self.running = self.served = self.cancelled = 0
         self.most = 0
+        self.release = trio.Event()
         self._changed = trio.Event()
 
     def change(self, **by: int) -> None:
@@ -58,29 +60,37 @@ class Work:
         self.seen.change(running=-1, served=int(kind is None), cancelled=int(kind is not None))
 
 
-def make(kind: str, seen: Seen) -> Any:
-    """The application."""
+class Handlers:
+    """The routes: `ping` is at ``/ping``."""
 
-    async def ping(request: Request) -> Response:
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    async def ping(self, request: Request) -> Response:
         return PlainTextResponse("ok")
 
-    async def echo(request: Request) -> Response:
-        with Work(seen):
+    async def echo(self, request: Request) -> Response:
+        with Work(self._seen):
             return Response(await request.body())
 
-    async def text(request: Request) -> Response:
+    async def text(self, request: Request) -> Response:
         return JSONResponse(json.loads(await request.body()))
 
-    async def slow(request: Request) -> Response:
-        with Work(seen):
-            await trio.sleep(float(request.query_params.get("s", "60")))
-            return PlainTextResponse("slow")
+    async def slow(self, request: Request) -> Response:
+        with Work(self._seen):
+            await trio.sleep_forever()
 
-    async def sse(request: Request) -> Response:
+    async def hold(self, request: Request) -> Response:
+        with Work(self._seen):
+            await self._seen.release.wait()
+            return PlainTextResponse("released")
+
+    async def sse(self, request: Request) -> Response:
+        """So many events, with a pause after each."""
         count, pause = int(request.query_params["n"]), float(request.query_params.get("s", "0"))
 
         async def events() -> AsyncIterator[str]:
-            with Work(seen):
+            with Work(self._seen):
                 for number in range(count):
                     yield f"data: {number}\n\n"
                     await trio.sleep(pause)
@@ -88,51 +98,59 @@ def make(kind: str, seen: Seen) -> Any:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    async def big(request: Request) -> Response:
+    async def big(self, request: Request) -> Response:
         async def parts() -> AsyncIterator[bytes]:
-            with Work(seen):
+            with Work(self._seen):
                 for _ in range(800):
                     yield b"x" * 65536
 
         return StreamingResponse(parts())
 
-    async def boom(request: Request) -> Response:
+    async def boom(self, request: Request) -> Response:
         raise ZeroDivisionError("boom")
 
-    async def boom_late(request: Request) -> Response:
+    async def boom_late(self, request: Request) -> Response:
         async def parts() -> AsyncIterator[bytes]:
             yield b"begun"
             raise ZeroDivisionError("late")
 
         return StreamingResponse(parts())
 
-    async def background(request: Request) -> Response:
+    async def background(self, request: Request) -> Response:
+        """Work after the answer."""
+
         async def work() -> None:
-            with Work(seen):
-                await trio.sleep(0.05)
+            with Work(self._seen):
+                await self._seen.release.wait()
 
         return PlainTextResponse("later", background=BackgroundTask(work))
 
-    async def bad_length(request: Request) -> Response:
+    async def bad_length(self, request: Request) -> Response:
         return Response(b"abc", headers={"content-length": "5"})
 
-    handlers = (ping, echo, text, slow, sse, big, boom, boom_late, background, bad_length)
+
+def make(kind: str, seen: Seen, **options: Any) -> Any:
+    """The application, with options of its framework."""
+    handlers = Handlers(seen)
+    routes = [(f"/{name}", getattr(handlers, name)) for name in vars(Handlers) if name[0] != "_"]
     methods = ["GET", "POST"]
-    if kind == "fastapi":
-        app = FastAPI()
-        for handler in handlers:
-            app.add_api_route(f"/{handler.__name__}", handler, methods=methods, response_model=None)
-        return app
-    return Starlette(routes=[Route(f"/{handler.__name__}", handler, methods=methods) for handler in handlers])
+    if kind == "starlette":
+        return Starlette(
+            routes=[Route(path, handler, methods=methods) for path, handler in routes], **options
+        )
+    app = FastAPI(**options)
+    for path, handler in routes:
+        app.add_api_route(path, handler, methods=methods, response_model=None)
+    return app
 
 
 @asynccontextmanager
-async def serving(app: Any, *, limits: Limits = Limits(), **more: Any) -> AsyncGenerator[int, None]:
-    """Serve an application at the port that this yields."""
-    start = functools.partial(serve, app, port=0, limits=limits, signals=(), **more)
+async def serving(app: Any, **options: Any) -> AsyncGenerator[int, None]:
+    """Serve an application at the port that this yields; with `signals`, the body sends one."""
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(start)
-        nursery.cancel_scope.cancel()
+        yield await nursery.start(functools.partial(serve, app, **{"port": 0, "signals": (), **options}))
+        if not options.get("signals"):
+            nursery.cancel_scope.cancel()
 
 
 def get(path: str, *lines: str, version: str = "1.1") -> bytes:
@@ -167,6 +185,13 @@ async def read_all(stream: trio.SocketStream, seconds: float = 10.0) -> bytes:
 async def ask(port: int, data: bytes, seconds: float = 10.0) -> bytes:
     """Send bytes, and read until the server ends the connection."""
     return await read_all(await connect(port, data), seconds)
+
+
+async def until_files(count: int, seconds: float = 10.0) -> None:
+    """Wait until this process has at most so many descriptors, because the server closes last."""
+    with trio.fail_after(seconds):
+        while len(os.listdir("/proc/self/fd")) > count:  # noqa: ASYNC110  # the server's side has no event
+            await trio.sleep(0.01)
 
 
 async def status(port: int, data: bytes) -> int:

@@ -258,6 +258,13 @@ async def of_the_service(system: ta.System) -> AsyncGenerator[int, None]:
 
 
 @asynccontextmanager
+async def of_the_edge(system: ta.System) -> AsyncGenerator[int, None]:
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(ta.http.serve, ECHO, port=0, signals=()))
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
 async def of_one_file(system: ta.System) -> AsyncGenerator[int, None]:
     client = partial(importlib.import_module("serve_a_model").serve_client, ECHO, trio.CapacityLimiter(256))
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -275,7 +282,7 @@ async def of_the_dashboard(system: ta.System) -> AsyncGenerator[int, None]:
         yield port
 
 
-@pytest.mark.parametrize("serve", [of_the_service, of_one_file, of_the_dashboard])
+@pytest.mark.parametrize("serve", [of_the_service, of_one_file, of_the_dashboard, of_the_edge])
 async def test_headers_and_chunks_cost_what_their_size_costs(serve: Any, system: ta.System) -> None:
     async with serve(system) as port:
         await sent(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")

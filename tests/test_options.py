@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel import actors, cluster, devices, jit, patterns, train
+from trio_accel import actors, cluster, devices, http, jit, patterns, train
 
 
 async def model(item: int) -> int:
@@ -31,7 +31,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     actors.Backoff: {}, actors.Intensity: {}, actors.MailboxOptions: {}, actors.Policy: {},
     actors.SystemOptions: {}, cluster.ClusterOptions: {}, jit.CompileOptions: {},
     devices.AdaptiveCompletion: {}, devices.DeviceOptions: {}, devices.PerActorStreams: {},
-    devices.PolledCompletion: {}, devices.Preload: {"module": "torch"}, devices.StreamPool: {"size": 2},
+    http.Limits: {}, devices.PolledCompletion: {}, devices.Preload: {"module": "torch"}, devices.StreamPool: {"size": 2},
     patterns.ByKey: {"key": str}, patterns.ByLoad: {}, patterns.Deployment: {"opening": opened},
     patterns.Generate: {"prompt": (1,)}, patterns.Hedge: {"after": 1.0},
     patterns.PipelineStage: {"model": model}, patterns.Replica: {"model": model},

@@ -12,9 +12,17 @@ from typing import Any
 import httpx2
 import pytest
 import trio
-from attacked import Seen, ask, connect, get, make, post, read_all, serving, status
+from attacked import Seen, ask, connect, get, post, read_all, serving, status, until_files
 
 from trio_accel.http import Limits
+
+# Starlette leaves the generator of a cancelled stream to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 CHUNKED = "Transfer-Encoding: chunked"
 
@@ -52,7 +60,10 @@ async def test_pipelined_requests_are_all_answered_in_their_order(app: Any) -> N
         (post("/echo", b"abcd", "Content-Length: 5"), 400),
         (get("/ping", "X: " + "y" * 200_000), 431),
         (get("/ping", "X: a", " b"), 400),
-        (get("/ping", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"), 505),
+        (
+            get("/ping", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
+            505,
+        ),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", 505),
         (
             get(
@@ -70,7 +81,7 @@ async def test_pipelined_requests_are_all_answered_in_their_order(app: Any) -> N
         (b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3\r\n\r\n", 400),
         (b"\r\n" * 5000, 400),
         (get("/echo", CHUNKED) + b"zz\r\n" + get("/ping"), 400),
-        (get("/echo", CHUNKED) + b"1\r\nx\r\n" * 20_000, 400),
+        (get("/echo", CHUNKED) + b"1\r\nx\r\n" * 10_000, 413),
         (get("/echo", CHUNKED) + b"5\r\nabcdeXX0\r\n\r\n", 400),
         (post("/echo", b"")[:-2] + b"Expect: 100-continue\r\n\r\n" + get("/ping", version="2.0"), 505),
     ],
@@ -130,9 +141,11 @@ async def test_large_bodies_are_refused_and_leave_nothing(app: Any, seen: Seen) 
             get("/echo", CHUNKED) + b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n",
         ):
             assert b"HTTP/1.1 413 " in await ask(port, data)
-        assert (await ask(port, post("/echo", b"x" * 1000, "Connection: close"))).endswith(b"\r\n\r\n" + b"x" * 1000)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert (await ask(port, post("/echo", b"x" * 1000, "Connection: close"))).endswith(
+            b"\r\n\r\n" + b"x" * 1000
+        )
         assert seen.most == 1
+        await until_files(before)
 
 
 async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
@@ -190,22 +203,25 @@ async def test_a_client_that_leaves_cancels_its_request(app: Any, seen: Seen, da
 async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, seen: Seen) -> None:
     async with serving(app) as port:
         assert await status(port, get("/background")) == 200
-        await seen.until(lambda them: them.served == 1)
-        assert seen.cancelled == 0
+        await seen.until(lambda them: them.running == 1)
         # The next request of a connection does not wait for it.
         async with await connect(port, get("/background") + get("/ping")) as stream:
             found = b""
             while found.count(b"HTTP/1.1 200 ") < 2:
                 found += await stream.receive_some()
-            assert (seen.running, seen.served) == (1, 1)
+        await seen.until(lambda them: them.running == 2)
+        seen.release.set()
         await seen.until(lambda them: them.served == 2)
+        assert seen.cancelled == 0
 
 
 async def test_requests_beyond_the_places_are_refused(app: Any, seen: Seen, system: Any) -> None:
     async with serving(app, system=system) as port:
-        streams = [await connect(port, get("/slow?s=0.5", "Connection: close")) for _ in range(400)]
+        streams = [await connect(port, get("/hold", "Connection: close")) for _ in range(400)]
         await seen.until(lambda them: them.running == 256)
         assert await status(port, get("/health")) == 200
+        assert await status(port, get("/ping")) == 503
+        seen.release.set()
         answers = [await read_all(stream) for stream in streams]
     statuses = [int(answer.split()[1]) for answer in answers]
     assert {each: statuses.count(each) for each in set(statuses)} == {200: 256, 503: 144}
@@ -226,7 +242,13 @@ async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
         for given in ("0.05", "0"):
             assert await status(port, get("/slow", f"X-Deadline: {given}")) == 504
         for given in ("soon", "-1", "nan", "1e3", "\xff"):
-            assert await status(port, get("/slow", "X-Deadline: ").replace(b": \r", b": " + given.encode("latin1") + b"\r")) == 400
+            assert (
+                await status(
+                    port,
+                    get("/slow", "X-Deadline: ").replace(b": \r", b": " + given.encode("latin1") + b"\r"),
+                )
+                == 400
+            )
 
 
 @pytest.mark.parametrize(("path", "expected"), [("/boom", 500), ("/boom_late", 200), ("/bad_length", 200)])
@@ -255,7 +277,7 @@ async def test_idle_connections_make_room_for_newcomers(app: Any, seen: Seen) ->
     async with serving(app, limits=Limits(connections=8)) as port:
         busy = await connect(port, get("/slow"))
         await seen.until(lambda them: them.running == 1)
-        idle = [await connect(port) for _ in range(12)]
+        idle = [await connect(port) for _ in range(13)]
         with trio.fail_after(1):
             assert await status(port, get("/ping")) == 200
         # The first ones were closed, the last ones are served.
@@ -269,8 +291,10 @@ async def test_idle_connections_make_room_for_newcomers(app: Any, seen: Seen) ->
 
 async def test_connections_with_requests_have_a_limit_too(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(connections=4)) as port:
-        busy = [await connect(port, get("/slow")) for _ in range(8)]
-        await seen.until(lambda them: them.running == 8)
+        busy = []
+        for number in range(8):
+            busy.append(await connect(port, get("/slow")))
+            await seen.until(lambda them, number=number: them.running == number + 1)
         assert await ask(port, get("/ping")) == b""
         await busy[0].aclose()
         await seen.until(lambda them: them.running == 7)
@@ -328,9 +352,7 @@ async def test_rude_clients_leave_nothing_behind(
         await be_rude(port, rounds)
         assert await status(port, get("/ping")) == 200
         await seen.until(lambda them: them.running == 0)
-        with trio.fail_after(10):
-            while len(os.listdir("/proc/self/fd")) > before:
-                await trio.sleep(0.05)
+        await until_files(before)
 
 
 async def test_an_application_that_does_not_answer_is_a_500() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import h11
@@ -38,7 +39,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     ends = sorted({min(place, len(data)) for place in places} | {0, len(data)})
-    return [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def take_all(framing: Framing, parts: list[bytes]) -> list[bytes]:

@@ -1,8 +1,8 @@
 """A connection as Hypercorn sees it: a stream that cannot harm the other connections.
 
-Hypercorn shields what it sends from cancellation, closes streams while it sends, and serves all connections in
-one nursery, so that an error in one of them ends all. Therefore `Connection` ends slow sends by closing the
-socket, closes in order, and notes when its client leaves.
+Hypercorn shields what it sends from cancellation, closes a stream while it sends, and does not notice that
+a client leaves while the application works. Therefore `Connection` ends slow sends by closing the socket,
+closes in order, and reports when its client leaves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BACKLOG_BYTES = 1 << 16
 _LINGER = 1.0
 
 
-def _ignore() -> None:
-    pass
+def ignore() -> None:
+    """Do nothing."""
 
 
 @attrs.define(eq=False)
@@ -47,7 +47,7 @@ class Connection:
     stall: float
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     requests: int = attrs.field(default=0, init=False)
-    on_leave: Callable[[], None] = attrs.field(default=_ignore, init=False)
+    on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
     is_holding: bool = attrs.field(default=False, init=False)
     _framing: Framing = attrs.field(factory=Framing, init=False)
     # Set at the end of the send in flight, of which Hypercorn has one at a time.
@@ -73,10 +73,10 @@ class Connection:
             while not self._is_closed:
                 if not (self._is_answering and self._framing.is_between):
                     is_new = self._framing.is_between
-                    if data := self._framing.take():
+                    if taken := self._framing.take():
                         self._is_answering = self._is_answering or is_new
-                        return data
-                data = None
+                        return taken
+                data: bytes | bytearray | None = None
                 with trio.CancelScope() as self._receiving:
                     if len(self._framing) >= _BACKLOG_BYTES:
                         await trio.sleep_forever()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
 from math import inf
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ import attrs
 import trio
 
 from ..patterns import Deadline
-from ._connection import BROKEN, Connection
+from ._connection import BROKEN, Connection, ignore
 from ._limits import Limits
 
 __all__ = ["Application"]
@@ -37,19 +38,20 @@ class Reply:
 
     Attributes:
         status: The status.
-        body: A text, or an object for JSON; None for no body.
+        body: A text, or an object for JSON.
         headers: More headers.
     """
 
     status: int
-    body: str | Mapping[str, object] | None = None
+    body: str | Mapping[str, object]
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
-        is_text = isinstance(self.body, str)
-        body = b"" if self.body is None else (self.body if is_text else json.dumps(self.body)).encode()  # type: ignore[union-attr]
-        kind = b"text/plain; version=0.0.4; charset=utf-8" if is_text else b"application/json"
+        if isinstance(self.body, str):
+            body, kind = self.body.encode(), b"text/plain; version=0.0.4; charset=utf-8"
+        else:
+            body, kind = json.dumps(self.body).encode(), b"application/json"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -87,8 +89,9 @@ class Edge:
         """Serve a connection to its end. An error ends this connection alone."""
         connection = Connection(stream, self.limits.stall)
         self.touch(connection)
-        while len(self.connections) > self.limits.connections and self.close_idle():
-            pass
+        # A connection whose first request has not come yet is idle, so busy ones must not count.
+        if sum(not each.requests for each in self.connections) > self.limits.connections:
+            self.close_idle()
         try:
             if len(self.connections) <= 2 * self.limits.connections:
                 with connection.scope:
@@ -139,6 +142,9 @@ class Edge:
         finally:
             connection.requests -= 1
             connection.end_answer()
+            # Without this, the two would refer to each other. The next request may have begun.
+            if connection.on_leave == exchange.leave:
+                connection.on_leave = ignore
             self.body_bytes -= exchange.body_bytes
             if connection in self.connections:
                 self.touch(connection)
@@ -227,7 +233,7 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drop)
             retry = (_RETRY,) if status == 503 else ()
-            await self._reply(Reply(status, None, (_CLOSE, *retry)))
+            await self._reply(Reply(status, {"error": HTTPStatus(status).phrase.lower()}, (_CLOSE, *retry)))
             nursery.cancel_scope.cancel()
         self.connection.scope.cancel(reason="the request is refused")
 
@@ -261,7 +267,7 @@ class Exchange:
             body = b"".join(self._parts)
             self._parts.clear()
             return {"type": "http.request", "body": body, "more_body": False}
-        # Starlette asks in a cancelled scope whether the client has left: no checkpoint may come before the answer.
+        # Starlette asks in a cancelled scope whether the client has left. A checkpoint would hide the answer.
         if not self._over.is_set():
             await self._over.wait()
         return {"type": "http.disconnect"}
@@ -286,7 +292,7 @@ class Exchange:
         try:
             await self.to_client(message)
         finally:
-            await self.connection.flush()
+            await self.connection.flush()  # noqa: ASYNC102  # it shields itself, and its time has a limit
         if self._has_ended:
             self._over.set()
             self.connection.end_answer()

@@ -4,13 +4,14 @@ Hypercorn gives all received bytes to h11. Some of them are harmful there:
 
 * h11 matches each header line by a regular expression, whose time grows with the square of the number of
   spaces before an illegal byte. Its limit for headers does not apply to headers that arrive whole.
-* Hypercorn answers ``Upgrade: h2c`` and the preface of HTTP/2 by HTTP/2, in which one request ends the server.
+* Hypercorn answers ``Upgrade: h2c`` and the preface of HTTP/2 by HTTP/2, in which one path that is not ASCII
+  raises an error.
 * h11 accepts a request with a length and chunks, which a proxy may read as two requests.
 * Each chunk of a body costs much more than its bytes.
 
 So the headers and the trailers of a request reach h11 only when they are complete and checked. That needs the
-length of each body, which `Framing` takes from the headers. Where h11 and this module could differ, this module
-refuses the request.
+length of each body, which `Framing` takes from the headers. Where h11 and this module could differ, this
+module refuses the request.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Framing:
         """Whether the next byte begins a request."""
         return self._part is _Part.HEAD
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         """Append received bytes."""
         self._data += data
 

@@ -27,8 +27,8 @@ _MESSAGE_CHARACTERS = 200
 def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Awaitable[Any]]]:
     """Return exception handlers for Starlette or FastAPI: ``FastAPI(exception_handlers=errors(ValueError))``.
 
-    Errors of devices and actors become 503 with ``Retry-After``, because another try may succeed: `AccelError`,
-    `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``.
+    Errors of devices and actors become 503 with ``Retry-After``, because another try may succeed:
+    `AccelError`, `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``.
 
     Args:
         refused: Kinds of errors that the client has caused. They become 400, and their text is shown to the
@@ -77,10 +77,11 @@ def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., 
 
 
 def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-    """Run the main function of a program file by Trio: ``if __name__ == "__main__": run(main)``.
+    """Run the main function of a program file by Trio.
 
-    The function runs in a second import of its file, by the name of the file, because worker processes cannot
-    import classes of ``__main__``.
+    ``if __name__ == "__main__": run(main)`` is the end of the file. The function
+    runs in a second import of its file, by the name of the file, because worker processes cannot import
+    classes of ``__main__``.
 
     Args:
         main: An async function at the top level of its file.
@@ -100,7 +101,7 @@ def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         # A taken port is an error of the command line, and a traceback would hide it.
         found = single(error)
         if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
-            raise SystemExit(str(found)) from None
+            raise SystemExit(found.strerror) from None
         raise
 
 
@@ -110,7 +111,7 @@ def _imported(main: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
     code, name = getattr(main, "__code__", None), getattr(main, "__qualname__", ".")
     if code is None or not name.isidentifier() or not Path(code.co_filename).is_file():
         raise TypeError(f"run: pass a function at the top level of a file, got {main!r}")
-    spec = main.__globals__.get("__spec__")  # type: ignore[attr-defined]  # a function has a code
+    spec = main.__globals__.get("__spec__")
     module = import_module(spec.name if spec else Path(code.co_filename).stem)
     found = Path(module.__file__ or "")
     if not (found.is_file() and found.samefile(code.co_filename)):

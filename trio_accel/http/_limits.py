@@ -22,9 +22,9 @@ class Limits:
     Attributes:
         requests: The number of requests that the application serves at once. Others get status 503 with
             ``Retry-After``.
-        connections: The number of open connections. Each new one beyond them closes the connection that has
-            waited longest without a request. While all connections have a request, up to twice as many are
-            open, and others are closed at once.
+        connections: The number of open connections without a request. Each new one beyond them closes the
+            connection that has waited longest. With requests, up to twice as many connections are open, and
+            others are closed at once.
         body: Bytes of a request's body. `serve` reads it whole before the application is called. A longer
             body gets 413.
         bodies: Bytes of all bodies in memory. A body beyond them gets 503. At least `body`.

@@ -11,7 +11,7 @@ import trio
 from ..actors import ActorError
 from ..backends.base import AccelError
 from ..devices import System
-from ..programs import ended_programs
+from ..programs._program import ended_programs
 from ._edge import Probe, Reply
 
 _READY_SECONDS = 0.5

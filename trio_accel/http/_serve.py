@@ -48,12 +48,14 @@ async def serve(
 ) -> None:
     """Serve an ASGI application by HTTP/1.1 until a signal ends it, such as Starlette's or FastAPI's.
 
-    No client ends the service for others, and all that a client may take has a limit. The body of a request is
-    read whole before the application is called. When a client leaves, the task of its request is cancelled,
-    but not what the application does after its answer. A signal closes the listeners, lets open requests end
-    within `Limits.grace` seconds, and then cuts the rest. Further signals change nothing.
+    No client ends the service for others, and all that a client may take has a limit. The body of a request
+    is read whole before the application is called. When a client leaves, the task of its request is
+    cancelled, but not what the application does after its answer. A client that ends its sending side has
+    left, too. A signal closes the listeners, lets open requests end within `Limits.grace` seconds, and then
+    cuts the rest. Further signals change nothing.
 
-    WebSockets, HTTP/2 and h2c are refused with 505. TLS, HTTP/2 and limits by address are the work of a proxy.
+    WebSockets, HTTP/2 and h2c are refused with 505. TLS, HTTP/2 and limits by address are the work of a
+    proxy.
 
     Args:
         app: The application. Its lifespan runs around all requests.
@@ -61,12 +63,12 @@ async def serve(
         port: TCP port; 0 for any free port.
         listeners: Open listeners in place of `host` and `port`. They are closed at the end.
         system: Answers ``/health``, which is 503 if a device is given up or a program has ended, and
-            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes come before those of
-            the application, and need no free place.
+            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes come before those
+            of the application, and need no free place.
         recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
         limits: How much clients may take.
-        signals: Signals that end the service. Trio receives them in the main thread only: pass ``()`` in another
-            thread, or to serve until this is cancelled.
+        signals: Signals that end the service. Trio receives them in the main thread only: pass ``()`` in
+            another thread, or to serve until this is cancelled.
         task_status: Gets the port of the first listener when the application has started. ``nursery.start``
             returns it.
 
@@ -179,12 +181,13 @@ async def _accept_until(
     task_status: trio.TaskStatus[int],
 ) -> None:
     """Accept connections, and then close the listeners."""
-    names = [listener.socket.getsockname() for listener in listeners]
+    names: list[Any] = [listener.socket.getsockname() for listener in listeners]
     async with trio.open_nursery() as accepting:
         for listener in listeners:
             accepting.start_soon(_accept, listener, edge, server, connections)
         _logger.info("serving at %s", names)
-        task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
+        # The name of a Unix socket is its path.
+        task_status.started(0 if isinstance(names[0], (str, bytes)) else int(names[0][1]))
         await ending.wait()
         accepting.cancel_scope.cancel(reason="the service ends")
     _close(listeners)

@@ -45,7 +45,7 @@ from ._opened import Anew, Opened, StateArray, lost, never, own_error
 from ._progress import Progress, chosen_callback
 from ._streams import END, Items, ItemStream, bind_items
 
-__all__ = ["FunctionProgram", "Program", "ended_programs"]
+__all__ = ["FunctionProgram", "Program"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
