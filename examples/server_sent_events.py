@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import signal
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import numpy as np
 import trio
-from serve_a_model import serve_client
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 import trio_accel as ta
 from trio_accel import linalg
+from trio_accel.http import run, serve
 
 # Proxies end a connection on which nothing comes for a minute or so.
 KEEP_ALIVE = 15.0
@@ -24,7 +24,7 @@ Source = Callable[["trio.MemorySendChannel[object]"], Awaitable[None]]
 
 
 class Events(Response):
-    """Sends what a source makes, each as one event. When the client leaves, the source is cancelled."""
+    """Sends what a source makes, each as one event. When the client leaves, `serve` cancels the source."""
 
     media_type = "text/event-stream"
 
@@ -38,7 +38,6 @@ class Events(Response):
         # Without room: the source makes the next event when the client has taken the last one.
         into, out = trio.open_memory_channel[object](0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.end_with_client, receive, nursery.cancel_scope)
             nursery.start_soon(self.source, into)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while True:
@@ -50,13 +49,6 @@ class Events(Response):
                         break
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-            nursery.cancel_scope.cancel()
-
-    async def end_with_client(self, receive: Receive, scope: trio.CancelScope) -> None:
-        """Wait until the client has left."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
 
 
 async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) -> None:
@@ -74,24 +66,18 @@ async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) 
 
 
 async def main(port: int) -> None:
-    """Serve until Ctrl-C."""
-    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=64)
+    """Serve until Ctrl-C or SIGTERM."""
     async with ta.open_system("demo") as system, system.open_device("cpu") as device:
         matrix = await device.put(np.array([[2.0, 1.0], [1.0, 3.0]]))
 
         async def events(request: Request) -> Events:
             return Events(partial(eigenvalue, matrix))
 
-        serve = partial(serve_client, Starlette(routes=[Route("/", events)]), trio.CapacityLimiter(256))
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trio.serve_listeners, serve, [listener])
-                print(f"serving on port {listener.socket.getsockname()[1]}", flush=True)
-                await anext(signals)
-                nursery.cancel_scope.cancel()
+        await serve(Starlette(routes=[Route("/", events)]), port=port, system=system)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    trio.run(main, parser.parse_args().port)
+    logging.basicConfig(level=logging.INFO)
+    run(main, parser.parse_args().port)

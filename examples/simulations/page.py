@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import signal
-import sys
 from argparse import Namespace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import trio
@@ -19,10 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 import trio_accel as ta
-
-sys.path.append(str(Path(__file__).parents[1]))  # its connections do for any application
-
-from serve_a_model import serve_client
+from trio_accel import http
 
 SECONDS = 0.04  # from one frame to the next
 PAGE = """<!doctype html><title>simulation</title><link rel="icon" href="data:,">
@@ -77,13 +71,10 @@ async def serve(arguments: Namespace, simulation: Simulation) -> int:
     """Serve the page until Ctrl-C; returns the exit code."""
     newest = Newest()
     app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
-    client = partial(serve_client, app, trio.CapacityLimiter(256))
-    listeners = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=64)
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, client, listeners)
-            print(f"open http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", flush=True)
-            nursery.start_soon(newest.make, arguments, simulation)
-            await anext(signals)
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as making:
+        async with trio.open_nursery() as serving:
+            port = await serving.start(partial(http.serve, app, port=arguments.port))
+            print(f"open http://127.0.0.1:{port}", flush=True)
+            making.start_soon(newest.make, arguments, simulation)
+        making.cancel_scope.cancel()
     return 0
