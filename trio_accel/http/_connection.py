@@ -18,6 +18,8 @@ from ._framing import Framing, RefusedError
 
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
+# Bytes that a client has to read within the time of a part.
+_SENT_BYTES = 1 << 16
 # Bytes of later requests that are read while a request is served.
 _BACKLOG_BYTES = 1 << 16
 # Seconds in which a client may read the end of an answer and still send.
@@ -115,12 +117,14 @@ class Connection:
             return
         self._sent = trio.Event()
         try:
-            with trio.move_on_after(self.stall) as sending:
-                await self.stream.send_all(data)
+            for begin in range(0, len(data), _SENT_BYTES):
+                with trio.move_on_after(self.stall) as sending:
+                    await self.stream.send_all(memoryview(data)[begin : begin + _SENT_BYTES])
+                if sending.cancelled_caught:
+                    self.cut("the client does not read")
+                    break
         finally:
             self._sent.set()
-        if sending.cancelled_caught:
-            self.cut("the client does not read")
 
     async def flush(self) -> None:
         """Send the held data, and hold no more."""

@@ -30,7 +30,8 @@ class Limits:
         bodies: Bytes of all bodies in memory. A body beyond them gets 503. At least `body`.
         wait: Seconds for the headers of a request, counted from the previous answer, and again for its body.
             Late headers end the connection, and a late body gets 408.
-        stall: Seconds in which a client has to read each part of an answer. A slower client is disconnected.
+        stall: Seconds in which a client has to read each 64 KiB of an answer, or each shorter part. A slower
+            client is disconnected.
         answer: Seconds until an answer begins. Then the request's task is cancelled and the client gets 504.
             The request header ``X-Deadline: 1.5`` asks for fewer seconds, in which the answer must also end.
         grace: Seconds for open requests after a signal to end.
