@@ -1,4 +1,4 @@
-"""The application behind its limits: what happens to a request before, during and after the application."""
+"""Limits around an application: the steps of a request before, during and after the application."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Exchange:
     def leave(self) -> None:
         """Note that the client has left, and cancel the application unless its answer has ended.
 
-        What the application does after its answer, such as a background task, goes on.
+        Background tasks after the answer go on.
         """
         self._has_left = True
         self._over.set()
