@@ -62,7 +62,8 @@ def _of_search() -> _Bombs:
 
 def _of_one_file() -> _Bombs:
     places = [Place("both", "", ""), Place("x", "[", ",1]"), Place("y", "[1,", "]")]
-    yield from body_bombs("/predict", places, (450, 1 << 16, 1 << 20))
+    headers = {"content-type": "application/json"}
+    yield from body_bombs("/predict", places, (450, 1 << 16, 1 << 20), headers)
     yield from head_bombs("/predict", "POST", fields=("host", "x-deadline", "content-length"))
 
 

@@ -1,9 +1,10 @@
 """Serve a model. Ask it by `curl --json '[3, 4]' http://127.0.0.1:8000/predict`; Ctrl-C ends it."""
 
 import argparse
-import logging
+from functools import partial
 
 import numpy as np
+import trio
 from fastapi import FastAPI
 from pydantic import FiniteFloat
 
@@ -14,6 +15,7 @@ from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
 OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
+LIMITS = Limits(body=500, answer=5.0)
 Point = tuple[FiniteFloat, FiniteFloat]
 Predictions = Batcher[Point, Array]
 
@@ -25,20 +27,9 @@ class Distances:
         self.centres = centres
 
     @method(refuses=(ValueError,))
-    def predict(self, rows: list[Point]) -> Array:
+    def predict(self, rows: list[list[float]]) -> Array:
         """How far each point is from each centre. A row that is no point raises a ValueError."""
         return ((np.reshape(rows, (len(rows), 1, 2)) - self.centres) ** 2).sum(axis=2) ** 0.5
-
-
-def application(batcher: ta.Ref[Predictions]) -> FastAPI:
-    """Make the service. A client that leaves cancels its request."""
-    app = FastAPI(exception_handlers=errors(ValueError))
-
-    @app.post("/predict")
-    async def predict(point: Point) -> dict[str, list[float]]:
-        return {"distances": (await batcher.ask(Call(point))).tolist()}
-
-    return app
 
 
 async def main(port: int) -> None:
@@ -46,11 +37,18 @@ async def main(port: int) -> None:
     async with ta.open_system("demo") as system, system.open_device("cpu", options=OPTIONS) as device:
         program = await ta.open_program(device, Distances, await device.put(CENTRES))
         batcher = await system.spawn(Predictions, on_host(program, Distances.predict), capacity=1000)
-        await serve(application(batcher), port=port, system=system, limits=Limits(body=500, answer=5.0))
+        app = FastAPI(exception_handlers=errors(ValueError))
+
+        @app.post("/predict")
+        async def predict(point: Point) -> dict[str, list[float]]:
+            return {"distances": (await batcher.ask(Call(point))).tolist()}
+
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(partial(serve, app, port=port, system=system, limits=LIMITS))
+            print(f"serving on port {bound}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    logging.basicConfig(level=logging.INFO)
     run(main, parser.parse_args().port)

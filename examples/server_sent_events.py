@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -66,18 +65,20 @@ async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) 
 
 
 async def main(port: int) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serve until Ctrl-C."""
     async with ta.open_system("demo") as system, system.open_device("cpu") as device:
         matrix = await device.put(np.array([[2.0, 1.0], [1.0, 3.0]]))
 
         async def events(request: Request) -> Events:
             return Events(partial(eigenvalue, matrix))
 
-        await serve(Starlette(routes=[Route("/", events)]), port=port, system=system)
+        app = Starlette(routes=[Route("/", events)])
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(partial(serve, app, port=port))
+            print(f"serving on port {bound}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    logging.basicConfig(level=logging.INFO)
     run(main, parser.parse_args().port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from argparse import Namespace
-from functools import partial
 
 import numpy as np
 import trio
@@ -71,10 +70,10 @@ async def serve(arguments: Namespace, simulation: Simulation) -> int:
     """Serve the page until Ctrl-C; returns the exit code."""
     newest = Newest()
     app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
-    async with trio.open_nursery() as making:
-        async with trio.open_nursery() as serving:
-            port = await serving.start(partial(http.serve, app, port=arguments.port))
-            print(f"open http://127.0.0.1:{port}", flush=True)
-            making.start_soon(newest.make, arguments, simulation)
-        making.cancel_scope.cancel()
+    listeners = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
+    print(f"open http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", flush=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(newest.make, arguments, simulation)
+        await http.serve(app, listeners=listeners)
+        nursery.cancel_scope.cancel()
     return 0
