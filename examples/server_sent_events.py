@@ -23,7 +23,7 @@ Source = Callable[["trio.MemorySendChannel[object]"], Awaitable[None]]
 
 
 class Events(Response):
-    """Sends what a source makes, each as one event. When the client leaves, the source is cancelled."""
+    """Sends what a source makes, each as one event. When the client leaves, `serve` cancels the source."""
 
     media_type = "text/event-stream"
 
@@ -37,7 +37,6 @@ class Events(Response):
         # Without room: the source makes the next event when the client has taken the last one.
         into, out = trio.open_memory_channel[object](0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.end_with_client, receive, nursery.cancel_scope)
             nursery.start_soon(self.source, into)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while True:
@@ -49,13 +48,6 @@ class Events(Response):
                         break
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-            nursery.cancel_scope.cancel()
-
-    async def end_with_client(self, receive: Receive, scope: trio.CancelScope) -> None:
-        """Wait until the client has left."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
 
 
 async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) -> None:

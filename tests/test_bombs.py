@@ -19,9 +19,6 @@ import pytest
 import trio
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 import trio_accel as ta
 from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places_of
@@ -112,7 +109,6 @@ def asked(application: Starlette) -> Callable[[bytes], Any]:
             "query_string": b"",
             "headers": headers,
             "root_path": "",
-            "state": {"is_gone": lambda: False},
         }
         await application(scope, receive, answer)
         assert statuses[0] < 500, (first, body[:100])
@@ -133,12 +129,11 @@ async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[S
         layers=1, heads=2, groups=1, width=8, inner=8, words=300, context=64, base=1e3, epsilon=1e-5
     )
     loaded = text.load_random(tiny, 3)
-    recorder: Any = None
     async with (
         model.open_model(device, tiny, loaded.weights, pages=40, size=4, forward="operations") as opened,
         generation.open_generation(system, opened, loaded) as made,
     ):
-        yield completions.application(made, recorder, {})
+        yield completions.application(made, {})
         await made.batcher.stop(drain=True)
 
 
@@ -195,7 +190,7 @@ def search_service() -> Starlette:
 
     limit, breaker = ta.patterns.RateLimit(1e9, burst=1e9), ta.patterns.CircuitBreaker()
     service = batch.Service(None, None, {"gold": 1.0}, Scheduler(), None, limit, breaker)
-    return web.application(service, None, "key")
+    return web.application(service, "key")
 
 
 async def test_a_field_of_the_search_service_costs_what_its_size_costs() -> None:
@@ -241,23 +236,7 @@ async def sent(port: int, data: bytes) -> None:
                 pass
 
 
-async def echo(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(f"{len(await request.body())} {request.query_params.get('a')}")
-
-
-ECHO = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
 FIELDS = ("host", "authorization", "x-deadline", "origin", "content-length", "connection", "cookie")
-
-
-@asynccontextmanager
-async def of_the_service(system: ta.System) -> AsyncGenerator[int, None]:
-    http = importlib.import_module("search_http")
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(http.serve_http, ECHO, listener, stop)
-        yield listener.socket.getsockname()[1]
-        stop.set()
 
 
 async def plain_echo(scope: Any, receive: Any, send: Any) -> None:
@@ -283,7 +262,7 @@ async def of_the_dashboard(system: ta.System) -> AsyncGenerator[int, None]:
         yield port
 
 
-@pytest.mark.parametrize("serve", [of_the_service, of_the_dashboard, of_the_edge])
+@pytest.mark.parametrize("serve", [of_the_dashboard, of_the_edge])
 async def test_headers_and_chunks_cost_what_their_size_costs(serve: Any, system: ta.System) -> None:
     async with serve(system) as port:
         await sent(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")

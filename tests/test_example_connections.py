@@ -1,13 +1,14 @@
-"""HTTP connections of the examples: strangers, slow clients, lengths that are said twice, streams."""
+"""HTTP connections: strangers, slow clients, lengths that are said twice, and the streams of an example."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import logging
+import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.http import Limits, serve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -32,31 +34,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the examples ar
 
 
 @asynccontextmanager
-async def of_the_service(application: Starlette) -> AsyncGenerator[int, None]:
-    http = importlib.import_module("search_http")
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=512)
-    stop = trio.Event()
+async def served(application: Starlette, **limits: Any) -> AsyncGenerator[int, None]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(http.serve_http, application, listener, stop)
-        yield listener.socket.getsockname()[1]
-        stop.set()
-
-
-@asynccontextmanager
-async def of_the_package(application: Starlette) -> AsyncGenerator[int, None]:
-    async with trio.open_nursery() as nursery:
-        yield await nursery.start(partial(ta.http.serve, application, port=0, signals=()))
+        serving = partial(serve, application, port=0, signals=(), limits=Limits(**limits))
+        yield await nursery.start(serving)
         nursery.cancel_scope.cancel()
-
-
-Serve = Callable[[Starlette], Any]
-serves = pytest.mark.parametrize("serve", [of_the_service])
 
 
 @pytest.fixture(autouse=True)
 def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.syspath_prepend(str(EXAMPLES / "service"))
 
 
 class Application(Starlette):
@@ -113,15 +100,14 @@ def is_answered(response: bytes, body: bytes = b"said: ") -> bool:
     return response.startswith(b"HTTP/1.1 200 ") and response.endswith(b"\r\n\r\n" + body)
 
 
-@serves
-async def test_clients_that_send_headers_slowly_take_no_place(serve: Serve, mock_clock: MockClock) -> None:
+async def test_clients_that_send_headers_slowly_take_no_place(mock_clock: MockClock) -> None:
     application = Application()
-    async with serve(application) as port:
+    async with served(application) as port:
         slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(300)]
         for stream in slow:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost")
         await wait_all_tasks_blocked(0.001)
-        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        close = CLOSE
         assert is_answered(await told(port, close))
         # Another byte now and then gives them no more time.
         mock_clock.jump(4.0)
@@ -137,13 +123,12 @@ async def test_clients_that_send_headers_slowly_take_no_place(serve: Serve, mock
         assert application.asked == [("GET", b"")]
 
 
-@serves
 @pytest.mark.parametrize("chunked", [b"chunked", b"Chunked"])
-async def test_a_request_whose_length_is_said_twice_ends_the_connection(serve: Serve, chunked: bytes) -> None:
+async def test_a_request_whose_length_is_said_twice_ends_the_connection(chunked: bytes) -> None:
     application = Application()
     hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
     request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: " + chunked
-    async with serve(application) as port:
+    async with served(application) as port:
         response = await told(port, request + b"\r\n\r\n0\r\n\r\n" + hidden)
     assert response == b"" or response.startswith(b"HTTP/1.1 400 ")
     assert response.count(b"HTTP/1.1") <= 1
@@ -158,12 +143,11 @@ BODIES = [
 ]
 
 
-@serves
 async def test_clients_that_send_bodies_slowly_are_closed_and_the_next_is_served(
-    serve: Serve, mock_clock: MockClock
+    mock_clock: MockClock,
 ) -> None:
     application = Application()
-    async with serve(application) as port:
+    async with served(application) as port:
         slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(200)]
         for number, stream in enumerate(slow):
             await stream.send_all(b"POST / HTTP/1.1\r\nHost: a\r\n" + BODIES[number % len(BODIES)])
@@ -172,7 +156,7 @@ async def test_clients_that_send_bodies_slowly_are_closed_and_the_next_is_served
         for number, stream in enumerate(slow):
             await stream.send_all(b"1\r\nx\r\n" if b"chunked" in BODIES[number % len(BODIES)] else b"x")
         await wait_all_tasks_blocked(0.001)
-        assert is_answered(await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")))
+        assert is_answered(await told(port, CLOSE))
         mock_clock.jump(1.5)
         for stream in slow:
             response = (await all_of(stream)).removeprefix(b"HTTP/1.1 100 \r\n\r\n")
@@ -182,16 +166,16 @@ async def test_clients_that_send_bodies_slowly_are_closed_and_the_next_is_served
         assert application.asked == [("GET", b"")]
 
 
-@serves
 @pytest.mark.parametrize("trickles", [False, True])
 async def test_a_client_that_reads_slowly_is_given_up(
-    serve: Serve, trickles: bool, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+    trickles: bool, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def large(request: Request) -> PlainTextResponse:
         return PlainTextResponse("x" * 20_000_000)
 
     caplog.set_level(logging.INFO)
-    async with serve(Starlette(routes=[Route("/", large)])) as port:
+    async with served(Starlette(routes=[Route("/", large)])) as port:
+        caplog.clear()
         await wait_all_tasks_blocked(0.001)
         before = trio.lowlevel.current_statistics().tasks_living
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -206,28 +190,6 @@ async def test_a_client_that_reads_slowly_is_given_up(
             await wait_all_tasks_blocked(0.01)
             assert trio.lowlevel.current_statistics().tasks_living == before
     assert caplog.records == []
-
-
-async def test_closing_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    http = importlib.import_module("search_http")
-    monkeypatch.setattr(http, "MOST_WAITING", 3)
-
-    async def refuse(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("no", 401)
-
-    async with of_the_service(Starlette(routes=[Route("/", refuse, methods=["POST"])])) as port:
-        await wait_all_tasks_blocked(0.001)
-        before = trio.lowlevel.current_statistics().tasks_living
-        streams = []
-        for _ in range(9):
-            streams.append(await trio.open_tcp_stream("127.0.0.1", port))
-            # They are answered without their bodies.
-            await streams[-1].send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
-            assert (await streams[-1].receive_some()).startswith(b"HTTP/1.1 401 ")
-        await wait_all_tasks_blocked(0.001)
-        assert trio.lowlevel.current_statistics().tasks_living == before + 3
-        for stream in streams:
-            await stream.aclose()
 
 
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -253,13 +215,13 @@ STRANGE = [
 ]
 
 
-@serves
 @pytest.mark.parametrize(("data", "statuses"), STRANGE)
 async def test_strange_requests_are_answered_or_closed_and_fill_no_log(
-    serve: Serve, data: bytes, statuses: bytes, caplog: pytest.LogCaptureFixture
+    data: bytes, statuses: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "service")
-    async with serve(Application()) as port:
+    caplog.set_level(logging.DEBUG, "trio_accel.http")
+    async with served(Application()) as port:
+        caplog.clear()
         response = b""
         with trio.fail_after(5):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -268,16 +230,15 @@ async def test_strange_requests_are_answered_or_closed_and_fill_no_log(
                     await stream.send_eof()
                     response = await all_of(stream)
         assert response == b"" or response.split()[1] in statuses.split()
-        own = [record for record in caplog.records if record.name == "service"]
+        own = [record for record in caplog.records if record.name == "trio_accel.http"]
         assert len(own) <= 1
         assert all(record.levelno == logging.DEBUG and not record.exc_info for record in own)
-        assert b" 200 " in await told(port, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert b" 200 " in await told(port, CLOSE)
 
 
-@serves
-async def test_an_upgrade_is_not_offered(serve: Serve) -> None:
+async def test_an_upgrade_is_not_offered() -> None:
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
-    async with serve(Application()) as port:
+    async with served(Application()) as port:
         response = await told(port, GET[:-2] + upgrade, is_open=False)
         assert b" 101 " not in response
         assert response.count(b"HTTP/1.1 ") == 1
@@ -288,12 +249,10 @@ async def test_an_upgrade_is_not_offered(serve: Serve) -> None:
         assert http_2 == b"" or http_2.startswith((b"HTTP/1.1 505 ", b"HTTP/1.1 404 "))
 
 
-@serves
-async def test_strangers_write_no_tracebacks_into_the_log(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_strangers_write_no_tracebacks_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with serve(Application()) as port:
+    async with served(Application()) as port:
+        caplog.clear()
         for data in (
             b"",
             b"\0" * 100,
@@ -316,15 +275,14 @@ async def test_strangers_write_no_tracebacks_into_the_log(
         # A bug of the application is one.
         await told(port, b"GET /bug HTTP/1.1\r\nHost: a\r\n\r\n")
     (record,) = caplog.records
-    assert record.message == "a request failed"
+    assert record.message == "GET /bug failed"
     assert "ZeroDivisionError" in caplog.text
 
 
-@serves
 @pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
-async def test_a_stream_ends_its_connection(serve: Serve, headers: bytes) -> None:
+async def test_a_stream_ends_its_connection(headers: bytes) -> None:
     data = b"GET /events?count=3 HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n"
-    async with serve(Application()) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+    async with served(Application()) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(data)
         response = b""
         while not response.endswith(b"0\r\n\r\n"):
@@ -338,9 +296,8 @@ async def test_a_stream_ends_its_connection(serve: Serve, headers: bytes) -> Non
     assert b"data: 2" in response
 
 
-@serves
-async def test_a_client_that_leaves_ends_its_stream(serve: Serve) -> None:
-    async with serve(Application()) as port:
+async def test_a_client_that_leaves_ends_its_stream() -> None:
+    async with served(Application()) as port:
         await wait_all_tasks_blocked(0.001)
         before = trio.lowlevel.current_statistics().tasks_living
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -353,7 +310,7 @@ async def test_a_client_that_leaves_ends_its_stream(serve: Serve) -> None:
 
 async def test_a_client_that_leaves_cancels_what_was_begun_for_it() -> None:
     application = Application()
-    async with of_the_service(application) as port:
+    async with served(application) as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
             await wait_all_tasks_blocked(0.001)
@@ -365,7 +322,7 @@ async def test_a_connection_serves_requests_one_after_another() -> None:
     chunks = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunks += b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
     async with (
-        of_the_service(application) as port,
+        served(application) as port,
         await trio.open_tcp_stream("127.0.0.1", port) as stream,
     ):
         # Two at once, and a body that comes in parts, after a while.
@@ -386,57 +343,22 @@ async def test_a_connection_serves_requests_one_after_another() -> None:
     assert response.endswith(b"\r\n\r\n")
 
 
-async def test_requests_have_a_bound_and_the_slowest_clients_go_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    http = importlib.import_module("search_http")
-    monkeypatch.setattr(http, "MOST_REQUESTS", 2)
-    monkeypatch.setattr(http, "MOST_WAITING", 3)
-    application = Application()
-    async with of_the_service(application) as port:
-        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
-        for stream in streams:
-            await stream.send_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        await wait_all_tasks_blocked(0.001)
-        assert (await told(port, GET)).startswith(b"HTTP/1.1 503 ")
-        for stream in streams:
-            await stream.aclose()
-        await application.left.wait()
-        await wait_all_tasks_blocked(0.001)
-        idle = []
-        for _ in range(5):
-            idle.append(await trio.open_tcp_stream("127.0.0.1", port))
-            await idle[-1].send_all(b"GET / HT")
-            await wait_all_tasks_blocked(0.001)
-        assert [(await stream.receive_some())[:13] for stream in idle[:2]] == [b"HTTP/1.1 408 "] * 2
-        await idle[-1].send_all(GET.removeprefix(b"GET / HT"))
-        response = b""
-        while not is_answered(response):
-            response += await idle[-1].receive_some()
-        for stream in idle:
-            await stream.aclose()
-
-
 async def test_the_end_waits_for_requests_and_not_for_idle_connections() -> None:
-    http = importlib.import_module("search_http")
     go_on = trio.Event()
 
     async def wait(request: Request) -> PlainTextResponse:
         await go_on.wait()
         return PlainTextResponse("done")
 
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port, stop = listener.socket.getsockname()[1], trio.Event()
     async with trio.open_nursery() as nursery:
-        application = Starlette(routes=[Route("/", wait)])
-        nursery.start_soon(http.serve_http, application, listener, stop)
+        port = await nursery.start(partial(serve, Starlette(routes=[Route("/", wait)]), port=0))
         async with (
             await trio.open_tcp_stream("127.0.0.1", port) as idle,
             await trio.open_tcp_stream("127.0.0.1", port) as busy,
         ):
             await busy.send_all(GET)
             await wait_all_tasks_blocked(0.001)
-            stop.set()
+            signal.raise_signal(signal.SIGTERM)
             assert await all_of(idle) == b""
             go_on.set()
             response = await all_of(busy)
@@ -457,7 +379,7 @@ async def test_events_are_those_of_the_computation(system: ta.System, events: An
         async def answer(request: Request) -> Any:
             return events.Events(partial(events.eigenvalue, held))
 
-        async with of_the_package(Starlette(routes=[Route("/", answer)])) as port:
+        async with served(Starlette(routes=[Route("/", answer)])) as port:
             response = await told(port, CLOSE)
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: text/event-stream" in head.lower()
@@ -483,7 +405,7 @@ async def test_a_source_waits_for_its_client_and_ends_with_it(events: Any) -> No
     async def answer(request: Request) -> Any:
         return events.Events(source)
 
-    async with of_the_package(Starlette(routes=[Route("/", answer)])) as port:
+    async with served(Starlette(routes=[Route("/", answer)])) as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(CLOSE)
             # It fills the buffers of the kernel, which are some MiB, and then waits.
@@ -508,7 +430,7 @@ async def test_a_quiet_stream_is_kept_alive(events: Any, mock_clock: MockClock) 
         return events.Events(source)
 
     async with (
-        of_the_package(Starlette(routes=[Route("/", answer)])) as port,
+        served(Starlette(routes=[Route("/", answer)])) as port,
         await trio.open_tcp_stream("127.0.0.1", port) as stream,
     ):
         await stream.send_all(CLOSE)

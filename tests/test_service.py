@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -29,10 +30,12 @@ import numpy as np
 import pytest
 import trio
 from http_2 import HTTP_2, check_http_2
+from kept_connections import Asked, check_kept_connections, check_next
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import open_stream_to_socket_listener
 
 import trio_accel as ta
+from trio_accel.http import serve
 
 ROOT = Path(__file__).parents[1]
 SERVICE = ROOT / "examples" / "service"
@@ -207,7 +210,6 @@ def test_a_text_gets_the_same_vector_alone_and_in_a_batch(service: Serving) -> N
         ("embed", {"texts": ["a"] * 65}, 400, "1 to 64"),
         ("embed", {"texts": [1]}, 400, "must be a text"),
         ("embed", {"texts": ["a" * 10_001]}, 400, "at most 10000"),
-        ("embed", b"\xff" * (1 << 20) + b"\xff", 413, "more than"),
         ("similar", {"text": "a", "count": 0}, 400, "count"),
         ("similar", {"text": "a", "count": True}, 400, "count"),
         ("similar", {"count": 3}, 400, "text is missing"),
@@ -220,6 +222,11 @@ def test_what_makes_no_sense_is_refused(
     response = service.post(path, body)
     assert response.status_code == status
     assert why in response.json()["error"]
+
+
+def test_a_body_that_is_too_long_is_refused(service: Serving) -> None:
+    assert service.post("embed", b"\xff" * (1 << 20) + b"\xff").status_code == 413
+    assert service.post("embed", b"\xff" * (1 << 20)).status_code == 400
 
 
 def test_keys_and_deadlines(service: Serving) -> None:
@@ -320,22 +327,66 @@ def test_clients_that_leave_hold_up_no_other(service: Serving, stay: float) -> N
 
 def test_a_key_has_a_bound_on_requests_at_once_and_another_key_goes_on(service: Serving) -> None:
     address = urlsplit(service.url)
-    begun = b"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: free\r\nContent-Length: 100\r\n\r\n"
-    with ExitStack() as stack:
+    body = json.dumps({"texts": ["a"]})
+    whole = f"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: free\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    worker = worker_of(service)
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        # They wait for a device that has stopped.
+        os.kill(worker, signal.SIGSTOP)
+        stack.callback(os.kill, worker, signal.SIGCONT)
         for _ in range(16):
             client = stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
-            client.sendall(begun)
+            client.sendall(whole.encode())
         refused = eventually(
-            lambda: service.post("embed", {"texts": ["a"]}, x_api_key="free"),
+            lambda: service.post("embed", {"texts": ["a"]}, x_api_key="free", x_deadline="1"),
             lambda seen: seen.status_code == 429,
         )
         assert "16 requests under way" in refused.json()["error"]
-        assert service.post("embed", {"texts": ["a"]}).status_code == 200
+        # Another key waits for the device, and is not refused.
+        other = threads.submit(service.post, "embed", {"texts": ["a"]})
+        os.kill(worker, signal.SIGCONT)
+        assert other.result().status_code == 200
     # They have left, and their places are free.
     eventually(
         lambda: service.post("embed", {"texts": ["a"]}, x_api_key="free"),
         lambda seen: seen.status_code == 200,
     )
+
+
+def test_a_client_without_its_body_takes_no_place_of_its_key(service: Serving) -> None:
+    address = urlsplit(service.url)
+    begun = b"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: free\r\nContent-Length: 100\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
+            client.sendall(begun)
+        assert service.post("embed", {"texts": ["a"]}, x_api_key="free").status_code == 200
+
+
+def worker_of(service: Serving) -> int:
+    """The process of the device."""
+    [device] = service.get("health").json()["devices"].values()
+    return int(device["pid"])
+
+
+KEPT = [
+    Asked(200, "POST", "/embed", '{"texts": ["a worker"]}'),
+    Asked(200, "GET", "/health"),
+    Asked(404, "POST", "/nothing", "x" * 100_000),
+    Asked(405, "GET", "/embed"),
+    Asked(400, "POST", "/embed", "{"),
+    Asked(200, "POST", "/similar", '{"text": "a worker", "count": 2}'),
+    Asked(403, "POST", "/admin/model", '{"model": "v1"}'),
+    Asked(200, "GET", "/ready"),
+    Asked(200, "GET", "/metrics"),
+]
+
+
+def test_kept_connections_serve_each_request(service: Serving) -> None:
+    port = urlsplit(service.url).port
+    assert port is not None
+    check_kept_connections(port, KEPT, GOLD)
+    check_next(port, Asked(413, "POST", "/embed", "x" * ((1 << 20) + 5)), KEPT[0], GOLD)
 
 
 @pytest.mark.slow
@@ -411,7 +462,7 @@ def test_a_deadline_is_kept_while_the_worker_is_stopped(service: Serving) -> Non
         own.append(time.monotonic() - begun)
 
     own: list[float] = []
-    worker = service.get("ready").json()["worker"]
+    worker = worker_of(service)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(compare, range(12)))
         os.kill(worker, signal.SIGSTOP)
@@ -429,8 +480,8 @@ def test_a_deadline_is_kept_while_the_worker_is_stopped(service: Serving) -> Non
 @asynccontextmanager
 async def serving_here(folder: Path) -> AsyncGenerator[tuple[trio.SocketListener, ta.Device], None]:
     """Serve in this loop: whatever delays the service delays a task that only sleeps, too."""
-    batch, http, web = map(importlib.import_module, ("search_batch", "search_http", "search_web"))
-    options, stop = ta.DeviceOptions(isolation="process"), trio.Event()
+    batch, web = map(importlib.import_module, ("search_batch", "search_web"))
+    options = ta.DeviceOptions(isolation="process")
     async with (
         ta.open_system("search") as system,
         system.open_device("cpu", options=options) as device,
@@ -438,11 +489,9 @@ async def serving_here(folder: Path) -> AsyncGenerator[tuple[trio.SocketListener
         trio.open_nursery() as nursery,
     ):
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        with ta.telemetry.record(system) as recorder:
-            application = web.application(opened, recorder, "key")
-            nursery.start_soon(http.serve_http, application, listener, stop)
-            yield listener, device
-            stop.set()
+        await nursery.start(partial(serve, web.application(opened, "key"), listeners=[listener], signals=()))
+        yield listener, device
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
@@ -510,18 +559,20 @@ def test_health_tells_of_a_device_that_is_given_up_which_comes_back(service: Ser
         return service.get("health")
 
     refused = eventually(kill_all, lambda seen: seen.status_code == 503, within=20.0)
-    assert "given up" in refused.json()["error"]
+    assert refused.json()["status"] == "failed"
+    assert "given up" in refused.json()["faults"][0]
+    refused = service.post("embed", {"texts": ["a"]})
+    assert refused.status_code == 503
     assert 0 < float(refused.headers["retry-after"]) < 2
-    assert service.post("embed", {"texts": ["a"]}).status_code == 503
     eventually(lambda: service.get("health").status_code, lambda status: status == 200)
     # The circuit breaker may be open for a second more.
     eventually(lambda: service.post("embed", {"texts": ["a"]}).status_code, lambda status: status == 200)
 
 
 def test_metrics_health_and_readiness(service: Serving) -> None:
-    assert service.get("health").json()["process"] == service.process.pid
-    ready = service.get("ready").json()
-    assert ready["status"] == "ready"
+    assert worker_of(service) in workers_of(service.process.pid)
+    assert service.get("health").json()["faults"] == []
+    assert service.get("ready").json() == {"status": "ready"}
     assert service.post("embed", {"texts": ["a"]}).status_code == 200
     families = {family.name: family for family in text_string_to_metric_families(service.get("metrics").text)}
     messages = families["trio_accel_messages"]

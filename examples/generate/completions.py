@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import reprlib
 import secrets
 import time
@@ -183,23 +182,20 @@ class AskedText(Asked):
         return {"text": fields.get("content", "")}
 
 
-def application(
-    generation: Generation, recorder: ta.telemetry.Recorder, keys: Mapping[str, float]
-) -> Starlette:
+def application(generation: Generation, keys: Mapping[str, float]) -> Starlette:
     """Make the service as an ASGI application.
 
     Args:
         generation: What goes on with prompts.
-        recorder: Its metrics.
         keys: Shares by the keys of clients; without any, every client is served.
     """
-    device, readers = generation.model.caches[0].device, trio.CapacityLimiter(READERS)
+    readers = trio.CapacityLimiter(READERS)
 
     async def complete(kind: type[AskedChat | AskedText], request: Request) -> Answer:
         key = key_of(request, keys)
         if request.method == "HEAD":  # which comes with GET: nobody would get the text
             raise HTTPException(405)
-        given = await body_of(request) if request.method == "POST" else request.query_params
+        given = await request.body() if request.method == "POST" else request.query_params
         reading = partial(read, kind, given, generation, key)
         return await trio.to_thread.run_sync(reading, abandon_on_cancel=True, limiter=readers)
 
@@ -208,30 +204,11 @@ def application(
         model = {"id": generation.loaded.name, "object": "model", "created": 0, "owned_by": "local"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def metrics(request: Request) -> Response:
-        text = ta.telemetry.exposition(recorder)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def health(request: Request) -> Response:
-        if outage := device.outage:
-            raise outage
-        used = generation.pages.used
-        return JSONResponse({"status": "alive", "process": os.getpid(), "pages": used})
-
-    async def ready(request: Request) -> Response:
-        with trio.move_on_after(0.5):
-            seen = await device.statistics()
-            return JSONResponse({"status": "ready", "generation": seen.generation})
-        raise ApiError("the device is being rebuilt", status=503)
-
     return Starlette(
         routes=[
             Route("/v1/chat/completions", partial(complete, AskedChat), methods=["POST"]),
             Route("/v1/completions", partial(complete, AskedText), methods=["GET", "POST"]),
             Route("/v1/models", models),
-            Route("/health", health),
-            Route("/ready", ready),
-            Route("/metrics", metrics),
         ],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, *TOLD), refuse),
     )
@@ -329,16 +306,6 @@ def key_of(request: Request, keys: Mapping[str, float]) -> str:
     if keys and key not in keys:
         raise ApiError("there is no such key", code="invalid_api_key", status=401)
     return key if keys else ""
-
-
-async def body_of(request: Request) -> bytes:
-    """The body of a request."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST_BODY:
-            raise ApiError(f"the body has more than {LONGEST_BODY} bytes", status=413)
-    return bytes(body)
 
 
 def fields_of(body: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,23 +21,23 @@ import cyclopts
 import trio
 
 import trio_accel as ta
-
-sys.path.append(str(Path(__file__).parents[1] / "service"))  # its server of HTTP does for any application
+from trio_accel.http import Limits, serve
 
 try:
     from completions import application
     from faults import Faults
     from generation import open_generation
     from model import open_model
-    from search_http import BACKLOG, serve_http
     from text import SMOLLM2, InputError, load_file, load_random
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"{error}: this needs the folders generate and service of the examples, and "
-        "pip install '.[dashboard,generate,metrics]' in a checkout"
+        f"{error}: this needs all files of its folder, and pip install '.[generate,http,metrics]' in a "
+        "checkout"
     ) from None
 
 KEYS = "GENERATE_KEYS"
+# A whole answer may take minutes, unless the client sends `X-Deadline`.
+LIMITS = Limits(answer=math.inf, grace=30.0)
 
 
 @cyclopts.Parameter(name="*", negative=())
@@ -82,16 +82,14 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
         raise InputError("a key must be KEY or KEY=SHARE, with a number for the share") from None
 
 
-async def serve(given: Options) -> int:
+async def run(given: Options) -> int:
     """Serve until a signal comes; returns 1 if a token was wrong under faults."""
-    keys, stop = keys_of(given.keys), trio.Event()
+    keys = keys_of(given.keys)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is loaded.
-        (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=BACKLOG)
+        (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=64)
         await enter(listener)
-        # A second signal says nothing new.
-        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
         load = partial(load_random, attrs.evolve(SMOLLM2, layers=given.layers))
         loaded = await trio.to_thread.run_sync(
             load if given.random_weights else partial(load_file, given.gguf)
@@ -109,20 +107,40 @@ async def serve(given: Options) -> int:
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
         )
         faults = Faults(generation, given.faults or math.inf, given.dtype)
-        app = application(generation, recorder, keys)
-        serving, checking = [await enter(trio.open_nursery()) for _ in range(2)]
-        serving.start_soon(partial(serve_http, app, listener, stop, grace=30.0))
-        if given.faults:
-            checking.start_soon(faults.run)
-        # A full collection looks at nothing that is here by now: requests with many values cause it often.
-        gc.collect()
-        gc.freeze()
-        print(f"listening on http://127.0.0.1:{listener.socket.getsockname()[1]}", flush=True)
-        await anext(signals)
-        print("ending: answers that were begun come to their ends", flush=True)
-        stop.set()
-        checking.cancel_scope.cancel()
+        serving = partial(
+            serve,
+            application(generation, keys),
+            listeners=[listener],
+            system=system,
+            recorder=recorder,
+            limits=LIMITS,
+        )
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as connections:
+                port = await connections.start(serving)
+                await nursery.start(note_end, faults.run if given.faults else trio.sleep_forever)
+                # Full collections, which requests with many values cause, look at nothing of the start.
+                gc.collect()
+                gc.freeze()
+                print(f"listening on http://127.0.0.1:{port}", flush=True)
+            nursery.cancel_scope.cancel()
     return 1 if faults.wrong else 0
+
+
+async def note_end(
+    beside: Callable[[], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a function until the first signal, and then pass the signal on to `serve`."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            received = await anext(signals)
+        print("ending: answers that were begun come to their ends", flush=True)
+        nursery.cancel_scope.cancel()
+    signal.raise_signal(received)
 
 
 def device_options(given: Options) -> ta.DeviceOptions:
@@ -147,9 +165,11 @@ app = cyclopts.App(help=__doc__)
 def main(given: Options = Options()) -> int | str:
     """Serve. What a user can do something about is told in a sentence."""
     try:
-        return trio.run(serve, given)
+        return trio.run(run, given)
     except* (InputError, OSError, ta.AccelError) as group:
         told = str(leaf_of(group))
+    except* KeyboardInterrupt:
+        told = "interrupted before it served"
     return told
 
 

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import sys
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import attrs
 import httpx2
@@ -98,11 +98,15 @@ async def kill_workers(url: str, every: float, findings: Findings) -> None:
         while True:
             await trio.sleep(every)
             with suppress(httpx2.HTTPError, ProcessLookupError):
-                response = await http.get("ready")
-                worker = response.json()["worker"] if response.status_code == 200 else None
-                if worker:  # 0 would be this program's group
+                for worker in await workers_of(http):
                     os.kill(worker, signal.SIGKILL)
                     findings.kills += 1
+
+
+async def workers_of(http: httpx2.AsyncClient) -> list[int]:
+    """The worker processes that serve now."""
+    devices = (await http.get("health")).json()["devices"]
+    return [device["pid"] for device in devices.values() if device["pid"]]  # 0 would be this program's group
 
 
 async def swap_models(url: str, key: str, every: float, findings: Findings) -> None:
@@ -117,24 +121,21 @@ async def swap_models(url: str, key: str, every: float, findings: Findings) -> N
 
 
 async def watch_memory(url: str, findings: Findings) -> None:
-    """Note the memory of the service's process, where it is on this machine."""
-    pid = await process_of(url)
-    while True:
-        with suppress(OSError):
-            findings.memory.append(memory_of(pid))
-        await trio.sleep(1.0)
+    """Note the memory of the service's process."""
+    async with httpx2.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as http:
+        while True:
+            with suppress(httpx2.HTTPError):
+                findings.memory.append(memory_in((await http.get("metrics")).text))
+            await trio.sleep(1.0)
 
 
-async def process_of(url: str) -> int:
-    """The number of the service's process."""
-    async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
-        return int((await http.get("health")).json()["process"])
-
-
-def memory_of(pid: int) -> int:
-    """The resident memory of a process, in bytes."""
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def memory_in(metrics: str) -> int:
+    """The resident memory of the program in its metrics, in bytes."""
+    of_program = r'^trio_accel_process_resident_memory_bytes\{path="search",.*\} (.+)$'
+    found = re.search(of_program, metrics, re.MULTILINE)
+    if found is None:
+        raise ValueError("the metrics have no memory")
+    return int(float(found[1]))
 
 
 def tell(findings: Findings, seconds: float) -> None:
@@ -161,7 +162,8 @@ async def main(arguments: argparse.Namespace) -> int:
     """Returns 0 if every request had an outcome, and none was wrong."""
     findings = Findings()
     try:
-        await process_of(arguments.url)
+        async with httpx2.AsyncClient(base_url=arguments.url, trust_env=False) as http:
+            await workers_of(http)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         sys.stderr.write(f"no service answers at {arguments.url}: {error}\n")
         return 2

@@ -12,25 +12,28 @@ import stat
 import sys
 import tempfile
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import trio
 
 import trio_accel as ta
+from trio_accel.http import Limits, serve
 
 try:
     from search_batch import leaves_of, open_service
-    from search_http import BACKLOG, serve_http
     from search_model import make_models
     from search_web import application
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"{error}: this needs all files of its folder, starlette and hypercorn: pip install '.[dashboard]' "
+        f"{error}: this needs all files of its folder, starlette and hypercorn: pip install '.[http]' "
         "in a checkout"
     ) from None
 
 MODELS = Path(tempfile.gettempdir()) / f"trio_accel_service_{os.getuid()}"
 KEYS = {"gold": 3.0, "free": 1.0}
+# A request may ask for fewer seconds by `X-Deadline`.
+LIMITS = Limits(answer=10.0, grace=5.0)
 KNOWN = (ta.AccelError, ta.ActorError, ta.weights.WeightsError, OSError)
 
 
@@ -107,7 +110,7 @@ async def main(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is started.
-        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=BACKLOG)
+        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=64)
         await enter(listener)
         system = await enter(ta.open_system("search"))
         recorder = stack.enter_context(ta.telemetry.record(system))
@@ -124,19 +127,33 @@ async def main(arguments: argparse.Namespace) -> None:
         # A full collection would look at all modules and the model each time, and hold the loop for 50 ms.
         gc.collect()
         gc.freeze()
-        app = application(service, recorder, admin_key, show_errors=arguments.show_errors)
-        port = listener.socket.getsockname()[1]
-        stop = trio.Event()
+        serving = partial(
+            serve,
+            application(service, admin_key, show_errors=arguments.show_errors),
+            listeners=[listener],
+            system=system,
+            recorder=recorder,
+            limits=LIMITS,
+        )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_for_signal, stop)
-            nursery.start_soon(serve_http, app, listener, stop)
-            print(
-                f"serving at http://127.0.0.1:{port}/ (process {os.getpid()}); "
-                f"administrator's key: {admin_key}",
-                flush=True,
-            )
-            await stop.wait()
-            print("ending: requests that were begun are served", flush=True)
+            async with trio.open_nursery() as connections:
+                port = await connections.start(serving)
+                await nursery.start(note_end)
+                print(
+                    f"serving at http://127.0.0.1:{port}/ (process {os.getpid()}); "
+                    f"administrator's key: {admin_key}",
+                    flush=True,
+                )
+            nursery.cancel_scope.cancel()
+
+
+async def note_end(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Say that the service ends, and pass the signal on to `serve`."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        received = await anext(signals)
+    print("ending: requests that were begun are served", flush=True)
+    signal.raise_signal(received)
 
 
 def make_folder(folder: Path) -> None:
@@ -148,14 +165,6 @@ def make_folder(folder: Path) -> None:
             raise PermissionError(f"{folder} belongs to user {status.st_uid}: choose another with --models")
     if folder.stat().st_mode & stat.S_IWOTH:
         raise PermissionError(f"anybody can write to {folder}: choose another with --models")
-
-
-async def wait_for_signal(stop: trio.Event) -> None:
-    """Say that the service is to end."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            stop.set()
-            return
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ import attrs
 import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
+from kept_connections import Asked, check_kept_connections, check_next
 
-for name in ("tokenizers", "jinja2", "pydantic", "starlette", "h11", "prometheus_client"):
-    pytest.importorskip(name, reason="pip install '.[dashboard,generate,metrics]'")
+for name in ("tokenizers", "jinja2", "pydantic", "hypercorn", "starlette", "prometheus_client"):
+    pytest.importorskip(name, reason="pip install '.[generate,http,metrics]'")
 openai: Any = pytest.importorskip("openai", reason="pip install openai")
 
 pytestmark = [
@@ -79,11 +80,9 @@ class Serving:
         return answer.decode().partition("\r\n\r\n")[2]
 
     def pages(self) -> int:
-        return int(json.loads(self.get("/health"))["pages"])
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(40)
+        found = re.search(r"^trio_accel_pages_used\{.*\} (\d+)\.0$", self.get("/metrics"), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
 
 
 @contextmanager
@@ -112,7 +111,18 @@ def running() -> Iterator[Serving]:
     with serving(*RANDOM) as running:
         yield running
         assert running.pages() == 0
-        assert running.end() == 0
+        # A signal lets open streams end.
+        streams = [iter(chat(running.client(), max_tokens=60, stream=True)) for _ in range(3)]
+        begun = [next(stream) for stream in streams]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.stdout is not None
+        assert running.process.stdout.readline().startswith("ending")
+        for first, stream in zip(begun, streams, strict=True):
+            parts = [first, *stream]
+            assert len(parts) > 30
+            assert parts[-1].choices[0].finish_reason == "length"
+        running.close_clients()
+        assert running.process.wait(40) == 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -258,12 +268,17 @@ def test_prompts_that_are_none(service: Serving, prompt: Any) -> None:
     assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
-def post(service: Serving, path: str, body: str | bytes) -> tuple[int, Any]:
+def answer_to(service: Serving, path: str, body: str | bytes) -> tuple[int, bytes]:
     content = body.encode() if isinstance(body, str) else body
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
     with service.send(head.encode() + content) as sock:
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
-    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+    return int(answer.split()[1]), answer.partition(b"\r\n\r\n")[2]
+
+
+def post(service: Serving, path: str, body: str | bytes) -> tuple[int, Any]:
+    status, answer = answer_to(service, path, body)
+    return status, json.loads(answer)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
@@ -292,8 +307,8 @@ def test_other_paths_methods_and_models(service: Serving) -> None:
     assert json.loads(service.get("/v1/chat/completions"))["error"]["message"] == "Method Not Allowed"
     with service.send(b"HEAD /v1/completions?prompt=a HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
         assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
-    status, answer = post(service, "/v1/completions", b"x" * ((1 << 20) + 1))
-    assert (status, answer["error"]["message"]) == (413, "the body has more than 1048576 bytes")
+    assert answer_to(service, "/v1/completions", b"x" * ((1 << 20) + 1))[0] == 413
+    assert answer_to(service, "/v1/completions", b"x" * (1 << 20))[0] == 400
 
 
 def test_fifty_at_once_get_what_each_gets_alone(service: Serving) -> None:
@@ -400,7 +415,36 @@ def test_the_event_source_of_a_browser_sees_the_end(service: Serving) -> None:
 
 
 def test_it_is_ready(service: Serving) -> None:
-    assert json.loads(service.get("/ready")) == {"status": "ready", "generation": 1}
+    assert json.loads(service.get("/ready")) == {"status": "ready"}
+    health = json.loads(service.get("/health"))
+    assert (health["status"], health["faults"]) == ("alive", [])
+    assert [device["generation"] for device in health["devices"].values()] == [1]
+
+
+ASKED = json.dumps({"model": "random", "messages": HELLO, "max_tokens": 1})
+KEPT = [
+    Asked(200, "GET", "/v1/models"),
+    Asked(404, "POST", "/v1/responses", ASKED),
+    Asked(404, "POST", "/v1/responses", ASKED + " " * 100_000),
+    Asked(404, "GET", "/v1/models/x"),
+    Asked(405, "GET", "/v1/chat/completions"),
+    Asked(405, "PUT", "/v1/chat/completions", ASKED),
+    Asked(400, "POST", "/v1/chat/completions", "{"),
+    Asked(404, "POST", "/v1/chat/completions", ASKED.replace("random", "x")),
+    Asked(200, "GET", "/health"),
+    Asked(200, "GET", "/v1/completions?prompt=a&max_tokens=1&stream=true"),
+    Asked(200, "POST", "/v1/chat/completions", ASKED),
+]
+
+
+def test_kept_connections_serve_each_request(service: Serving) -> None:
+    check_kept_connections(service.port, KEPT)
+    # This one announces the end of its connection.
+    check_next(service.port, Asked(413, "POST", "/v1/completions", "x" * ((1 << 20) + 5)), KEPT[0])
+    client = service.client()
+    for _ in range(30):
+        assert client.models.list().data
+        assert chat(client, max_tokens=1).usage.completion_tokens == 1
 
 
 def rounds_rows_alike() -> bool:

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import trio
 from attacked import Seen, ask, connect, get, post, read_all, serving, status, until_files
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_accel.http import Limits
 
@@ -213,6 +214,46 @@ async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, s
         seen.release.set()
         await seen.until(lambda them: them.served == 2)
         assert seen.cancelled == 0
+
+
+async def test_work_after_an_answer_ends_beside_the_next_request(app: Any, seen: Seen) -> None:
+    async with serving(app) as port:
+        stream = await connect(port, get("/background") + get("/slow"))
+        await seen.until(lambda them: them.running == 2)
+        seen.release.set()
+        await seen.until(lambda them: them.served == 1)
+        # A third request does not hide that the client leaves the second one.
+        await stream.send_all(get("/ping"))
+        await stream.aclose()
+        assert await seen.until(lambda them: them.running == 0) < 0.2
+        assert (seen.served, seen.cancelled) == (1, 1)
+
+
+async def test_a_client_that_reads_a_large_answer_slowly_gets_all_of_it(mock_clock: MockClock) -> None:
+    size, done = 20_000_000, trio.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+        done.set()
+
+    async with serving(large, limits=Limits(stall=10)) as port:
+        stream, taken = await connect(port, get("/", "Connection: close")), 0
+        # In one part, it takes many times the limit.
+        for _ in range(6):
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(6)
+            until = taken + 2_000_000
+            while taken < until:
+                part = await stream.receive_some(until - taken)
+                assert part, "the answer was cut"
+                taken += len(part)
+        assert not done.is_set()
+        while part := await stream.receive_some():
+            taken += len(part)
+        assert taken > size
+        await stream.aclose()
 
 
 async def test_requests_beyond_the_places_are_refused(app: Any, seen: Seen, system: Any) -> None:

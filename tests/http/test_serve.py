@@ -227,6 +227,24 @@ async def test_an_operator_sees_the_system(app: Any, system: ta.System, device: 
             assert await status(port, post("/health", b"")) == 404  # which is the application's
 
 
+async def test_a_device_that_is_being_opened_is_no_fault(app: Any, system: ta.System) -> None:
+    async with serving(app, system=system) as port, trio.open_nursery() as nursery:
+        opening = trio.Event()
+
+        async def open_one() -> None:
+            opening.set()
+            await system.open_device("cpu", name="late")
+
+        nursery.start_soon(open_one)
+        await opening.wait()
+        while True:
+            code, shown = await json_of(port, "/health")
+            assert (code, shown["faults"]) == (200, [])
+            assert await status(port, get("/ready")) in {200, 503}
+            if shown["devices"] and next(iter(shown["devices"].values()))["generation"]:
+                break
+
+
 async def test_without_a_system_the_routes_are_the_applications(app: Any) -> None:
     async with serving(app) as port:
         assert [await status(port, get(path)) for path in ("/health", "/ready", "/metrics")] == [404] * 3

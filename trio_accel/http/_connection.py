@@ -18,6 +18,8 @@ from ._framing import Framing, RefusedError
 
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
+# Bytes that a client has to read within the time of a part.
+_SENT_BYTES = 1 << 16
 # Bytes of later requests that are read while a request is served.
 _BACKLOG_BYTES = 1 << 16
 # Seconds in which a client may read the end of an answer and still send.
@@ -50,18 +52,18 @@ class Connection:
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
     is_holding: bool = attrs.field(default=False, init=False)
     _framing: Framing = attrs.field(factory=Framing, init=False)
-    # Set at the end of the send in flight, of which Hypercorn has one at a time.
+    # Set at the end of the send in flight. Hypercorn sends one part at a time.
     _sent: trio.Event | None = attrs.field(default=None, init=False)
     _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)
-    # Data that was sent while `is_holding`.
+    # Parts of the answer since `is_holding` was set.
     _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
-    # Whether Hypercorn has a request whose answer has not ended.
+    # Whether Hypercorn has a request without the end of its answer.
     _is_answering: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
 
     @property
     def socket(self) -> trio.socket.SocketType:
-        """The socket, whose addresses Hypercorn asks for."""
+        """The socket. Hypercorn asks it for both addresses."""
         return self.stream.socket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -115,12 +117,14 @@ class Connection:
             return
         self._sent = trio.Event()
         try:
-            with trio.move_on_after(self.stall) as sending:
-                await self.stream.send_all(data)
+            for begin in range(0, len(data), _SENT_BYTES):
+                with trio.move_on_after(self.stall) as sending:
+                    await self.stream.send_all(memoryview(data)[begin : begin + _SENT_BYTES])
+                if sending.cancelled_caught:
+                    self.cut("the client does not read")
+                    break
         finally:
             self._sent.set()
-        if sending.cancelled_caught:
-            self.cut("the client does not read")
 
     async def flush(self) -> None:
         """Send the held data, and hold no more."""

@@ -1,4 +1,4 @@
-"""The application behind its limits: what happens to a request before, during and after the application."""
+"""Limits around an application: the steps of a request before, during and after the application."""
 
 from __future__ import annotations
 
@@ -141,8 +141,9 @@ class Edge:
             await exchange.run()
         finally:
             connection.requests -= 1
-            connection.end_answer()
-            # Without this, the two would refer to each other. The next request may have begun.
+            # After the answer the next request may have begun, while the application was still at work.
+            if not exchange.has_ended:
+                connection.end_answer()
             if connection.on_leave == exchange.leave:
                 connection.on_leave = ignore
             self.body_bytes -= exchange.body_bytes
@@ -152,7 +153,17 @@ class Edge:
 
 @attrs.define(eq=False)
 class Exchange:
-    """A request and its answer."""
+    """A request and its answer.
+
+    Attributes:
+        edge: The application and its limits.
+        connection: The connection.
+        scope: The scope of ASGI.
+        from_client: Hypercorn's ``receive``.
+        to_client: Hypercorn's ``send``.
+        body_bytes: Bytes of the body.
+        has_ended: Whether the last part of the answer was sent.
+    """
 
     edge: Edge
     connection: Connection
@@ -163,7 +174,7 @@ class Exchange:
     _parts: list[bytes] = attrs.field(factory=list[bytes], init=False)
     _head: Message | None = attrs.field(default=None, init=False)
     _has_begun: bool = attrs.field(default=False, init=False)
-    _has_ended: bool = attrs.field(default=False, init=False)
+    has_ended: bool = attrs.field(default=False, init=False)
     _has_left: bool = attrs.field(default=False, init=False)
     # The answer has ended, or its client has left.
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -173,11 +184,11 @@ class Exchange:
     def leave(self) -> None:
         """Note that the client has left, and cancel the application unless its answer has ended.
 
-        What the application does after its answer, such as a background task, goes on.
+        Background tasks after the answer go on.
         """
         self._has_left = True
         self._over.set()
-        if not self._has_ended:
+        if not self.has_ended:
             self._task.cancel(reason="the client has left")
 
     async def run(self) -> None:
@@ -283,17 +294,17 @@ class Exchange:
         # Hypercorn could not be cancelled in the middle of a part without harm to the connection.
         await trio.lowlevel.checkpoint_if_cancelled()
         if message["type"] == "http.response.body":
-            self._has_ended = not message.get("more_body")
-            if self._has_ended or not self._is_bounded:
+            self.has_ended = not message.get("more_body")
+            if self.has_ended or not self._is_bounded:
                 self._task.deadline = inf
             if not self._has_begun and self._head is not None:
                 await self._begin(self._head)
-            self.connection.is_holding = self.connection.is_holding or self._has_ended
+            self.connection.is_holding = self.connection.is_holding or self.has_ended
         try:
             await self.to_client(message)
         finally:
             await self.connection.flush()  # noqa: ASYNC102  # it shields itself, and its time has a limit
-        if self._has_ended:
+        if self.has_ended:
             self._over.set()
             self.connection.end_answer()
 

@@ -2,15 +2,15 @@
 
 Hypercorn gives all received bytes to h11. Some of them are harmful there:
 
-* h11 matches each header line by a regular expression, whose time grows with the square of the number of
-  spaces before an illegal byte. Its limit for headers does not apply to headers that arrive whole.
+* h11 matches each header line by a regular expression. Its time grows with the square of the spaces before an
+  illegal byte, and its limit for headers does not apply to headers that arrive whole.
 * Hypercorn answers ``Upgrade: h2c`` and the preface of HTTP/2 by HTTP/2, in which one path that is not ASCII
   raises an error.
 * h11 accepts a request with a length and chunks, which a proxy may read as two requests.
 * Each chunk of a body costs much more than its bytes.
 
 So the headers and the trailers of a request reach h11 only when they are complete and checked. That needs the
-length of each body, which `Framing` takes from the headers. Where h11 and this module could differ, this
+length of each body, which `Framing` takes from the headers. If h11 and this module could disagree, this
 module refuses the request.
 """
 
@@ -24,7 +24,7 @@ import attrs
 HEAD_BYTES = 16 << 10
 # Bytes of the line before a chunk, with its extensions.
 _CHUNK_LINE_BYTES = 256
-# Each chunk costs the time of this number of bytes. A short body may have a number of chunks in any case.
+# The mean size of chunks, because each chunk costs as much as its bytes. A few chunks may be of any size.
 _BYTES_PER_CHUNK, _FEW_CHUNKS = 256, 1024
 
 _END = re.compile(rb"\n\r?\n")

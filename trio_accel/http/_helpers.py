@@ -31,8 +31,8 @@ def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Awaitabl
     `AccelError`, `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``.
 
     Args:
-        refused: Kinds of errors that the client has caused. They become 400, and their text is shown to the
-            client. A kind that is named here is never a 503.
+        refused: Kinds of errors that the client has caused. They become 400 with their text, also if they
+            are subclasses of errors for 503.
 
     Raises:
         TypeError: A kind is not a subclass of `Exception`.
@@ -66,7 +66,7 @@ def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., 
 
     Returns:
         An async function with the arguments of the method. It returns a NumPy array if the method returns an
-        array, and otherwise the result itself. Its errors and its cancellation are those of `Program.ask`.
+        array, and otherwise the result itself. It raises the errors of `Program.ask`, and can be cancelled.
     """
 
     async def call(*args: Any) -> Any:

@@ -22,15 +22,15 @@ class Limits:
     Attributes:
         requests: The number of requests that the application serves at once. Others get status 503 with
             ``Retry-After``.
-        connections: The number of open connections without a request. Each new one beyond them closes the
-            connection that has waited longest. With requests, up to twice as many connections are open, and
-            others are closed at once.
+        connections: The number of open connections without a request. Another one closes the oldest of them.
+            Together with busy connections, up to twice as many are open, and `serve` closes others at once.
         body: Bytes of a request's body. `serve` reads it whole before the application is called. A longer
             body gets 413.
-        bodies: Bytes of all bodies in memory. A body beyond them gets 503. At least `body`.
+        bodies: Bytes of all bodies in memory, at least `body`. If another body exceeds them, it gets 503.
         wait: Seconds for the headers of a request, counted from the previous answer, and again for its body.
             Late headers end the connection, and a late body gets 408.
-        stall: Seconds in which a client has to read each part of an answer. A slower client is disconnected.
+        stall: Seconds in which a client has to read each 64 KiB of an answer, or each shorter part. A slower
+            client is disconnected.
         answer: Seconds until an answer begins. Then the request's task is cancelled and the client gets 504.
             The request header ``X-Deadline: 1.5`` asks for fewer seconds, in which the answer must also end.
         grace: Seconds for open requests after a signal to end.

@@ -43,11 +43,11 @@ async def _health(system: System) -> Reply:
     faults = [str(outage) for outage in system.outages]
     for device in system.devices:
         faults += [f"program {program.name!r} has ended" for program in ended_programs(device)]
-    tree = system.tree()
+    workers = [(each.path, each.pid) for each in system.tree().walk() if each.pid]
     devices = {
         device.path: {
             "generation": device.generation,
-            "pid": next((each.pid for each in tree.find(device.path).walk() if each.pid), None),
+            "pid": next((pid for path, pid in workers if path.startswith(f"{device.path}/")), None),
         }
         for device in system.devices
     }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import trio
 
 from ..actors import Actor, ActorContext, Event, System, is_number, opens
 from ..backends.base.kit.modules import import_extra
-from ..devices.base._lobby import Admit, Lobby
+from ..http import Limits, serve
 from ._past import INTERVAL, Past, busiest_first
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    _Serve = Callable[[Starlette, trio.SocketStream, bytes], Awaitable[None]]
-
 __all__ = ["Dashboard", "open_dashboard"]
-
-_logger = logging.getLogger("trio_accel.telemetry.dashboard")
 
 # Bounds of an interval, and how long the first snapshot of a reader waits for the counts of devices.
 _SHORTEST_SECONDS, _LONGEST_SECONDS, _COUNT_SECONDS = 0.1, 60.0, 0.5
@@ -39,15 +34,8 @@ _HOSTS = [_HOST, "localhost"]
 _READERS = 16
 # A browser opens up to six at once, and closes most of them.
 _CONNECTIONS = 64
-_REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-_FULL = _REFUSAL % b"503 Service Unavailable"
-_TOO_LONG = _REFUSAL % b"431 Request Header Fields Too Large"
-# Seconds and bytes of the headers of a request, and seconds in which a browser takes a part of its answer.
-_HEAD_SECONDS, _HEAD_BYTES, _SEND_SECONDS = 5.0, 16384, 10.0
-_HEAD_END = re.compile(rb"\n\r?\n")
-# Hypercorn would begin HTTP/2, or a WebSocket, where a client asks for it. The time of h11 grows with the
-# square of the number of spaces before an illegal byte.
-_REFUSED = re.compile(rb"(?i)^\s*PRI |\nupgrade[ \t]*:|[\0\f\v]|\r(?!\n)")
+# Seconds for the headers of a request, and in which a browser takes a part of its answer.
+_HEAD_SECONDS, _SEND_SECONDS = 5.0, 10.0
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
 # The same while no page is open.
@@ -90,9 +78,9 @@ async def open_dashboard(
 
     The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
     for reading only. It is served to this machine alone (127.0.0.1), so everybody who can log in there can
-    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. Of connections
-    without a request, the oldest of more than 64 is closed. A browser that leaves, or reads slowly, holds up
-    nothing.
+    see it. At most 16 pages and 64 requests are served at once: others are refused. Of connections without a
+    request, the oldest of more than 64 is closed. A browser that leaves, or reads slowly, holds up nothing.
+    `trio_accel.http.serve` is the server.
 
     The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
     restarts it if it fails.
@@ -118,11 +106,12 @@ async def open_dashboard(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    serve = _server()
+    for module in ("starlette.applications", "hypercorn.trio.tcp_server"):
+        import_extra(module, "dashboard")
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)
         with system.subscribe(feed.hurry, messages=False):
-            server = await system.spawn(DashboardActor, serve, listener, feed, name="dashboard")
+            server = await system.spawn(DashboardActor, listener, feed, name="dashboard")
             try:
                 yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)  # noqa: ASYNC119  # `opens` makes a context manager of it
             finally:
@@ -131,108 +120,30 @@ async def open_dashboard(
                     await server.wait_terminated()
 
 
-def _server() -> _Serve:
-    """Serve one connection with an application, to its end."""
-    import_extra("starlette.applications", "dashboard")
-    config = import_extra("hypercorn.config", "dashboard").Config()
-    # One request for each connection: the headers of that one are looked at.
-    config.keep_alive_max_requests = 0
-    server = import_extra("hypercorn.trio.tcp_server", "dashboard").TCPServer
-    worker_context = import_extra("hypercorn.trio.worker_context", "dashboard").WorkerContext
-    wrapper = import_extra("hypercorn.app_wrappers", "dashboard").ASGIWrapper
-    config.accesslog = None
-    config.errorlog = _logger
-    config.errorlog.setLevel(logging.WARNING)
-    config.include_server_header = False
-
-    async def serve(application: Starlette, stream: trio.SocketStream, head: bytes) -> None:
-        await server(wrapper(application), config, worker_context(None), {}, _Begun(stream, head))
-
-    return serve
-
-
-async def _read_head(stream: trio.SocketStream) -> bytes:
-    """Read the headers of a request; headers of `_HEAD_BYTES` or more come without their end."""
-    head, end = b"", None
-    while end is None and len(head) < _HEAD_BYTES:
-        # The end may have begun in the last bytes before.
-        begin = max(0, len(head) - 2)
-        head += await stream.receive_some(_HEAD_BYTES - len(head)) or b"\n\n"
-        end = _HEAD_END.search(head, begin)
-    return head if end is None else head[: end.end()]
-
-
-class _Begun:
-    """A stream of which the first bytes were read, and whose reader may be slow but not too slow."""
-
-    def __init__(self, stream: trio.SocketStream, head: bytes) -> None:
-        self._stream, self._head = stream, head
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
-
-    async def receive_some(self, most: int) -> bytes:
-        head, self._head = self._head, b""
-        # The bytes after the headers have no use. Only their end has: the browser has left.
-        while not head and await self._stream.receive_some(most):
-            pass
-        return head
-
-    async def send_eof(self) -> None:
-        # It would meet what is being sent. The closing that follows does the same.
-        await trio.lowlevel.checkpoint()
-
-    async def send_all(self, data: bytes) -> None:
-        with trio.move_on_after(_SEND_SECONDS) as sending:
-            await self._stream.send_all(data)
-        if sending.cancelled_caught:
-            await trio.aclose_forcefully(self._stream)
-
-
 class DashboardActor(Actor):
     """Serves the page; restarted by its supervisor, at the same address, should that fail."""
 
-    def __init__(self, serve: _Serve, listener: socket.socket, feed: _Feed) -> None:
-        self._serve = serve
+    def __init__(self, listener: socket.socket, feed: _Feed) -> None:
         self._listener = listener
         self._feed = feed
         self._application = _application(feed)
-        self._streams: set[trio.SocketStream] = set()
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        # A listener closes its socket, which the next incarnation needs, so it gets a copy.
-        again = trio.socket.from_stdlib_socket(self._listener.dup())
-        async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
-            # The socket listens already.
-            lobby = Lobby(self._connected, max_strangers=_CONNECTIONS, seconds=_HEAD_SECONDS)
-            nursery.start_soon(lobby.run, listener)  # noqa: ASYNC113
+        # The server closes its listener, but the next incarnation needs the socket, which listens already.
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
+        limits = Limits(
+            requests=_CONNECTIONS, connections=_CONNECTIONS, wait=_HEAD_SECONDS, stall=_SEND_SECONDS
+        )
+        async with trio.open_nursery() as nursery:
+            start = partial(serve, self._application, listeners=[listener], signals=(), limits=limits)
+            await nursery.start(start)
             nursery.start_soon(self._feed.run)
             try:
                 yield
             finally:
-                # The server shields what it sends, and a browser need not read it.
-                for stream in self._streams:
-                    stream.socket.close()
                 nursery.cancel_scope.cancel(reason="the dashboard is closed")
-
-    async def _connected(self, stream: trio.SocketStream, admit: Admit) -> None:
-        """Serve the request of one connection. No error of it ends the others, or the program."""
-        head = await _read_head(stream)
-        admit()
-        is_full = len(self._streams) >= _CONNECTIONS
-        self._streams.add(stream)
-        try:
-            async with stream:
-                if is_full:
-                    await stream.send_all(_FULL)
-                elif not _HEAD_END.search(head):
-                    await stream.send_all(_TOO_LONG)
-                elif not _REFUSED.search(head):
-                    await self._serve(self._application, stream, head)
-        finally:
-            self._streams.discard(stream)
 
 
 class _Feed:
@@ -289,24 +200,25 @@ class _Feed:
                     self._hurry = trio.Event()
                     await self._hurry.wait()
 
-    async def send_all(self, receive: Receive, send: Send) -> None:
-        """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
+    async def send_all(self, send: Send) -> None:
+        """Send snapshots as server-sent events, until the page is closed and this is cancelled.
+
+        A slow page misses some.
+        """
         self._readers += 1
         try:
             # So that the first snapshot has the memory of devices that answer.
             with trio.move_on_after(_COUNT_SECONDS):
                 await self._recorder.refresh()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
-                headers = {**_HEADERS, "Content-Type": "text/event-stream"}
-                raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-                await send({"type": "http.response.start", "status": 200, "headers": raw})
-                # The first one comes at once: no other task runs before this one waits for it.
-                self._hurry.set()
-                while True:
-                    await self._news.park()
-                    body = f"data: {self._text}\n\n".encode()
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            headers = {**_HEADERS, "Content-Type": "text/event-stream"}
+            raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            # The first one comes at once: no other task runs before this one waits for it.
+            self._hurry.set()
+            while True:
+                await self._news.park()
+                body = f"data: {self._text}\n\n".encode()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             self._readers -= 1
 
@@ -314,12 +226,6 @@ class _Feed:
     def is_full(self) -> bool:
         """Whether as many pages are open as may be."""
         return self._readers >= _READERS
-
-
-async def _wait_closed(receive: Receive, scope: trio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel(reason="the page was closed")
 
 
 def _for_page(snapshot: SystemSnapshot, *, shows_errors: bool) -> str:
@@ -361,7 +267,7 @@ def _application(feed: _Feed) -> Starlette:
                 refusal = PlainTextResponse(f"{_READERS} pages are open already\n", 503, _HEADERS)
                 await refusal(self.scope, self.receive, self.send)
             else:
-                await feed.send_all(self.receive, self.send)
+                await feed.send_all(self.send)
 
     def file(name: str) -> Route:
         content = (page / name).read_bytes()

@@ -57,8 +57,9 @@ class System(actors.System):
     @property
     def outages(self) -> tuple[DeviceLostError, ...]:
         """Why devices refuse requests: given up, for good or for now. Devices that were closed have none."""
-        known = [device for device in self._devices.values() if not device.is_ended or device.state.is_given_up]
-        return tuple(outage for device in known if (outage := device.outage) is not None)
+        known = self._devices.values()
+        faulty = [device for device in known if device.state.is_given_up or not device.is_ended]
+        return tuple(outage for device in faulty if (outage := device.outage) is not None)
 
     def expect(self, device: OpenDevice) -> OpenDevice:
         """Have a device that is going to be started; its path is taken from now on."""
