@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints
 from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec, Reduce, ScatterSpec
 from ..backends.base.expressions import (
     WIDE,
@@ -418,7 +418,7 @@ class Scatter:
         # The key is the types of the arguments.
         self._known = functools.cache(self._find_types)
 
-    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> Call[AccelRef]:
+    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: Ints) -> Call[AccelRef]:
         """Combine values with elements of an array, on its device, once it is awaited.
 
         Args:
@@ -436,7 +436,7 @@ class Scatter:
         """
         return Call(self._asked, (x, *arguments), {"shape": shape})
 
-    def _compute(self, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> ComputeScatter:
+    def _compute(self, *arguments: ExpressionArgument, shape: Ints) -> ComputeScatter:
         return self._message(self, arguments, shape)
 
     def plan(self, planner: Planner, message: ComputeScatter) -> Planned[AccelRef]:
@@ -490,7 +490,7 @@ class ComputeScatter(Operation[Any, AccelRef]):
 
     scatter: Scatter
     arguments: tuple[ExpressionArgument, ...]
-    shape: tuple[int, ...]
+    shape: Ints
 
     @property
     def operation(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec, RowsSpec
 from ..backends.base.contract.values import element
@@ -359,9 +359,7 @@ class Rowwise(AlongAxes):
             return await device.ask(message)
         return await self._in_steps(message, shape, axes)
 
-    async def _in_steps(
-        self, message: ComputeReduction, shape: tuple[int, ...], axes: tuple[int, ...]
-    ) -> AccelRef:
+    async def _in_steps(self, message: ComputeReduction, shape: Ints, axes: Ints) -> AccelRef:
         """Compute it by a launch for each reduction, and one for the result."""
         given, out = [broadcast(each, shape) for each in message.arguments], message.out
         signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ..actors import ActorContext
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import (
     RESULT_WORDS,
     ArraySpec,
@@ -65,7 +65,7 @@ class ProgramActor(LibraryActor):
         )
 
     @classmethod
-    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+    def blocks_of(cls, argument: str) -> Ints:
         """Return those of the arrays that its constructor gets."""
         return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
@@ -217,7 +217,7 @@ class MethodCall(_ProgramMessage):
     state: Sequence[StateArray]
     out: object = None
     slot: int | None = None
-    forget: tuple[int, ...] = ()
+    forget: Ints = ()
     expectations: Expectations = attrs.field(factory=Expectations)
     item: tuple[int, int] | None = None
 
@@ -434,7 +434,7 @@ def _items(values: _Collection) -> dict[object, object]:
     return values if isinstance(values, dict) else dict(enumerate(values))
 
 
-def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
+def _pair(name: str, declared: object) -> tuple[Ints, DType] | None:
     """Shape and dtype of one declared output; None if it is a collection."""
     if not isinstance(declared, tuple) or len(cast("tuple[object, ...]", declared)) != 2:
         return None

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, Type
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
+from ..backends.base import DType, HostArray, LinAlgError, NotSupportedError, QueueFullError
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import real, refuse_dtypes, whole
@@ -490,7 +489,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
         factors = await (ilu0 if kind == "ilu0" else ic0)(matrix)
         return Preconditioner(kind, matrix.shape, lower=await tril(factors), upper=await triu(factors))
     found = await diagonal(matrix)
-    values: npt.NDArray[Any] = await found.to_host()
+    values: HostArray = await found.to_host()
     bad = np.flatnonzero((values == 0) | ~np.isfinite(values))
     if bad.size:
         row = int(bad[0])

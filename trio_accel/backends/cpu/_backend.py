@@ -15,6 +15,7 @@ from ..base import (
     ChunkKeeper,
     DeviceInfo,
     DeviceReport,
+    HostArray,
     LibraryUsage,
     NotSupportedError,
     Poison,
@@ -35,7 +36,7 @@ from .compiled import _compiler
 from .compiled._functions import VECTOR
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
-from .runtime._memory import CpuMemory, HostArray, HostLease
+from .runtime._memory import CpuMemory, HostLease
 from .runtime._stream import CpuFault, CpuHold, CpuStream
 
 

@@ -35,6 +35,8 @@ from ...backends.base import (
     DType,
     DTypeLike,
     ForeignArray,
+    HostArray,
+    Ints,
     Isolation,
     NotSupportedError,
     SharesCudaMemory,
@@ -189,7 +191,7 @@ class OpenDevice(Device):
         return self.state.outage() if self.state.availability.is_shut else None
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
+    def descriptors(self) -> Ints:
         """Descriptors of its memory, and of that of its host arrays."""
         pool = self.state.host_pool
         slabs = () if pool is None else pool.slabs.values()
@@ -265,7 +267,7 @@ class OpenDevice(Device):
         return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
 
     @named_arguments
-    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
         """See `Device.host_empty`."""
         extents = _extents(shape)
         if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
@@ -297,7 +299,7 @@ class OpenDevice(Device):
                 weakref.finalize(array, _let_go, hold).atexit = False
                 yield array
                 return
-            given = held(cast("npt.NDArray[Any]", array), hold)
+            given = held(cast("HostArray", array), hold)
             try:
                 yield given
             finally:
@@ -399,7 +401,7 @@ class OpenDevice(Device):
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
 
-    async def _pinned(self, given: object) -> npt.NDArray[Any]:
+    async def _pinned(self, given: object) -> HostArray:
         """Return the copy of a read-only array that the device transfers by itself; made when there is none.
 
         Where none is needed it is the array.
@@ -608,14 +610,14 @@ def _check_host(host: object) -> None:
         raise TypeError(f"put: host must be an array, got {shown(several)}{told}")
 
 
-def _check_lasting(host: object) -> npt.NDArray[Any]:
+def _check_lasting(host: object) -> HostArray:
     """Refuse an array that may change between two calls, of which a copy would be out of date."""
     if not isinstance(host, np.ndarray):
         raise TypeError(
             f"put: pinned=True takes a NumPy array, for which a copy is kept, got {type(host).__name__}"
             f"{what_to_do(host)}"
         )
-    array = cast("npt.NDArray[Any]", host)
+    array = cast("HostArray", host)
     owner: object = array
     place = "array"
     while isinstance(owner, np.ndarray):
@@ -629,7 +631,7 @@ def _check_lasting(host: object) -> npt.NDArray[Any]:
     return array
 
 
-def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+def _extents(shape: int | Sequence[int]) -> Ints:
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
     if isinstance(shape, Iterable):

@@ -15,10 +15,9 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from ...actors import describe
-from ...backends.base import StaleRefError
+from ...backends.base import HostArray, StaleRefError
 from ...backends.base.contract.ops import ArraySpec
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
@@ -142,7 +141,7 @@ class Hold:
             self._give_back()
 
 
-def held(given: npt.NDArray[Any], hold: Hold) -> npt.NDArray[Any]:
+def held(given: HostArray, hold: Hold) -> HostArray:
     """Return an array that has a hold, as what is made of it has: views, buffers, arrays by DLPack."""
     if not given.size:
         return given

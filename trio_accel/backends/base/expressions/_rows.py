@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray, Ints
 from ._evaluate import Overflow, evaluate
 from ._expression import CONSTANTS, FUNCTIONS, Expression
 from ._parse import parse
@@ -433,10 +432,10 @@ class SpecializedRows:
 def evaluate_rows(
     typed: TypedRows,
     arguments: Sequence[Any],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Ints,
+    axes: Ints,
     overflow: Overflow = "ignore",
-) -> npt.NDArray[Any]:
+) -> HostArray:
     """Compute it by NumPy: the result broadcasts to `shape`, or to that with one element along the axes.
 
     Args:

@@ -17,11 +17,10 @@ import numpy as np
 import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
-from ...base import DType, NotSupportedError
+from ...base import DType, HostArray, NotSupportedError
 from ...base.contract.ops import ArraySpec
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
 from ...base.kit.checks import scalar_of
-from ..runtime._memory import HostArray
 
 FortranRoutine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""

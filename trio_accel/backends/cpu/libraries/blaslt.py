@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, HostArray
 from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
 from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert
+from ..runtime._memory import convert
 from ..runtime.blas_threads import matrix_product
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.

@@ -12,12 +12,11 @@ from weakref import ref
 import numpy as np
 
 from ....actors import describe
-from ...base import LibraryError
+from ...base import HostArray, LibraryError
 from ...base.contract.ops import KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.kernels import HostCall, kernel
 from ...base.kit.lent import Keepers, Lent
 from ..compiled import _kernels as kernels
-from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
 
 __all__ = ["elementwise", "launch", "reduce"]

@@ -9,7 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, HostArray
 from ...base.contract import ops
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
@@ -17,7 +17,6 @@ from ...base.kit.library import ComputingDevice
 from ...base.kit.programs import ProgramHost
 from ...base.kit.ranks import RoomRank
 from ..kit._library import CpuLibrary
-from ..runtime._memory import HostArray
 
 
 class ProgramLibrary(CpuLibrary):

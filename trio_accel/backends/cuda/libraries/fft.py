@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cufft
 
-from ...base import DType, LibraryError, NotSupportedError
+from ...base import DType, Ints, LibraryError, NotSupportedError
 from ...base.contract.device_array import DeviceArray
 from ...base.contract.ops import ArraySpec, ElementwiseSpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
@@ -194,9 +194,7 @@ class _VendorPlan(LoadedCode):
         self.users: int = 0
         kind = _DOUBLE[key.kind] if key.is_double else key.kind
         self._execute: Callable[..., None] = getattr(cufft, f"exec_{kind}")
-        self._signs: tuple[tuple[int, ...], tuple[int, ...]] = (
-            ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
-        )
+        self._signs: tuple[Ints, Ints] = ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
         self._area = 0
         self._stream: CudaStream | None = None
         self._handle = cufft.create()
@@ -257,7 +255,7 @@ class _Plan:
 
     steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
     workspace: int = 0
-    offsets: tuple[int, ...] = (0,)
+    offsets: Ints = (0,)
     vendor_plans: tuple[_VendorPlan, ...] = ()
     sides: tuple[CompiledExpression | compiled.KernelSource | None, ...] = (None, None)
 
