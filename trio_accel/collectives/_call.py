@@ -62,7 +62,7 @@ class Turns:
         self.on_end(self._broken)
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[None, None]:
+    async def turn(self, name: str) -> AsyncGenerator[None]:
         """Hold the world for one collective.
 
         Raises:
@@ -432,7 +432,7 @@ class Call(PartCall):
                     del error
 
     @contextmanager
-    def writing(self) -> Generator[None, None, None]:
+    def writing(self) -> Generator[None]:
         """Have later operations refuse the arrays of `out` that may be half written, where it fails."""
         try:
             yield

@@ -40,8 +40,8 @@ from ..devices import (
     Planner,
     alone_on,
     look_for_answers,
+    opened,
 )
-from ..devices.front._device import opened
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
 from ._operations import OfRanks

@@ -21,8 +21,7 @@ from ..backends.base.expressions import (
     Weak,
     parse,
 )
-from ..devices import AccelRef, Call, Operation, Planned, Planner
-from ..devices.operations._calls import Function
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
 from ..devices.operations._plan_source import refuse_value, written
 from ._arguments import (
     ARRAYS,

@@ -29,8 +29,7 @@ from ..backends.base.expressions import (
     pack_scalars,
     typed_rows,
 )
-from ..devices import AccelRef, Call, Operation, Planned, Planner, device_of
-from ..devices.operations._calls import Function
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,

@@ -8,8 +8,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 
 import attrs
 
-from ..backends.base import DType, Ints
-from ..backends.base.contract import ops
+from ..backends.base import DType, Ints, ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation

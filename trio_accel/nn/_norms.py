@@ -18,8 +18,17 @@ from ..backends.base import DType, Ints
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
 from ..devices.operations._calls import composed
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, check_array, reduced, scaled
-from ..expressions._arguments import axes_of
+from ..expressions import (
+    Axis,
+    Elementwise,
+    ExpressionArgument,
+    Out,
+    Rowwise,
+    axes_of,
+    check_array,
+    reduced,
+    scaled,
+)
 from ._library import check_range, check_real, summing
 
 __all__ = [

@@ -75,7 +75,7 @@ class ProgramActor(LibraryActor):
         return (ProgramDefinition.decode(argument).target.partition(":")[0],)
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold an instance; after a crash the next one is made when the last call of this one is over."""
         async with super().lifespan(context):
             try:

@@ -293,7 +293,7 @@ class Plan:
 
 
 @contextmanager
-def _frozen(block: Any, name: str) -> Generator[None, None, None]:
+def _frozen(block: Any, name: str) -> Generator[None]:
     """Refuse writes to a block meanwhile, and its release."""
     block.frozen_by += (name,)
     try:

@@ -9,8 +9,7 @@ from typing import Any, Final, ParamSpec, TypeAlias
 
 import numpy as np
 
-from ..backends.base import DType, Ints, NotSupportedError
-from ..backends.base.contract import ops
+from ..backends.base import DType, Ints, NotSupportedError, ops
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends.base import DType, LibraryError
-from ..backends.base.contract import ops
+from ..backends.base import DType, LibraryError, ops
 from ..backends.base.kit.checks import NATIVE
 from ..devices import Operand, Planned, Planner, operation, operation_like
 from ..devices.base._refusals import whole

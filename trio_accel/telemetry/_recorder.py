@@ -333,7 +333,7 @@ def check_system(verb: str, system: object) -> None:
 
 
 @contextmanager
-def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder, None, None]:
+def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
     """Record what a system does, for the body of the ``with``.
 
     Where the system is recorded already, this is the same recorder, with the bounds that it has.

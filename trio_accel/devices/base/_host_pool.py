@@ -25,8 +25,14 @@ from numpy.lib.array_utils import byte_bounds
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import describe
-from ...backends.base import AccelDevice, HostArray, Ints, OutOfMemoryError, as_bits
-from ...backends.base.kit.chunks import ChunkAllocator
+from ...backends.base import (
+    AccelDevice,
+    ChunkAllocator,
+    HostArray,
+    Ints,
+    OutOfMemoryError,
+    as_bits,
+)
 from ...backends.base.kit.host import address_of, available_bytes, make_shared, total_bytes
 from ._bridge import LoopNotifier
 from ._errors import is_out_of_files, out_of_descriptors

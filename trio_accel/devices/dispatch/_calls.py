@@ -174,7 +174,7 @@ class Leases:
         self._chunks = chunks
 
     @asynccontextmanager
-    async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+    async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_shut:

@@ -264,7 +264,7 @@ class InlineDispatch:
         """Do nothing: nothing was held for the start."""
 
     @asynccontextmanager
-    async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def open(self, context: ActorContext) -> AsyncGenerator[None]:
         """Register the pool of host memory, if there is one, with each context's device."""
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
@@ -456,7 +456,7 @@ class InlineDispatch:
         return borrowed
 
     @asynccontextmanager
-    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         session = await self.ready()
         ref.block.check("lease", ref.spec)

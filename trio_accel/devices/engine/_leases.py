@@ -290,7 +290,7 @@ class Leases:
     @asynccontextmanager
     async def lease(
         self, block: Block, spec: ArraySpec, *, write: bool, stream: object
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Any]:
         """Give an array to the program; see `AccelRef.lease`.
 
         Args:

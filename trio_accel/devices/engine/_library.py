@@ -107,7 +107,7 @@ class LibraryActor(Actor):
         self._is_plain = False
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the library's handle and a stream.
 
         A graceful end waits for what is in flight, that of earlier incarnations too. A crash does

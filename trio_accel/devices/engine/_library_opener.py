@@ -251,7 +251,7 @@ class LibrarySupervisor(Actor):
     _on_start: Callable[[Ref[LibraryActor]], None]
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Start the actor."""
         name = self._actor_class.library
         self._on_start(

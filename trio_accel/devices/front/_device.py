@@ -214,7 +214,7 @@ class OpenDevice(Device):
         return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation), **_unknown)
 
     @contextmanager
-    def observed(self, hook: EngineHook, around: Around) -> Generator[None, None, None]:
+    def observed(self, hook: EngineHook, around: Around) -> Generator[None]:
         """Have operations seen, at every step and by their asks, inside the ``with``.
 
         Args:
@@ -281,7 +281,7 @@ class OpenDevice(Device):
     @enable_ki_protection
     async def lease(
         self, ref: AccelRef, *, write: bool = False, stream: object = None
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         if ref.device is not self:
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
@@ -307,7 +307,7 @@ class OpenDevice(Device):
 
     @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection
-    async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef, None]:
+    async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef]:
         """See `Device.borrow`."""
         self.state.check_run("borrow")
         refuse_recording("borrow", "copy the array to the device before the capture")
@@ -335,7 +335,7 @@ class OpenDevice(Device):
         self.state.check_run("close_library")
         await self.dispatch.close_library(path)
 
-    def watch_generation(self) -> AsyncGenerator[int, None]:
+    def watch_generation(self) -> AsyncGenerator[int]:
         """See `Device.watch_generation`."""
         return self.state.availability.watch()
 
@@ -450,7 +450,7 @@ def opened(device: Device) -> OpenDevice:
 @enable_ki_protection
 async def lend(
     where: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
-) -> AsyncGenerator[Lent, None]:
+) -> AsyncGenerator[Lent]:
     """Hold arrays for devices that read them: operations that write to them wait until none does any more.
 
     What a device does not reach is copied to it first, by way of the host, and is not held.
@@ -502,7 +502,7 @@ async def lend(
 
 @asynccontextmanager
 @enable_ki_protection
-async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
+async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
     """Have several devices for what runs on all of them at the same time: two such things take turns.
 
     Operations of a single device do not take part in that.
@@ -570,7 +570,7 @@ class Lent:
 
     @asynccontextmanager
     @enable_ki_protection
-    async def to(self, device: Device) -> AsyncGenerator[list[AccelRef], None]:
+    async def to(self, device: Device) -> AsyncGenerator[list[AccelRef]]:
         """Have one of the devices read them; the arrays are to be used in its operations alone.
 
         Raises:
@@ -650,7 +650,7 @@ class DeviceActor(Actor):
         self._dispatch = dispatch
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the context; when it is given up, so is the device."""
         state = self._state
         try:

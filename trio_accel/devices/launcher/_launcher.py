@@ -109,7 +109,7 @@ class LauncherActor(Actor):
 
     @asynccontextmanager
     @enable_ki_protection
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the process; its workers end with it, and it is gone when this ends."""
         try:
             self._link = link = await LauncherLink.open()
@@ -322,7 +322,7 @@ class Launcher:
             )
 
     @contextmanager
-    def _unless_refused(self) -> Generator[None, None, None]:
+    def _unless_refused(self) -> Generator[None]:
         """Leave the block once no launcher starts."""
         with trio.CancelScope() as scope:
             self._asking.add(scope)
@@ -403,7 +403,7 @@ class LauncherSupervisor(Actor):
         self._front = front
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Start that actor."""
         self._front.ref = await context.spawn(LauncherActor, self._front, name="process", policy=_POLICY)
         yield

@@ -19,8 +19,14 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import NotAwaited, Request, System, named_arguments, opens
-from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
-from ...backends.base.contract.errors import NotSupportedError
+from ...backends.base import (
+    DeviceInfo,
+    DeviceLostError,
+    DTypeLike,
+    Isolation,
+    NotSupportedError,
+    SharesCudaMemory,
+)
 from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
 from ..base._refusals import what_to_do
@@ -122,7 +128,7 @@ class AccelRef(Operators["AccelRef"]):
     @named_arguments
     @opens("the array is not leased yet: async with ref.lease() as array")
     @enable_ki_protection
-    async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
+    async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any]:
         """Hold the array itself, without a copy, for code that is not the device's.
 
         On the CPU backend that is a NumPy array over the same memory. On CUDA in this process it is an
@@ -457,7 +463,7 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def watch_generation(self) -> AsyncGenerator[int, None]:
+    def watch_generation(self) -> AsyncGenerator[int]:
         """Iterate over the generations: the current one first, then each new one; ends with the device.
 
         A slow reader sees the latest, and not each one in between. Close it (``aclosing``) if the loop

@@ -312,7 +312,7 @@ class ProgramHost:
     @contextmanager
     def _code(
         self, spec: ops.ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None]:
         """Run code of a method: it may write to what it declares, and to these arrays, and may refuse."""
         declared = getattr(function, UPDATES, ())
         changed = [*updated, *[view for name in declared for view in self._state.get(name, ())]]

@@ -63,7 +63,7 @@ def current_rank() -> ProgramRank:
 
 
 @contextmanager
-def as_rank(rank: ProgramRank | None) -> Generator[None, None, None]:
+def as_rank(rank: ProgramRank | None) -> Generator[None]:
     """Let the code inside be a rank."""
     token = _RANK.set(rank)
     try:

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...base import CompilationError, HostArray, LibraryError, NotSupportedError
+from ...base import CompilationError, HostArray, HostCall, LibraryError, NotSupportedError
 from ...base.contract.ops import KernelCode, KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.code_cache import CompiledCode, default_code_cache, header_parts
-from ...base.kit.kernels import HostCall
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
 # The last option keeps a number that becomes a whole one and comes back from being -0.0.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...base import HostArray
-from ...base.contract.dtypes import DType
+from ...base import DType, HostArray
 
 # NumPy inserts the elements of so short rows one by one, which is stable, and the fastest.
 _SHORT = 24

@@ -9,9 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base import HostArray, Ints
-from ...base.contract import ops
-from ...base.contract.dtypes import DType
+from ...base import DType, HostArray, HostCall, Ints, kernel, ops
 from ...base.contract.values import by_way_of_int64
 from ...base.expressions import (
     Argument,
@@ -26,7 +24,6 @@ from ...base.expressions import (
     places_of,
     unpack_scalars,
 )
-from ...base.kit.kernels import HostCall, kernel
 from ..compiled import _plans as compiled
 from ..compiled import _reductions as compiled_rows
 from ..runtime._memory import pieces

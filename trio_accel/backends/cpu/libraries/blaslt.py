@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DType, HostArray
+from ...base import DType, HostArray, HostCall, kernel
 from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
-from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import convert
 from ..runtime.blas_threads import matrix_product
 

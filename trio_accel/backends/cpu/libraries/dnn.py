@@ -16,11 +16,8 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...base import HostArray, Ints
-from ...base.contract import ops
-from ...base.contract.dtypes import DType
+from ...base import DType, HostArray, HostCall, Ints, kernel, ops
 from ...base.kit.checks import no_element, no_length
-from ...base.kit.kernels import HostCall, kernel
 from ..runtime._memory import convert, widened
 from ..runtime.blas_threads import matrix_product
 

@@ -6,9 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ...base import AccelStream, HostArray, as_bits, scalar
-from ...base.contract import ops
-from ...base.kit.kernels import HostCall, kernel
+from ...base import AccelStream, HostArray, HostCall, as_bits, kernel, ops, scalar
 from ...base.kit.library import ComputingCall
 from ..kit._library import CpuLibrary
 from ..runtime._memory import convert

@@ -9,8 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from ...base import DType, HostArray
-from ...base.contract import ops
+from ...base import DType, HostArray, ops
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice

@@ -17,9 +17,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...base import HostArray
+from ...base import HostArray, HostCall, kernel
 from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
-from ...base.kit.kernels import HostCall, kernel
 from ..compiled._compiler import has_fma, mode
 from ..compiled._plans import Plan
 

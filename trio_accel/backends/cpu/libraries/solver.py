@@ -13,10 +13,9 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import scipy.linalg
 
-from ...base import DType, HostArray
+from ...base import DType, HostArray, HostCall, kernel
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
 from ...base.kit.checks import NATIVE
-from ...base.kit.kernels import HostCall, kernel
 from ..runtime.blas_threads import SCIPY, matrix_product
 from ._fortran import Lapack, check_size, each
 

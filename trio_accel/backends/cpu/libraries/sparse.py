@@ -17,9 +17,8 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import _sparsetools, linalg
 
-from ...base import HostArray
+from ...base import HostArray, HostCall, kernel
 from ...base.kit.checks import NATIVE, check_structure, misplaced, scalar_of, unordered
-from ...base.kit.kernels import HostCall, kernel
 from ..runtime.blas_threads import NUMPY, SCIPY
 
 _tools: Any = _sparsetools

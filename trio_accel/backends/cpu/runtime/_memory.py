@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base import BlockMemory, ChunkKeeper, HostArray, NotSupportedError
-from ...base.contract.dtypes import DType
+from ...base import BlockMemory, ChunkKeeper, DType, HostArray, NotSupportedError
 from ...base.contract.ops import ArraySpec
 from ...base.contract.values import by_way_of_int64
 from ...base.kit.chunks import ALIGNMENT

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 import attrs
 from nvmath.bindings import cublas
 
-from ...base import DType, Ints
+from ...base import DType, Ints, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
 from ...base.kit.checks import no_length
-from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas

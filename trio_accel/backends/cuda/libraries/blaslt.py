@@ -14,10 +14,9 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
-from ...base import DType, HostArray, Ints, NotSupportedError
+from ...base import DType, HostArray, Ints, NotSupportedError, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec, contiguous_strides, fused_dtypes
-from ...base.kit.kernels import kernel
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError

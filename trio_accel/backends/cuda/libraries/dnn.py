@@ -7,11 +7,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...base import DType, Ints
-from ...base.contract import ops
-from ...base.contract.device_array import DeviceArray
+from ...base import DeviceArray, DType, Ints, kernel, ops
 from ...base.kit.checks import no_element
-from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
 from ._cudnn import (

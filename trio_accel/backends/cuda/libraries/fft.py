@@ -14,8 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cufft
 
-from ...base import DType, Ints, LibraryError, NotSupportedError
-from ...base.contract.device_array import DeviceArray
+from ...base import DeviceArray, DType, Ints, LibraryError, NotSupportedError, kernel
 from ...base.contract.ops import ArraySpec, ElementwiseSpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
 from ...base.gpu.driver import LoadedCode
@@ -34,7 +33,6 @@ from ...base.kit.fft_steps import (
     scale_of,
     single,
 )
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._compiler import compiled as compile_source
 from ..runtime._context import CudaContext

@@ -13,10 +13,7 @@ from weakref import ref
 import numpy as np
 from cuda.bindings import driver
 
-from ...base import AccelError, HostArray, InThread, Ints, Refused
-from ...base.contract import ops
-from ...base.contract.device_array import DeviceArray
-from ...base.kit.kernels import kernel
+from ...base import AccelError, DeviceArray, HostArray, InThread, Ints, Refused, kernel, ops
 from ...base.kit.lent import Lent
 from ...base.kit.programs import ProgramHost
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
@@ -155,7 +152,7 @@ class _Arrays:
         self._lent: list[DeviceArray] = []
 
     @contextmanager
-    def of(self, call: KernelCall) -> Generator[None, None, None]:
+    def of(self, call: KernelCall) -> Generator[None]:
         """Arrays are those of a call, until the end."""
         self._call = call
         try:

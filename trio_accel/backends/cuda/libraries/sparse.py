@@ -13,11 +13,9 @@ import attrs
 import numpy as np
 from nvmath.bindings import cudss, cusparse
 
-from ...base import DType, HostArray, Ints, LibraryError, NotSupportedError
-from ...base.contract.device_array import DeviceArray
+from ...base import DeviceArray, DType, HostArray, Ints, LibraryError, NotSupportedError, kernel
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_key
 from ...base.kit.checks import NATIVE, check_structure, scalar_of, unordered
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._cublas import KINDS

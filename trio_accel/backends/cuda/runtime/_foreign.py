@@ -13,9 +13,15 @@ import attrs
 import numpy as np
 from cuda.bindings import driver
 
-from ...base import ContextPoisonedError, DeviceInfo, DType, Ints, StaleRefError
-from ...base.contract.device_array import DeviceArray
-from ...base.contract.foreign import ForeignArray
+from ...base import (
+    ContextPoisonedError,
+    DeviceArray,
+    DeviceInfo,
+    DType,
+    ForeignArray,
+    Ints,
+    StaleRefError,
+)
 from ._context import CudaContext
 from ._stream import CudaEvent, CudaStream
 
