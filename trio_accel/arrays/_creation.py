@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import arguments_of
-from ..backends.base import DType, DTypeLike
-from ..backends.base.contract.values import check_conversion, element, host_array
-from ..devices import AccelRef, Device, Operand, check_device
-from ..devices.operations._calls import composed
+from ..backends.base import DType, DTypeLike, check_conversion, element, host_array
+from ..devices import AccelRef, Device, Operand, check_device, composed
 from ..expressions import Elementwise, Out
 from ._checks import check_number, check_ref, clamped, flag, placed, whole, wholes
 

@@ -11,12 +11,19 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..backends.base import NotSupportedError
+from ..backends.base import NotSupportedError, element
 from ..backends.base.contract.ops import JoinSpec
-from ..backends.base.contract.values import element
-from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
+from ..devices import (
+    AccelRef,
+    MemoryActor,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+)
 from ..devices.base._views import indexed
-from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import written
 from ..expressions import Elementwise, Out, promoted_dtype
 from ._checks import axis_of, check_ref, flat, integer, is_several, whole, wholes

@@ -16,12 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import arguments_of
-from ..backends.base import DType, HostArray, Ints
+from ..backends.base import DType, HostArray, Ints, check_plain
 from ..backends.base.contract.ops import ArraySpec, SearchSpec, SortSpec
-from ..backends.base.contract.values import check_plain
-from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    operation,
+    operation_like,
+    refuse_value,
+)
 from ..expressions import Elementwise, Reduction, Rowwise, axes_of, promoted_dtype, reduced
 from ._actor import ArraysActor
 from ._checks import axis_of, check_number, check_real, flag, placed, whole

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view as _windows
 
 from ..backends.base import HostArray
-from ..devices import AccelRef
+from ..devices import AccelRef, composed
 from ..devices.base._views import NoViewError, permuted, seen
-from ..devices.operations._calls import composed
 from ..expressions import diagonal_of
 from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ..actors import Intensity, named_arguments, opens
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Device, Operation, alone_on, check_device
-from ..devices.base._refusals import what_to_do
+from ..devices import AccelRef, Device, Operation, alone_on, check_device, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns

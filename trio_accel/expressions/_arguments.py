@@ -12,9 +12,8 @@ import attrs
 import numpy as np
 
 from ..actors import unknown_option
-from ..backends.base import DType, Ints, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError, is_same_kind
 from ..backends.base.contract.ops import ArraySpec, common_shape
-from ..backends.base.contract.values import is_same_kind
 from ..backends.base.expressions import (
     Argument,
     ArgumentType,
@@ -24,8 +23,7 @@ from ..backends.base.expressions import (
     Weak,
     pack_scalars,
 )
-from ..devices import AccelRef, Operand, Operation, Planner
-from ..devices.base._refusals import shown, what_to_do, whole, wholes
+from ..devices import AccelRef, Operand, Operation, Planner, shown, what_to_do, whole, wholes
 from ._views import check_ref
 
 __all__ = [

@@ -12,10 +12,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike, Ints
+from ..backends.base import DType, DTypeLike, Ints, element
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec, RowsSpec
-from ..backends.base.contract.values import element
 from ..backends.base.expressions import (
     COUNT,
     WIDE,

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import DType, HostArray
-from ..backends.base.contract.ops import ArraySpec
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes, what_to_do
+from ..backends.base import ArraySpec, DType, HostArray
+from ..devices import AccelRef, Operand, device_of, refuse_dtypes, what_to_do
 from ..devices.base._views import seen
 
 __all__ = [

@@ -11,8 +11,17 @@ import attrs
 from ..backends.base import DType, Ints, ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import whole, wholes
+from ..devices import (
+    AccelRef,
+    Declared,
+    LibraryActor,
+    Operand,
+    Planned,
+    Planner,
+    operation,
+    whole,
+    wholes,
+)
 from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [

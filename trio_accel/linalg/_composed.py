@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import real_of
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import real
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, real
 from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._blas import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import Ints, LibraryError, LinAlgError
-from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, composed, message_of
 from ._actor import SolverActor, solving
 
 __all__ = [

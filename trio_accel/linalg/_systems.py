@@ -10,9 +10,19 @@ import numpy as np
 from ..backends.base import DType, HostArray, Ints, LibraryError, LinAlgError
 from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
-from ..devices.base._refusals import real, refuse_dtypes
-from ..devices.operations._calls import composed
+from ..devices import (
+    AccelRef,
+    Call,
+    DeclaredSpec,
+    Operand,
+    Operation,
+    composed,
+    device_of,
+    message_of,
+    operation,
+    real,
+    refuse_dtypes,
+)
 from ..expressions import Elementwise, Reduction, intermediates
 from ._actor import BlasActor, SolverActor, solving
 from ._blas import gemm, trsm

@@ -9,8 +9,7 @@ import numpy as np
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from . import windows as w
 
 __all__ = ["bilateral_filter"]

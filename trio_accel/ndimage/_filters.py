@@ -15,8 +15,7 @@ import numpy.typing as npt
 from ..actors import arguments_of
 from ..arrays import add
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from . import windows as w
 from .windows import Floats, Mode, Modes, Numbers, Output
 

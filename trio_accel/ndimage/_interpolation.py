@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Operand, device_of
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of
 from . import windows as w
 from ._filters import line
 from .windows import Floats, Mode, Output

@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import DType, DTypeLike, HostArray
-from ..devices import AccelRef
-from ..devices.base._refusals import whole
+from ..devices import AccelRef, whole
 from ..expressions import Elementwise, check_ref
 
 __all__ = ["Mode", "Output"]

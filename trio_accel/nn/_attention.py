@@ -11,8 +11,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
-from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
-from ..devices.base._refusals import whole
+from ..devices import (
+    AccelRef,
+    Call,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    message_of,
+    operation,
+    whole,
+)
 from ..expressions import Out
 from ._library import MOST, DnnActor, check_dtypes, check_shape
 

@@ -12,8 +12,7 @@ import attrs
 
 from ..backends.base import Ints
 from ..backends.base.contract.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
-from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, Planned, Planner, composed, operation, operation_like
 from ..expressions import Reduction
 from ._library import DnnActor, Windows, at_least, check_axes, check_dtypes, check_shape, shape_of, sizes
 

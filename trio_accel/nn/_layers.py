@@ -18,11 +18,18 @@ from ..backends.base.contract.ops import (
     differ_in_dtype,
     fused_dtypes,
 )
-from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
-from ..devices.base._refusals import whole
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+    operation,
+    refuse_value,
+    whole,
+)
 from ..devices.base._views import NoViewError, reshaped
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Out, Scatter, check_array
 from ._library import check_range, naming
 

@@ -10,11 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, Ints, OutOfRangeError
-from ..backends.base.contract.ops import ArraySpec
-from ..devices import LibraryActor, Planner
-from ..devices.base._refusals import real, shown, whole
-from ..devices.operations._plan_source import refuse_value
+from ..backends.base import ArraySpec, DType, Ints, OutOfRangeError
+from ..devices import LibraryActor, Planner, real, refuse_value, shown, whole
 from ..expressions import ExpressionArgument, Reduction
 
 __all__ = ["DnnActor"]

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..actors import arguments_of, binder
 from ..backends.base import DType
-from ..devices import AccelRef, Call, Operand, device_of
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Call, Operand, composed, device_of
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
 

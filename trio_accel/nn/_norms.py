@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends.base import DType, Ints
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, whole
 from ..expressions import (
     Axis,
     Elementwise,

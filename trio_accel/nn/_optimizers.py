@@ -18,9 +18,7 @@ from typing import Any, TypeAlias
 
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import what_to_do, whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, what_to_do, whole
 from ..expressions import Elementwise, Out, Reduction, check_array
 from ._library import check_range
 

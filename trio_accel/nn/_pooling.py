@@ -21,11 +21,11 @@ from ..devices import (
     Operation,
     Planned,
     Planner,
+    composed,
     message_of,
     operation,
     operation_like,
 )
-from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array
 from ._library import (
     FLOATS,

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from ..actors import binder
 from ..backends.base import DType, DTypeLike, Ints, NotSupportedError
 from ..backends.base.contract.ops import Rejection
-from ..devices import AccelRef, Call, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Call, Operand, composed
 from ..expressions import Elementwise, ExpressionArgument, Out, Rowwise, like
 from ._messages import Exponential, Lognormal, Normal, Rejected, Uniform
 from ._stream import Shape, Stream, checked_dtype, real

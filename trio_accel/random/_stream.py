@@ -15,11 +15,9 @@ from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..backends.base import DType, Ints, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError, host_array
 from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
-from ..backends.base.contract.values import host_array
-from ..devices import AccelRef, Device, check_device
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise, ExpressionArgument, Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded

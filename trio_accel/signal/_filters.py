@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from ..arrays import asarray, broadcast_to, moveaxis, reshape
 from ..backends.base import DType
-from ..devices import AccelRef
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, composed
 from ..expressions import axis_of, check_ref
 from ._recursions import filter_rows
 

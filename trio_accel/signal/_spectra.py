@@ -11,9 +11,7 @@ import scipy.signal
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
 from ..backends.base import DType, HostArray
-from ..devices import AccelRef
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, composed, whole
 from ..expressions import Elementwise, axis_of, check_ref
 from ..fft import fft, irfft, rfft
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from ..arrays import asarray, concat, flip, linear_recurrence, moveaxis, reshape, searchsorted, stack
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, whole
 from ..expressions import Elementwise, axis_of, check_ref
 
 __all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]

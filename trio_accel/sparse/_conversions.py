@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import trio
 
-from ..backends.base import HostArray
-from ..backends.base.contract.values import check_plain
+from ..backends.base import HostArray, check_plain
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Device, check_device
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import row_indices

@@ -15,10 +15,7 @@ import trio
 from ..backends.base import HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import AccelRef, Operand, composed, refuse_value, whole
 from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr

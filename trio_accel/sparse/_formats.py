@@ -7,8 +7,7 @@ from typing import ClassVar, TypeAlias, cast
 import attrs
 
 from ..backends.base import DType
-from ..devices import AccelRef, Device
-from ..devices.base._refusals import whole
+from ..devices import AccelRef, Device, whole
 
 __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 

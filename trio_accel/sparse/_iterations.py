@@ -17,10 +17,19 @@ import numpy as np
 
 from ..backends.base import DType, HostArray, LinAlgError, NotSupportedError, QueueFullError
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
-from ..devices.base._refusals import real, refuse_dtypes, whole
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    Device,
+    Operand,
+    Operation,
+    Pending,
+    composed,
+    device_of,
+    real,
+    refuse_dtypes,
+    refuse_value,
+    whole,
+)
 from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
 from ..linalg import Nrm2

@@ -11,8 +11,7 @@ import numpy as np
 from ..actors import arguments_of
 from ..backends.base.contract.ops import real_of
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Operand, operation
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, operation
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix
 from ._iterations import (

@@ -10,9 +10,16 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.contract.ops import SearchSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    LibraryActor,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    operation,
+    refuse_value,
+)
 from ..expressions import ARRAYS, Elementwise, Out, Scatter, on_device
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 

@@ -13,9 +13,7 @@ import numpy as np
 
 from ..backends.base import DType, LibraryError, ops
 from ..backends.base.kit.checks import NATIVE
-from ..devices import Operand, Planned, Planner, operation, operation_like
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
 

@@ -7,8 +7,7 @@ from typing import Final
 from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.contract.ops import Transpose
 from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, DeclaredSpec, Operand, composed, operation, operation_like
 from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor
 

@@ -16,8 +16,7 @@ from scipy.spatial import cKDTree
 from .. import arrays
 from ..arrays._checks import check_real, placed
 from ..backends.base import HostArray
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Elementwise
 from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, updates, writes
 

@@ -9,11 +9,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..arrays import argsort, compress, count_nonzero, reshape, take
-from ..backends.base import AccelError, DType, DTypeLike
-from ..backends.base.contract.values import element
-from ..devices import AccelRef, Device, Operand, check_device
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..backends.base import AccelError, DType, DTypeLike, element
+from ..devices import AccelRef, Device, Operand, check_device, composed, whole
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
 from ._probing import EMPTY, FIND, STAMP

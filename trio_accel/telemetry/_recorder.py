@@ -28,9 +28,8 @@ from ..actors import (
     System,
     is_number,
 )
-from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
+from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics, what_to_do
 from ..devices import System as DeviceSystem
-from ..devices.base._refusals import what_to_do
 from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies

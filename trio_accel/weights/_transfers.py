@@ -26,8 +26,8 @@ from ..backends.base import (
     OutOfMemoryError,
     QueueFullError,
     StaleRefError,
+    by_way_of_int64,
 )
-from ..backends.base.contract.values import by_way_of_int64
 from ..backends.base.kit.code_cache import remove_stale
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..base import (
     AccelBackend,
     AccelStream,
+    ArraySpec,
     BackendReport,
     CacheCounts,
     ChunkKeeper,
@@ -21,7 +22,6 @@ from ..base import (
     Poison,
 )
 from ..base.contract.device_info import choose
-from ..base.contract.ops import ArraySpec
 from ..base.kit.device import BlockDevice
 from ..base.kit.host import (
     has_shared_memory,

@@ -9,13 +9,13 @@ from cuda.bindings import driver
 
 from ..base import (
     AccelStream,
+    ArraySpec,
     ChunkKeeper,
     DeviceInfo,
     MemoryStatistics,
     NotSupportedError,
     Poison,
 )
-from ..base.contract.ops import ArraySpec
 from ._installed import Installed
 from .kit._library import CudaLibrary, LibraryDevice, ModuleLibrary
 from .manifest import LIBRARIES

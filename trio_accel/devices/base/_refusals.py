@@ -16,6 +16,11 @@ from ...actors import NotAwaited
 from ...backends.base import DType
 from ...backends.base.contract.foreign_names import counterpart, instead_of
 
+__all__ = [
+    "clamped", "integer", "is_several", "real", "refuse_dtypes", "said", "shown", "what_to_do", "whole",
+    "wholes",
+]  # fmt: skip
+
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
 _NUMBERS = ("float", "int", "complex", "round")

@@ -13,8 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import ActorEvent, ActorFailedError, Event, MessageEvent
-from ...backends.base import ContextPoisonedError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, ContextPoisonedError
 from ..base._errors import lost_descriptors, out_of_descriptors
 from ..base._statistics import LaunchTimes
 from ..base._waits import Alarms

@@ -12,8 +12,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelBackend
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import AccelBackend, ArraySpec
 from ...backends.base.kit.chunks import ALIGNMENT
 from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors

@@ -30,6 +30,7 @@ from ...actors import (
 )
 from ...backends.base import (
     AccelBackend,
+    ArraySpec,
     DeviceInfo,
     DeviceLostError,
     DType,
@@ -40,10 +41,9 @@ from ...backends.base import (
     Isolation,
     NotSupportedError,
     SharesCudaMemory,
+    host_array,
 )
 from ...backends.base.contract.foreign_names import elsewhere
-from ...backends.base.contract.ops import ArraySpec
-from ...backends.base.contract.values import host_array
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
 from ..base._refusals import shown, what_to_do

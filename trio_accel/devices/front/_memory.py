@@ -19,15 +19,13 @@ from ...backends.base import (
     ForeignArray,
     HostArray,
     Ints,
-)
-from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
-from ...backends.base.contract.values import (
     check_conversion,
     check_plain,
     check_same_kind,
     element,
     host_array,
 )
+from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together

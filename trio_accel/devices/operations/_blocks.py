@@ -17,8 +17,7 @@ import attrs
 import numpy as np
 
 from ...actors import describe
-from ...backends.base import HostArray, StaleRefError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, HostArray, StaleRefError
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ..base._views import reach

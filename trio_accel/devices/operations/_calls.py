@@ -29,13 +29,12 @@ import numpy as np
 import trio
 
 from ...actors import named_arguments
-from ...backends.base import DType, DTypeLike, HostArray, Ints, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, DType, DTypeLike, HostArray, Ints, NotSupportedError
 from ..base._refusals import OnDevice
 from ..base._views import Index
 from ._pending import Pending
 
-__all__ = ["Call", "Chain", "Function", "arguments_of", "called"]
+__all__ = ["Call", "Chain", "Function", "arguments_of", "called", "composed"]
 
 T_co = TypeVar("T_co", covariant=True)
 ParametersP = ParamSpec("ParametersP")

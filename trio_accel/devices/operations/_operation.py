@@ -16,7 +16,18 @@ import numpy as np
 from trio.lowlevel import TrioToken, current_task, current_trio_token
 
 from ...actors import Request, actor_path_of, unknown_option
-from ...backends.base import CopyFromForeignSpec, DType, HostArray, InputFailedError, Ints, NotSupportedError
+from ...backends.base import (
+    ALWAYS_HELD,
+    CopyFromForeignSpec,
+    DType,
+    HostArray,
+    InputFailedError,
+    Ints,
+    NotSupportedError,
+    check_conversion,
+    factor,
+    host_array,
+)
 from ...backends.base.contract.ops import (
     DESCRIPTORS,
     ArraySpec,
@@ -28,7 +39,6 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.contract.values import ALWAYS_HELD, check_conversion, factor, host_array
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps

@@ -20,6 +20,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ...actors import NotAwaited, Request, System, named_arguments, opens
 from ...backends.base import (
+    ArraySpec,
     DeviceInfo,
     DeviceLostError,
     DTypeLike,
@@ -27,7 +28,6 @@ from ...backends.base import (
     NotSupportedError,
     SharesCudaMemory,
 )
-from ...backends.base.contract.ops import ArraySpec
 from ..base._options import DeviceOptions
 from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost

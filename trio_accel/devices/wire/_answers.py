@@ -17,8 +17,7 @@ from typing import Annotated, Any, SupportsIndex, TypeAlias, cast
 import attrs
 
 from ...actors import Event
-from ...backends.base import CacheCounts, DType, MemoryStatistics
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, CacheCounts, DType, MemoryStatistics
 from ...backends.base.contract.program_definition import build, tree_of
 from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError

@@ -16,7 +16,11 @@ import numpy.typing as npt
 from .dtypes import DType, HostArray
 from .errors import LibraryError
 
-__all__ = ["as_bits", "scalar"]
+__all__ = [
+    "ALWAYS_HELD", "as_bits", "by_way_of_int64", "check_conversion", "check_plain", "check_same_kind",
+    "element", "factor", "host_array", "is_same_kind", "scalar",
+]  # fmt: skip
+
 
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""

@@ -17,8 +17,7 @@ import numpy as np
 import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
-from ...base import DType, HostArray, NotSupportedError
-from ...base.contract.ops import ArraySpec
+from ...base import ArraySpec, DType, HostArray, NotSupportedError
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
 from ...base.kit.checks import scalar_of
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base import DType, HostArray, HostCall, Ints, kernel, ops
-from ...base.contract.values import by_way_of_int64
+from ...base import DType, HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
 from ...base.expressions import (
     Argument,
     Places,

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...base import BlockMemory, ChunkKeeper, DType, HostArray, NotSupportedError
-from ...base.contract.ops import ArraySpec
-from ...base.contract.values import by_way_of_int64
+from ...base import (
+    ArraySpec,
+    BlockMemory,
+    ChunkKeeper,
+    DType,
+    HostArray,
+    NotSupportedError,
+    by_way_of_int64,
+)
 from ...base.kit.chunks import ALIGNMENT
 from ...base.kit.host import available_bytes, make_shared, map_shared
 

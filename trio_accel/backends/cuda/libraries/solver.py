@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType, Ints, kernel
+from ...base import ArraySpec, DType, Ints, kernel
 from ...base.contract.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
-from ...base.contract.ops import ArraySpec
 from ...base.gpu.library import Order
 from ...base.kit.checks import NATIVE
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
