@@ -14,7 +14,7 @@ from typing import get_args
 
 import attrs
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints
 from ..backends.base.contract.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand, composed, refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array
@@ -252,7 +252,7 @@ class _Places:
     """
 
     place: str
-    shape: tuple[int, ...]
+    shape: Ints
     indices: dict[str, Operand]
 
 

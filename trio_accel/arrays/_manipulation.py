@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..backends.base import NotSupportedError, element
+from ..backends.base import Ints, NotSupportedError, element
 from ..backends.base.contract.ops import JoinSpec
 from ..devices import (
     AccelRef,
@@ -292,7 +292,7 @@ def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
     return Elementwise(text, operation="arrays.pad")
 
 
-def _check_counts(told: str, given: object, counts: tuple[int, ...]) -> None:
+def _check_counts(told: str, given: object, counts: Ints) -> None:
     if any(count < 0 for count in counts):
         raise ValueError(f"{told} must be at least 0, got {given!r}")
 

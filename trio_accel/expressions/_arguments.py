@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from ..actors import unknown_option
-from ..backends.base import DType, Ints, NotSupportedError, is_same_kind
+from ..backends.base import DType, Ints, NotSupportedError, Strs, is_same_kind
 from ..backends.base.contract.ops import ArraySpec, common_shape
 from ..backends.base.expressions import (
     Argument,
@@ -71,7 +71,7 @@ class Taken:
     """
 
     expression: Expression | RowExpression
-    signature: tuple[str, ...]
+    signature: Strs
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
     loaded: tuple[ArraySpec, ...]

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike, Ints
+from ..backends.base import DType, DTypeLike, Ints, Strs
 from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec, Reduce, ScatterSpec
 from ..backends.base.expressions import (
     WIDE,
@@ -281,7 +281,7 @@ class Elementwise(Generic[ReplyT]):
             taken.check_places(operation, known.typed.axes)
         return known
 
-    def _find_types(self, signature: tuple[str, ...], *out: str | None) -> KnownExpression:
+    def _find_types(self, signature: Strs, *out: str | None) -> KnownExpression:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         given = dict(zip(self.inputs, arguments, strict=True))
         kinds = {name: each.kind for name, each in given.items()}
@@ -453,7 +453,7 @@ class Scatter:
         planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ScatterSpec(text, self._reduce, taken.arrays, out, taken.scalars), x)
 
-    def _find_types(self, signature: tuple[str, ...]) -> tuple[str, TypedExpression]:
+    def _find_types(self, signature: Strs) -> tuple[str, TypedExpression]:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         dtype, kind = arguments[0].dtype, arguments[-1].kind
         if not _becomes(kind, dtype):

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from ..actors import arguments_of
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import FftNorm
 from ..devices import AccelRef, Operand, composed, device_of, whole
 from ..expressions import Elementwise, Out, intermediates, on_device
@@ -194,7 +194,7 @@ async def _along(
     name: str,
     a: Operand,
     lengths: Sequence[int],
-    axes: tuple[int, ...],
+    axes: Ints,
     out: Out,
     *,
     type: TransformType,  # noqa: A002  # SciPy's name

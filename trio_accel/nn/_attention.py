@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError
 from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
 from ..devices import (
     AccelRef,
@@ -97,7 +97,7 @@ def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec
     return array
 
 
-def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: tuple[int, ...]) -> ArraySpec:
+def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: Ints) -> ArraySpec:
     """Take lengths of this shape."""
     array = _read_wholes(planner, argument, lengths)
     check_shape(planner.name, argument, array, shape)

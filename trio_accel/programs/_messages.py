@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ..actors import ActorContext
-from ..backends.base import DType, Ints
+from ..backends.base import DType, Ints, Strs
 from ..backends.base.contract.ops import (
     RESULT_WORDS,
     ArraySpec,
@@ -70,7 +70,7 @@ class ProgramActor(LibraryActor):
         return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
     @classmethod
-    def modules_of(cls, argument: str) -> tuple[str, ...]:
+    def modules_of(cls, argument: str) -> Strs:
         """Return the module of its class or function."""
         return (ProgramDefinition.decode(argument).target.partition(":")[0],)
 

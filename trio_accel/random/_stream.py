@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..backends.base import DType, Ints, NotSupportedError, host_array
+from ..backends.base import DType, Ints, NotSupportedError, Strs, host_array
 from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise, ExpressionArgument, Out
@@ -306,9 +306,7 @@ class Stream(Seeded):
 
 
 @functools.lru_cache(256)
-def _transform(
-    name: str, kind: str, text: str, arguments: tuple[str, ...], dtype: str
-) -> Elementwise[AccelRef]:
+def _transform(name: str, kind: str, text: str, arguments: Strs, dtype: str) -> Elementwise[AccelRef]:
     return Elementwise(
         f"{_UNIT[kind]}; {text}",
         inputs=("lower", "upper", *arguments),

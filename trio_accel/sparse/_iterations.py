@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, Type
 import attrs
 import numpy as np
 
-from ..backends.base import DType, HostArray, LinAlgError, NotSupportedError, QueueFullError
+from ..backends.base import DType, HostArray, LinAlgError, NotSupportedError, QueueFullError, Strs
 from ..backends.base.kit.checks import NATIVE
 from ..devices import (
     AccelRef,
@@ -101,7 +101,7 @@ class Method(Protocol):
     problem: Problem
     x: AccelRef
     made: AccelRef | None = None
-    changing: ClassVar[tuple[str, ...]]
+    changing: ClassVar[Strs]
     alone: ClassVar[int] = 2
 
     async def step(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, Strs
 from ..backends.base.contract.ops import SearchSpec, Transpose
 from ..backends.base.kit.checks import NATIVE
 from ..devices import (
@@ -331,7 +331,7 @@ def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise
 
 
 @functools.cache
-def _scatter(indices: tuple[str, ...], row: str, col: str) -> Scatter:
+def _scatter(indices: Strs, row: str, col: str) -> Scatter:
     """Add values at places that expressions of indices tell."""
     return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends.base import DType, LibraryError, ops
+from ..backends.base import DType, Ints, LibraryError, ops
 from ..backends.base.kit.checks import NATIVE
 from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
@@ -42,7 +42,7 @@ class MadeSpec(ops.OperationSpec):
     operation = "sparse.make"
 
     function: str = ops.exact()
-    numbers: tuple[int, ...] = ops.exact()
+    numbers: Ints = ops.exact()
     arrays: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
     indptr: ops.ArraySpec | None = ops.writes(optional=True)
     indices: ops.ArraySpec | None = ops.writes(optional=True)

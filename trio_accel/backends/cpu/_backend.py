@@ -20,6 +20,7 @@ from ..base import (
     LibraryUsage,
     NotSupportedError,
     Poison,
+    Strs,
 )
 from ..base.contract.device_info import choose
 from ..base.kit.device import BlockDevice
@@ -52,7 +53,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         self.host_view: Callable[..., HostArray] = memory.view
 
     @property
-    def libraries(self) -> tuple[str, ...]:
+    def libraries(self) -> Strs:
         """Names of the libraries, sorted."""
         return tuple(sorted(LIBRARIES))
 
@@ -132,7 +133,7 @@ class CpuBackend(AccelBackend):
         return True
 
     @property
-    def preload(self) -> tuple[str, ...]:
+    def preload(self) -> Strs:
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 

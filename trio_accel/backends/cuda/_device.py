@@ -15,6 +15,7 @@ from ..base import (
     MemoryStatistics,
     NotSupportedError,
     Poison,
+    Strs,
 )
 from ._installed import Installed
 from .kit._library import CudaLibrary, LibraryDevice, ModuleLibrary
@@ -61,7 +62,7 @@ class CudaDevice(LibraryDevice):
         self.context.before_loss(self._forget)
 
     @property
-    def libraries(self) -> tuple[str, ...]:
+    def libraries(self) -> Strs:
         """Names of the libraries that can be used, sorted."""
         return self._installed.libraries
 

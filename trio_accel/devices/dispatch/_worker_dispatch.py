@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import Actor, ActorContext, ActorSnapshot
-from ...backends.base import ContextLostError, DeviceLostError
+from ...backends.base import ContextLostError, DeviceLostError, Ints
 from ..base._errors import damage_to_memory
 from ..base._host_pool import SMALL
 from ..base._options import SyncCompletion
@@ -356,7 +356,7 @@ class WorkerDispatch:
         return sum(queue.waiting for queue in self._requests.queues({}).values())
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
+    def descriptors(self) -> Ints:
         """The descriptors of the chunks."""
         return tuple(chunk.descriptor for chunk in self._chunks.chunks.values())
 

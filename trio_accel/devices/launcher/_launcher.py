@@ -30,7 +30,7 @@ from ...actors import (
     open_system,
 )
 from ...backends import resolve
-from ...backends.base import AccelError, NotSupportedError
+from ...backends.base import AccelError, Ints, NotSupportedError, Strs
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
 from ..base._statistics import processor_time
@@ -75,9 +75,9 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
         ActorFailedError: The launcher's actor ended meanwhile.
     """
 
-    arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
-    descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
-    preload: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    arguments: Strs = attrs.field(converter=tuple[str, ...])
+    descriptors: Ints = attrs.field(default=(), converter=tuple[int, ...])
+    preload: Strs = attrs.field(default=(), converter=tuple[str, ...])
 
 
 @attrs.frozen

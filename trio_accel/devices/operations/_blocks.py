@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from ...actors import describe
-from ...backends.base import ArraySpec, HostArray, StaleRefError
+from ...backends.base import ArraySpec, HostArray, StaleRefError, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ..base._views import reach
@@ -211,7 +211,7 @@ class Block:
         self.generation: int = generation
         self.damaged_by: str | None = None
         self.failure: BaseException | None = None
-        self.frozen_by: tuple[str, ...] = ()
+        self.frozen_by: Strs = ()
         self.is_released: bool = False
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
@@ -358,7 +358,7 @@ class BorrowedBlock(Block):
     def __init__(self, table: BlockTable, source: Block) -> None:
         super().__init__(table, source.nbytes, table.availability.generation, next(_ids))
         self.source: Block = source
-        self.frozen_by: tuple[str, ...] = (source.table.device.path,)
+        self.frozen_by: Strs = (source.table.device.path,)
 
     def check(self, argument: str, array: ArraySpec | None = None) -> None:
         """Refuse it once it was given back.

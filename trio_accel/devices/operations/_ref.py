@@ -24,6 +24,7 @@ from ...backends.base import (
     DeviceInfo,
     DeviceLostError,
     DTypeLike,
+    HostArray,
     Isolation,
     NotSupportedError,
     SharesCudaMemory,
@@ -404,7 +405,7 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
         """Make a host array, not initialised, that travels to and from the device without a copy in between.
 
         With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
@@ -549,7 +550,7 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
-def _item(array: AccelRef | npt.NDArray[Any]) -> Any:
+def _item(array: AccelRef | HostArray) -> Any:
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
     return array.item()

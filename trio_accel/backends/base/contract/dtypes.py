@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DType", "DTypeLike", "HostArray", "Ints"]
+__all__ = ["DType", "DTypeLike", "HostArray", "Ints", "Strs"]
 
 _LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -131,6 +131,9 @@ HostArray: TypeAlias = npt.NDArray[Any]
 
 Ints: TypeAlias = tuple[int, ...]
 """Any number of integers, such as a shape, strides or axes."""
+
+Strs: TypeAlias = tuple[str, ...]
+"""Any number of strings, such as names or arguments."""
 
 
 _known: dict[Any, DType] = dict(DType.__members__)

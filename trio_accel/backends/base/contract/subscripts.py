@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from .dtypes import Ints
+from .dtypes import Ints, Strs
 
 Search: TypeAlias = Literal[
     "auto", "auto-hq", "branch-1", "branch-2", "branch-all", "dp", "greedy", "optimal", "random-greedy",
@@ -24,7 +24,7 @@ Search: TypeAlias = Literal[
 Optimize: TypeAlias = Search | Sequence[Sequence[int]]
 """How a path is found; or the path itself, as opt_einsum and `numpy.einsum_path` write it."""
 
-OPTIMIZERS: tuple[str, ...] = Search.__args__  # type: ignore[attr-defined]
+OPTIMIZERS: Strs = Search.__args__  # type: ignore[attr-defined]
 """All searches."""
 
 # With more operands, the search for the smallest arrays takes longer than a second.
@@ -203,7 +203,7 @@ def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[Int
 
 @lru_cache
 def _find(
-    terms: tuple[str, ...],
+    terms: Strs,
     output: str,
     extents: tuple[tuple[str, int], ...],
     itemsize: int,

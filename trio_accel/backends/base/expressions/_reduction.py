@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, HostArray, Ints
+from ..contract.dtypes import DType, HostArray, Ints, Strs
 from ..contract.foreign_names import instead_of
 from ..contract.values import by_way_of_int64
 from ._evaluate import Overflow, evaluate
@@ -27,7 +27,7 @@ ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"
 ]
 
-REDUCTIONS: tuple[str, ...] = get_args(ReductionName)[:-1]
+REDUCTIONS: Strs = get_args(ReductionName)[:-1]
 """Reductions that have names."""
 
 _IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "mean": 0, "any": False, "all": True}
@@ -119,7 +119,7 @@ class Reduction:
         return self.name in ("argmin", "argmax")
 
 
-def _parsed(what: str, text: str, inputs: tuple[str, ...] | None = None) -> Expression:
+def _parsed(what: str, text: str, inputs: Strs | None = None) -> Expression:
     try:
         parsed = parse(text, inputs)
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, HostArray, Ints
+from ..contract.dtypes import DType, HostArray, Ints, Strs
 from ._evaluate import Overflow, evaluate
 from ._expression import CONSTANTS, FUNCTIONS, Expression
 from ._parse import parse
@@ -217,14 +217,14 @@ class RowExpression:
     """
 
     text: str
-    inputs: tuple[str, ...]
+    inputs: Strs
     # These follow from the text.
     stages: tuple[Reduction, ...] = attrs.field(eq=False)
     last: Expression = attrs.field(eq=False)
 
     @staticmethod
     @functools.lru_cache(1024)
-    def parse(text: str, inputs: tuple[str, ...]) -> RowExpression:
+    def parse(text: str, inputs: Strs) -> RowExpression:
         """Parse statements such as ``"e = exp(x - max(x)); y = e / sum(e)"``.
 
         Args:
@@ -348,7 +348,7 @@ class TypedRows:
         return self.last.dtypes[0]
 
     @property
-    def parts(self) -> list[tuple[TypedExpression, tuple[str, ...]]]:
+    def parts(self) -> list[tuple[TypedExpression, Strs]]:
         """Its expressions, and what each of them reads."""
         stages = [(stage.map, stage.reduction.map.inputs) for stage in self.stages]
         return [*stages, (self.last, self.rows.last.inputs)]

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, Ints
+from ..contract.dtypes import DType, Ints, Strs
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
@@ -113,7 +113,7 @@ class TypedExpression:
     elements: Ints = ()
     axes: Ints = ()
     loads: tuple[tuple[int, int], ...] = ()
-    checked: tuple[str, ...] = ()
+    checked: Strs = ()
 
     @property
     def work(self) -> int:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import attrs
 
 from ..contract.device_array import merged
-from ..contract.dtypes import Ints
+from ..contract.dtypes import Ints, Strs
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
@@ -66,11 +66,11 @@ class KernelSource:
     """
 
     text: str
-    names: tuple[str, ...]
+    names: Strs
     arguments: struct.Struct
     partial: int = 0
     each: int = 1
-    axes: tuple[int, ...] = ()
+    axes: Ints = ()
     is_checked: bool = False
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import attrs
 
 from ..contract.device_array import merged
-from ..contract.dtypes import Ints
+from ..contract.dtypes import Ints, Strs
 from ..contract.ops import Transpose, contiguous_strides
 from .blas import leading
 
@@ -223,13 +223,13 @@ def plan_contraction(
     return least[1]
 
 
-def _by_strides(strides: dict[str, int], letters: set[str]) -> tuple[str, ...]:
+def _by_strides(strides: dict[str, int], letters: set[str]) -> Strs:
     """Put axes into the order in which they lie, the one with the longest steps first."""
     return tuple(sorted(letters, key=lambda letter: (-strides[letter], letter)))
 
 
 def _lay_out(
-    order: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
+    order: tuple[Strs, Strs, Strs],
     strides: dict[str, int],
     extents: dict[str, int],
     itemsize: int,

@@ -9,7 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from ...base import DType, HostArray, ops
+from ...base import DType, HostArray, Ints, ops
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice
@@ -63,7 +63,7 @@ class _Arrays:
     def view(self, array: ops.ArraySpec, *, write: bool) -> HostArray:
         return self._device.host_view(array, write=write)
 
-    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+    def found(self, value: object) -> tuple[str, Ints] | None:
         if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
             return None
         array = _host(value)

@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
-from ...base import DType, HostArray, Ints, NotSupportedError, kernel
+from ...base import DType, HostArray, Ints, NotSupportedError, Strs, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec, contiguous_strides, fused_dtypes
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
@@ -125,7 +125,7 @@ class Routine:
         self._handle = handle
         self.problem: Problem = problem
         spec, product = problem.spec, problem.product
-        self.fields: tuple[str, ...] = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self.fields: Strs = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
         self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
         self._pointer = np.full(1, _SOMEWHERE, np.int64)
         self._address = int(self._pointer.ctypes.data)

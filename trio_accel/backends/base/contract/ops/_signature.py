@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import attrs
 import numpy as np
 
-from ..dtypes import DType, Ints
+from ..dtypes import DType, Ints, Strs
 from ._array import ArraySpec
 
 __all__ = [
@@ -130,7 +130,7 @@ class Shapes:
     line: str
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
-    updated: tuple[str, ...]
+    updated: Strs
 
     def fit(
         self, name: str, shapes: tuple[Ints | None, ...], letters: tuple[object, ...] = ()
