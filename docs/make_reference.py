@@ -89,7 +89,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
         "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
-        "host_array is_same_kind ArraySpec OperationSpec"
+        "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
+        "check_structure misplaced no_element no_length scalar_of unordered"
     ),
     "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramNext ProgramResult ProgramReturn RESULT_WORDS "

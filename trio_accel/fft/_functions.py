@@ -8,9 +8,8 @@ from typing import Any, Final, NoReturn, ParamSpec
 
 import attrs
 
-from ..backends.base import DType, Ints, ops
+from ..backends.base import NATIVE, DType, Ints, ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
-from ..backends.base.kit.checks import NATIVE
 from ..devices import (
     AccelRef,
     Declared,

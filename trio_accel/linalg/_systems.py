@@ -7,9 +7,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias, cast, overload
 
 import numpy as np
 
-from ..backends.base import DType, HostArray, Ints, LibraryError, LinAlgError
+from ..backends.base import NATIVE, DType, HostArray, Ints, LibraryError, LinAlgError
 from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
-from ..backends.base.kit.checks import NATIVE
 from ..devices import (
     AccelRef,
     Call,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import trio
 
-from ..backends.base import HostArray, check_plain
-from ..backends.base.kit.checks import NATIVE
+from ..backends.base import NATIVE, HostArray, check_plain
 from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix

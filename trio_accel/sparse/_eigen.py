@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..backends.base import HostArray, LinAlgError, NotSupportedError
+from ..backends.base import NATIVE, HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
-from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand, composed, refuse_value, whole
 from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2

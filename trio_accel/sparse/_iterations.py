@@ -15,8 +15,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, Type
 import attrs
 import numpy as np
 
-from ..backends.base import DType, HostArray, LinAlgError, NotSupportedError, QueueFullError, Strs
-from ..backends.base.kit.checks import NATIVE
+from ..backends.base import (
+    NATIVE,
+    DType,
+    HostArray,
+    LinAlgError,
+    NotSupportedError,
+    QueueFullError,
+    Strs,
+)
 from ..devices import (
     AccelRef,
     Device,

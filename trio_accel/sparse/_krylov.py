@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..actors import arguments_of
-from ..backends.base import Strs
+from ..backends.base import NATIVE, Strs
 from ..backends.base.contract.ops import real_of
-from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, Operand, composed, operation
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix

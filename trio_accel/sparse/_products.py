@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..backends.base import DType, Strs
+from ..backends.base import NATIVE, DType, Strs
 from ..backends.base.contract.ops import SearchSpec, Transpose
-from ..backends.base.kit.checks import NATIVE
 from ..devices import (
     AccelRef,
     LibraryActor,

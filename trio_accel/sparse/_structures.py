@@ -11,8 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends.base import DType, Ints, LibraryError, ops
-from ..backends.base.kit.checks import NATIVE
+from ..backends.base import NATIVE, DType, Ints, LibraryError, ops
 from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor

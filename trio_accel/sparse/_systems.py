@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base import Ints, LibraryError, LinAlgError
+from ..backends.base import NATIVE, Ints, LibraryError, LinAlgError
 from ..backends.base.contract.ops import Transpose
-from ..backends.base.kit.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, composed, operation, operation_like
 from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor

@@ -12,6 +12,7 @@ from .contract.ops import OperationSpec as OperationSpec
 from .contract.protocols import *
 from .contract.values import *
 from .kit import checks as checks
+from .kit.checks import *
 from .kit.chunks import *
 from .kit.kernels import *
 from .kit.memory import *

@@ -17,9 +17,8 @@ import numpy as np
 import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
-from ...base import ArraySpec, DType, HostArray, Ints, NotSupportedError
+from ...base import ArraySpec, DType, HostArray, Ints, NotSupportedError, scalar_of
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
-from ...base.kit.checks import scalar_of
 
 FortranRoutine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""

@@ -8,10 +8,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import DType, HostArray, HostCall, kernel, ops
+from ...base import (
+    INEXACT,
+    INTEGERS,
+    NATIVE,
+    DType,
+    HostArray,
+    HostCall,
+    check_dtype,
+    kernel,
+    ops,
+    scalar_of,
+)
 from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
-from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
 from ..runtime._memory import convert, pieces, to_float32, widened
 from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
 from ._fortran import LONGEST, Blas, FortranRoutine, find

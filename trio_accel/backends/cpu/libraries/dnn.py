@@ -16,8 +16,7 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...base import DType, HostArray, HostCall, Ints, kernel, ops
-from ...base.kit.checks import no_element, no_length
+from ...base import DType, HostArray, HostCall, Ints, kernel, no_element, no_length, ops
 from ..runtime._memory import convert, widened
 from ..runtime.blas_threads import matrix_product
 

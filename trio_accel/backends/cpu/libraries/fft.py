@@ -10,9 +10,8 @@ import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base import HostArray, HostCall, kernel
+from ...base import NATIVE, HostArray, HostCall, kernel
 from ...base.contract.ops import ArraySpec, FftSpec, FusedFftSpec
-from ...base.kit.checks import NATIVE
 from ...base.kit.host import usable_cores
 from . import arrays
 

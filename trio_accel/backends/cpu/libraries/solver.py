@@ -13,9 +13,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import scipy.linalg
 
-from ...base import DType, HostArray, HostCall, Ints, kernel
+from ...base import NATIVE, DType, HostArray, HostCall, Ints, kernel
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
-from ...base.kit.checks import NATIVE
 from ..runtime.blas_threads import SCIPY, matrix_product
 from ._fortran import Lapack, check_size, each
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...base import HostArray, HostCall, kernel
+from ...base import INEXACT, HostArray, HostCall, kernel, scalar_of
 from ...base.contract.ops import ContractionSpec
-from ...base.kit.checks import INEXACT, scalar_of
 from ..runtime._memory import convert, to_float32
 from ..runtime.blas_threads import matrix_product
 

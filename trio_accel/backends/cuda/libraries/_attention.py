@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 import attrs
 from nvmath.bindings import cublas
 
-from ...base import DType, Ints, kernel
+from ...base import DType, Ints, kernel, no_length
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
-from ...base.kit.checks import no_length
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas

@@ -11,10 +11,9 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cusolverDn
 
-from ...base import DType, Ints, Strs
+from ...base import NATIVE, DType, Ints, Strs
 from ...base.contract.device_array import DeviceArray, stacked
 from ...base.gpu.driver import Kernels
-from ...base.kit.checks import NATIVE
 from ..runtime._context import CudaContext
 from ..runtime._stream import scratch
 from ._cublas import KINDS

@@ -15,11 +15,10 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType, Ints, NotSupportedError
+from ...base import NATIVE, DType, Ints, NotSupportedError, misplaced
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
-from ...base.kit.checks import NATIVE, misplaced
 from ..kit._library import KernelCall, LibraryDevice
 from ._cublas import KINDS
 from ._radix_sort import RadixSort

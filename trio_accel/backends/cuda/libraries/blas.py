@@ -13,12 +13,11 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas
 
-from ...base import AccelStream, DType, Ints, kernel
+from ...base import INEXACT, INTEGERS, NATIVE, AccelStream, DType, Ints, check_dtype, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, MatmulSpec, OperationSpec, contiguous_strides
 from ...base.gpu.driver import Function, with_axes
 from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
-from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype
 from ...base.kit.launch_cache import GraphCall, Key
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...base import DeviceArray, DType, Ints, kernel, ops
-from ...base.kit.checks import no_element
+from ...base import DeviceArray, DType, Ints, kernel, no_element, ops
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
 from ._cudnn import (

@@ -14,12 +14,11 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cufft
 
-from ...base import DeviceArray, DType, Ints, LibraryError, NotSupportedError, kernel
+from ...base import NATIVE, DeviceArray, DType, Ints, LibraryError, NotSupportedError, kernel
 from ...base.contract.ops import ArraySpec, ElementwiseSpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
 from ...base.gpu.driver import LoadedCode
 from ...base.gpu.kernels import CompiledExpression
-from ...base.kit.checks import NATIVE
 from ...base.kit.fft_steps import (
     OUT,
     SOURCE,

@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import ArraySpec, DType, Ints, kernel
+from ...base import NATIVE, ArraySpec, DType, Ints, kernel
 from ...base.contract.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.gpu.library import Order
-from ...base.kit.checks import NATIVE
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 

@@ -13,9 +13,20 @@ import attrs
 import numpy as np
 from nvmath.bindings import cudss, cusparse
 
-from ...base import DeviceArray, DType, HostArray, Ints, LibraryError, NotSupportedError, kernel
+from ...base import (
+    NATIVE,
+    DeviceArray,
+    DType,
+    HostArray,
+    Ints,
+    LibraryError,
+    NotSupportedError,
+    check_structure,
+    kernel,
+    scalar_of,
+    unordered,
+)
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_key
-from ...base.kit.checks import NATIVE, check_structure, scalar_of, unordered
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._cublas import KINDS
