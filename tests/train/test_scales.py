@@ -144,3 +144,42 @@ def test_scales_out_of_bounds(scale: Any) -> None:
         ValueError, match=r"Precision: scale must be a number from 5.96046e-08 to 4.29497e\+09"
     ):
         train.Precision("float16", scale=scale)
+
+
+@pytest.mark.parametrize("scale", [LEAST_SCALE, 2.0**-16, 1.0, 1024.0])
+async def test_a_gradient_is_unscaled_in_the_master_dtype(open_: Callable[..., Any], scale: float) -> None:
+    """float16 holds no number above 65504, such as the reciprocal of the least scale."""
+    precision = train.Precision("float16", scale=scale)
+    async with open_(optimizer=train.sgd(0.5), precision=precision) as trainer:
+        [step] = [step async for step in trainer.steps(given(1.0))]
+        assert not step.is_skipped
+        parameters: Any = await trainer.parameters()
+    # float16 has multiples of 2**-24: each of two parts of the scaled slope is off by one at most.
+    slopes = (1.0 - parameters["w"]) / 0.5
+    np.testing.assert_allclose(slopes, 1.0 + 1.0 / 6.0, atol=max(2.0**-23 / scale, 1e-2))
+
+
+class Faint(train.CallModule):
+    """Its slope is 2**-26, and float16 has no number below 2**-24."""
+
+    def initial(self, rng: np.random.Generator) -> Any:
+        return {"w": np.ones(3)}
+
+    def loss(self, parameters: Any, batch: Any) -> Any:
+        return ta.arrays.sum(batch["x"] * parameters["w"] * 2.0**-12) * 2.0**-14
+
+
+@pytest.mark.parametrize("scale", [1024.0, 2.0**20])
+async def test_a_scale_keeps_gradients_that_vanish_in_the_backward_pass(
+    system: ta.System, scale: float
+) -> None:
+    precision = train.Precision("float16", scale=scale)
+    config = train.Config(optimizer=train.sgd(2.0**20), precision=precision)
+    options = ta.DeviceOptions(isolation="inline")
+    async with (
+        system.open_device("cpu", options=options) as device,
+        train.open_trainer([device], Faint, config) as trainer,
+    ):
+        [_] = [step async for step in trainer.steps([{"x": np.ones((1, 3), "float16")}])]
+        parameters: Any = await trainer.parameters()
+    np.testing.assert_array_equal(parameters["w"], 1.0 - 2.0**-6)

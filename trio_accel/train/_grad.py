@@ -136,27 +136,34 @@ def value_and_grad(
     """
 
     async def run(parameters: Nested, *args: Any, **kwargs: Any) -> tuple[AccelRef, Any]:
-        made: list[Any] = []
-        try:
-            leaves: list[Any] = []
-            made.append(f(_with(parameters, lambda ref: _leaf(ref, leaves, made)), *args, **kwargs))
-            out: AccelRef = await _joined(made, leaves)
-        finally:
-            # Those that were not awaited end without a warning: an error is enough, the program has not made
-            # the calls of gradients, and a rule may not need the gradient of its result.
-            for call in made:
-                if type(call) is Call:
-                    call.close()
-        place = 1
-
-        def taken(ref: AccelRef) -> AccelRef:
-            nonlocal place
-            place += ref.size
-            return out[place - ref.size : place].reshape(ref.shape)
-
-        return out[:1].reshape(()), _with(parameters, taken)
+        return await value_and_scaled_grad(f, 1.0, parameters, *args, **kwargs)
 
     return run
+
+
+async def value_and_scaled_grad(
+    f: Callable[..., Any], scale: float, parameters: Nested, *args: Any, **kwargs: Any
+) -> tuple[AccelRef, Any]:
+    """Compute the value of a function, and the gradients of `scale` times the value; see `value_and_grad`."""
+    made: list[Any] = []
+    try:
+        leaves: list[Any] = []
+        made.append(f(_with(parameters, lambda ref: _leaf(ref, leaves, made)), *args, **kwargs))
+        out: AccelRef = await _joined(made, leaves, scale)
+    finally:
+        # Those that were not awaited end without a warning: an error is enough, the program has not made
+        # the calls of gradients, and a rule may not need the gradient of its result.
+        for call in made:
+            if type(call) is Call:
+                call.close()
+    place = 1
+
+    def taken(ref: AccelRef) -> AccelRef:
+        nonlocal place
+        place += ref.size
+        return out[place - ref.size : place].reshape(ref.shape)
+
+    return out[:1].reshape(()), _with(parameters, taken)
 
 
 def grad(f: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -189,12 +196,13 @@ def _with(nested: Any, change: Callable[[AccelRef], Any]) -> Any:
     return change(nested)
 
 
-def _joined(made: list[Any], leaves: Sequence[Any]) -> Any:
+def _joined(made: list[Any], leaves: Sequence[Any], scale: float) -> Any:
     """Return one call of a value and of all its gradients, each flat, behind one another.
 
     Args:
         made: Ends with the call of the value; the calls of gradients are added to it.
         leaves: Calls of the parameters.
+        scale: Factor of the value whose gradients are computed.
     """
     given: object = made[-1]
     if not isinstance(given, Call):
@@ -205,7 +213,7 @@ def _joined(made: list[Any], leaves: Sequence[Any]) -> Any:
     order, depends = _order(value, leaves)
     if id(value) not in depends:
         raise ValueError("value_and_grad: the value depends on no parameter")
-    made.append(arrays.ones_like(value))
+    made.append(arrays.full_like(value, scale))
     slopes: dict[int, Any] = {id(value): made[-1]}
     for call in reversed(order):
         if id(call) not in slopes:

@@ -17,13 +17,16 @@ from ..backends.base import NotSupportedError
 from ..collectives import World
 from ..devices import AccelRef, run_together
 from ..programs import Program, open_program
-from ._config import Config
-from ._grad import value_and_grad
+from ._config import LEAST_SCALE, Config
+from ._grad import value_and_scaled_grad
 from ._layout import Batch, Layout, Work
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
 
 __all__ = ["CallModule"]
+
+# The largest power of two of float16. A larger scale is multiplied behind the backward pass.
+_LARGEST_WITHIN = 2.0**15
 
 States: TypeAlias = "list[dict[str, AccelRef]]"
 """Flat arrays of each rank by name."""
@@ -197,7 +200,6 @@ class CallReplicas(Replicas[CallModule]):
         if mesh.data != mesh.size:
             raise NotSupportedError("a CallModule has the whole model on each rank; use a train.Module")
         self._model = self._module(**self._options)
-        self._value_and_grad = value_and_grad(self._model.loss)
         initial = self._model.initial(np.random.default_rng(self._config.seed))
         return {"parameters": dict(initial), "buffers": {}}
 
@@ -236,7 +238,8 @@ class CallReplicas(Replicas[CallModule]):
     async def _changed(self, rank: int, gradient: AccelRef, factor: float, work: Work) -> dict[str, AccelRef]:
         """Return the state of a rank after the optimizer's step; that of before stays."""
         new = {name: await array.copy() for name, array in self.states[rank].items()}
-        wide = await (await (gradient * factor)).cast(self._config.precision.master)
+        # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
+        wide = await (gradient.cast(self._config.precision.master) * factor)
         await self._optimize(new, new["parameters"][self.own(rank)], wide, work)
         return new
 
@@ -248,10 +251,12 @@ class CallReplicas(Replicas[CallModule]):
         end = await device.zeros(layout.padded - layout.size, flat.dtype)
         for part, factor in work.parts(work.batch, config.accumulate):
             samples = {name: await device.put(array) for name, array in part.items()}
-            value, slopes = await self._value_and_grad(views, samples)
+            # In the backward pass a small gradient of float16 is kept by its scale, as far as float16 has it.
+            within = min(max(factor * work.scale, LEAST_SCALE), _LARGEST_WITHIN)
+            value, slopes = await value_and_scaled_grad(self._model.loss, within, views, samples)
             loss += factor * float(await value.to_host())
             joined = arrays.concat([*[slopes[name] for name in layout.names], end], axis=None)
-            scaled = joined * (factor * work.scale)
+            scaled = joined * (factor * work.scale / within)
             total = await (scaled if total is None else total + scaled)
         assert total is not None  # there is one part at least
         return loss, await total.cast(config.precision.reduce or config.precision.compute)

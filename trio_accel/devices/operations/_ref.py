@@ -535,7 +535,8 @@ def device_of(operation: str, *operands: Any) -> Device:
         if inspect.isawaitable(operand) or isinstance(operand, NotAwaited):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
         kind: type[Any] = type(operand)  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(operand, (list, tuple, dict)) and any(
+        is_several = kind in (list, dict) or isinstance(operand, tuple)
+        if is_several and any(
             isinstance(each, Operators) for each in (operand.values() if kind is dict else operand)
         ):
             told = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
