@@ -81,12 +81,16 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
         "describe_workers lend opened overlaps record refuse_recording run_together DECLARED operation_like "
-        "Chain Function arguments_of called"
+        "Chain Function arguments_of called composed refuse_value "
+        "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused"
+        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
+        "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
+        "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
+        "check_structure misplaced no_element no_length scalar_of unordered"
     ),
     "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramNext ProgramResult ProgramReturn RESULT_WORDS "

@@ -169,7 +169,7 @@ class Actor(ActorBase):
         cls.__handlers__ = collect_handlers(cls)
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the resources of one incarnation: override as an async context manager.
 
         Code before ``yield`` runs before the first message, code behind it after the

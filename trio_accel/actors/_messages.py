@@ -350,7 +350,7 @@ class _Woken(outcome.Outcome[None]):
         """Go on with a generator."""
         return gen.send(None)
 
-    async def asend(self, agen: AsyncGenerator[Any, None]) -> Any:
+    async def asend(self, agen: AsyncGenerator[Any]) -> Any:
         """Go on with an async generator."""
         return await agen.asend(None)
 

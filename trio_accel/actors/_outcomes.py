@@ -168,7 +168,7 @@ class Outcomes:
             self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
 
     @contextmanager
-    def part(self, name: str, queue_time: float) -> Generator[None, None, None]:
+    def part(self, name: str, queue_time: float) -> Generator[None]:
         """Tell the observers of the block; see `ActorContext.part`."""
         observers = self.observers
         if not observers.sees_messages:

@@ -226,7 +226,7 @@ class System(SystemState, Spawner):
     @classmethod
     @asynccontextmanager
     @enable_ki_protection
-    async def open(cls, name: str, options: SystemOptions | None = None) -> AsyncGenerator[Self, None]:
+    async def open(cls, name: str, options: SystemOptions | None = None) -> AsyncGenerator[Self]:
         """Open a system of this class; see `open_system`.
 
         A system that serves a part of another's tree from another process has a path for a name.
@@ -270,7 +270,7 @@ class System(SystemState, Spawner):
         *,
         strategy: Strategy = Strategy.ONE_FOR_ONE,
         intensity: Intensity | None = None,
-    ) -> AsyncGenerator[SupervisorScope, None]:
+    ) -> AsyncGenerator[SupervisorScope]:
         """Open a supervisor with a strategy and an intensity of its own, for the body of the ``async with``.
 
         At the end of the body its actors are stopped in reverse start order. When it fails, because
@@ -367,7 +367,7 @@ _around_each: list[Callable[[System], AbstractContextManager[object]]] = []
 @contextmanager
 def around_each_system(
     enter: Callable[[System], AbstractContextManager[object]],
-) -> Generator[None, None, None]:
+) -> Generator[None]:
     """Have every system of this process that is opened meanwhile live inside a context manager.
 
     Args:
@@ -382,7 +382,7 @@ def around_each_system(
 
 @opens("the system is not open yet: async with open_system(...) as system")
 @enable_ki_protection
-async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
+async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System]:
     """Open a system of actors: the body of the ``async with`` runs beside them.
 
     When the body ends, by itself or by an exception, the actors are stopped in reverse start
@@ -403,7 +403,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 
 @asynccontextmanager
-async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
     """Run a task beside a block, and cancel it at the end; an error of the block is raised as it is."""
     failed: BaseException | None = None
     try:

@@ -4,11 +4,7 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._actor import ArraysActor as ArraysActor
 from ._calculus import *
 from ._creation import *
@@ -22,8 +18,4 @@ from ._selection import *
 from ._sorting import *
 from ._views import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

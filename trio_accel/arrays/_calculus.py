@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Rowwise, axes_of
 from ._checks import axis_of, check_number, check_real, placed, whole
 from ._elementwise import add

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
-from ..backends.base.contract.ops import ArraySpec
-from ..backends.base.contract.values import host_array
-from ..devices import AccelRef, Operand, Planner, device_of
-from ..devices.base._refusals import clamped, integer, is_several, shown, whole, wholes
+from ..backends.base import ArraySpec, DType, DTypeLike, host_array
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planner,
+    clamped,
+    device_of,
+    integer,
+    is_several,
+    shown,
+    whole,
+    wholes,
+)
 from ..devices.base._views import reshaped
 from ..expressions import axis_of, check_ref, on_device
 

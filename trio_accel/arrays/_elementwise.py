@@ -11,8 +11,7 @@ from typing import Any, ParamSpec
 
 from ..actors import binder
 from ..backends.base.expressions import Argument
-from ..devices import AccelRef, Call
-from ..devices.operations._calls import Function, called
+from ..devices import AccelRef, Call, Function, called
 from ..expressions import Elementwise, ExpressionArgument, Out, argument_of, expression, like
 
 __all__ = [

@@ -14,11 +14,9 @@ from typing import get_args
 
 import attrs
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints
 from ..backends.base.contract.ops import ArraySpec, Reduce, common_shape
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import AccelRef, Operand, composed, refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array
 from ._checks import placed, wholes
 
@@ -254,7 +252,7 @@ class _Places:
     """
 
     place: str
-    shape: tuple[int, ...]
+    shape: Ints
     indices: dict[str, Operand]
 
 

@@ -11,12 +11,19 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..backends.base import NotSupportedError
+from ..backends.base import Ints, NotSupportedError, element
 from ..backends.base.contract.ops import JoinSpec
-from ..backends.base.contract.values import element
-from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
+from ..devices import (
+    AccelRef,
+    MemoryActor,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+)
 from ..devices.base._views import indexed
-from ..devices.operations._calls import composed
 from ..devices.operations._plan_source import written
 from ..expressions import Elementwise, Out, promoted_dtype
 from ._checks import axis_of, check_ref, flat, integer, is_several, whole, wholes
@@ -285,7 +292,7 @@ def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
     return Elementwise(text, operation="arrays.pad")
 
 
-def _check_counts(told: str, given: object, counts: tuple[int, ...]) -> None:
+def _check_counts(told: str, given: object, counts: Ints) -> None:
     if any(count < 0 for count in counts):
         raise ValueError(f"{told} must be at least 0, got {given!r}")
 

@@ -11,8 +11,16 @@ import numpy as np
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.ops import ArraySpec, Combination, Scan, ScanSpec, SegmentSpec
 from ..backends.base.expressions import evaluate, parse, typed
-from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation, operation_like
-from ..devices.operations._calls import composed
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+    operation,
+    operation_like,
+)
 from ..expressions import Elementwise, ExpressionArgument, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
 from ._checks import axis_of, check_real, flag, placed, summed_dtype, whole

@@ -14,12 +14,20 @@ from typing import Any, ClassVar, Final, NamedTuple
 import attrs
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, host_array
 from ..backends.base.contract.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
-from ..backends.base.contract.values import host_array
-from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
+from ..devices import (
+    AccelRef,
+    Device,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+    operation,
+)
 from ..devices.base._views import reshaped
-from ..devices.operations._calls import composed
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
 from ._checks import check_number, check_real, flat, whole

@@ -16,12 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import arguments_of
-from ..backends.base import DType
+from ..backends.base import DType, HostArray, Ints, check_plain
 from ..backends.base.contract.ops import ArraySpec, SearchSpec, SortSpec
-from ..backends.base.contract.values import check_plain
-from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    operation,
+    operation_like,
+    refuse_value,
+)
 from ..expressions import Elementwise, Reduction, Rowwise, axes_of, promoted_dtype, reduced
 from ._actor import ArraysActor
 from ._checks import axis_of, check_number, check_real, flag, placed, whole
@@ -123,7 +129,7 @@ def _plan_partial(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 
 @operation(actor=ArraysActor, plan=_plan_partial)
-async def _sort_at(x: Operand, kth: tuple[int, ...]) -> AccelRef:
+async def _sort_at(x: Operand, kth: Ints) -> AccelRef:
     """Sort along the last axis, as far as elements at some places take it; see `SortSpec.kth`."""
     ...
 
@@ -308,7 +314,7 @@ async def _quantiles(
     return found.reshape((*shares.shape, *kept))
 
 
-def _needed(name: str, shares: npt.NDArray[Any], n: int) -> tuple[int, ...]:
+def _needed(name: str, shares: HostArray, n: int) -> Ints:
     """Return the places that elements of shares are at, by any method, and the last one, where NaN comes."""
     if ".nan" in name or shares.size > _FEW_SHARES:
         return ()

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view as _windows
 
-from ..devices import AccelRef
+from ..backends.base import HostArray
+from ..devices import AccelRef, composed
 from ..devices.base._views import NoViewError, permuted, seen
-from ..devices.operations._calls import composed
 from ..expressions import diagonal_of
 from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
 
@@ -277,6 +276,6 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
 
 
-def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:
+def _view(name: str, x: AccelRef, change: Callable[[HostArray], HostArray]) -> AccelRef:
     check_ref(f"arrays.{name}", "x", x)
     return AccelRef(x.block, seen(x.spec, change))

@@ -85,7 +85,7 @@ class Blame:
         return bool(self._running or self._waiting)
 
     @asynccontextmanager
-    async def turn(self, trial: Trial) -> AsyncGenerator[None, None]:
+    async def turn(self, trial: Trial) -> AsyncGenerator[None]:
         """Wait until a request may be sent.
 
         Raises:

@@ -49,7 +49,7 @@ async def open_cluster(
     *,
     store: Store | None = None,
     options: ClusterOptions | None = None,
-) -> AsyncGenerator[Cluster, None]:
+) -> AsyncGenerator[Cluster]:
     """Start an agent on each node, for entities that are at home on one of them by their keys.
 
     Agents come and go with the nodes; all end with the block, or with this program. An agent is a child in
@@ -125,7 +125,7 @@ class Cluster(Router):
             with trio.CancelScope(shield=True):
                 await agent.stop()
 
-    async def watch(self) -> AsyncGenerator[Table, None]:
+    async def watch(self) -> AsyncGenerator[Table]:
         """Yield the table, at once and whenever it has changed."""
         while True:
             yield self.table
@@ -265,7 +265,7 @@ class _NodeAgent(Actor):
         self._cluster, self._name = cluster, node
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cluster.live, self._name, nursery)
             try:
@@ -291,7 +291,7 @@ class _Here(Router):
 @opens("the entities are not open yet: async with open_entities(...) as router")
 async def open_entities(
     system: System, devices: DeviceGroup, store: Store | None = None
-) -> AsyncGenerator[Router, None]:
+) -> AsyncGenerator[Router]:
     """Host entities in this program alone; a `DurableEntity` goes on after the end of the program.
 
     Args:

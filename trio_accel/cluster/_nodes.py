@@ -37,7 +37,7 @@ class Nodes(Protocol):
 
     is_one_host: bool
 
-    def watch(self) -> AsyncGenerator[Collection[str], None]:
+    def watch(self) -> AsyncGenerator[Collection[str]]:
         """Yield the names of the nodes, at once and whenever they have changed."""
         ...
 
@@ -93,7 +93,7 @@ class LocalNodes:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    async def watch(self) -> AsyncGenerator[Collection[str], None]:
+    async def watch(self) -> AsyncGenerator[Collection[str]]:
         """See `Nodes`."""
         while True:
             changed = self._changed

@@ -110,7 +110,7 @@ class RayNodes:
         self._actors: dict[str, Any] = {}
         self._started: dict[str, tuple[Started, AgentConfig]] = {}
 
-    async def watch(self) -> AsyncGenerator[Collection[str], None]:
+    async def watch(self) -> AsyncGenerator[Collection[str]]:
         """See `Nodes`."""
         while True:
             before = self._nodes

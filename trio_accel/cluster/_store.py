@@ -382,7 +382,7 @@ class PostgresStore(Store):
 
 
 @asynccontextmanager
-async def opened_store(store: Store | None) -> AsyncGenerator[None, None]:
+async def opened_store(store: Store | None) -> AsyncGenerator[None]:
     """Have a store open for the block, if there is one."""
     if store is not None:
         await store.open()

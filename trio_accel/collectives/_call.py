@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import trio
 
 from ..actors import ActorError, Intensity
-from ..backends.base import AccelError, ContextLostError, DeviceLostError
+from ..backends.base import AccelError, ContextLostError, DeviceLostError, Ints
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
 from ._communicators import Communicator, Part, Pieces, RanksFailedError
@@ -62,7 +62,7 @@ class Turns:
         self.on_end(self._broken)
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[None, None]:
+    async def turn(self, name: str) -> AsyncGenerator[None]:
         """Hold the world for one collective.
 
         Raises:
@@ -262,9 +262,9 @@ class Call(PartCall):
             raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
         self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs, strict=True))
         self._half_written: list[AccelRef] = []
-        self.shapes: dict[int, tuple[int, ...]] = {}
+        self.shapes: dict[int, Ints] = {}
         first = self.arrays[givers[0]].spec
-        self.shape: tuple[int, ...] = first.shape
+        self.shape: Ints = first.shape
         self.shape_size: int = math.prod(first.shape)
         start = 1 if has_rows else 0
         for rank, ref in self.arrays.items():
@@ -432,7 +432,7 @@ class Call(PartCall):
                     del error
 
     @contextmanager
-    def writing(self) -> Generator[None, None, None]:
+    def writing(self) -> Generator[None]:
         """Have later operations refuse the arrays of `out` that may be half written, where it fails."""
         try:
             yield

@@ -19,6 +19,7 @@ from ..backends.base import (
     ContextLostError,
     DeviceLostError,
     DType,
+    Ints,
     LibraryError,
     NotSupportedError,
 )
@@ -40,8 +41,8 @@ from ..devices import (
     Planner,
     alone_on,
     look_for_answers,
+    opened,
 )
-from ..devices.front._device import opened
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
 from ._operations import OfRanks
@@ -139,7 +140,7 @@ class Part:
     kind: str
     dtype: DType
     source: AccelRef | None = attrs.field(default=None, kw_only=True)
-    shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True)
+    shape: Ints | None = attrs.field(default=None, kw_only=True)
     out: AccelRef | None = attrs.field(default=None, kw_only=True)
     reduction: str = attrs.field(default="", kw_only=True)
     root: int = attrs.field(default=0, kw_only=True)

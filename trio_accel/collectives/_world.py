@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ..actors import Intensity, named_arguments, opens
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Device, Operation, alone_on, check_device
-from ..devices.base._refusals import what_to_do
+from ..devices import AccelRef, Device, Operation, alone_on, check_device, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns
@@ -45,7 +44,7 @@ async def open_world(
     retry: int = 0,
     intensity: Intensity | None = None,
     transport: Transport = "auto",
-) -> AsyncGenerator[World, None]:
+) -> AsyncGenerator[World]:
     """Make a world of devices: each is a rank, in their order.
 
     The devices stay the program's: it closes them. They may be of any isolation and backend. Those of one
@@ -245,7 +244,7 @@ class World:
             return await call.run(self._rooms)
 
     @opens("the group is not open yet: async with world.group() as group")
-    async def group(self) -> AsyncGenerator[Group, None]:
+    async def group(self) -> AsyncGenerator[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
 
         ``group.add(rank.send, x, to=1)`` adds a call, of the world or of a rank, and returns its `Result`. At

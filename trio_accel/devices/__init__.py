@@ -5,6 +5,7 @@ from ..backends.base.contract.values import in_range as in_range
 from .base._options import *
 from .base._port import *
 from .base._progress import *
+from .base._refusals import *
 from .base._statistics import *
 from .base._views import overlaps as overlaps
 from .base._waits import run_together as run_together
@@ -26,6 +27,7 @@ from .operations._gather import *
 from .operations._hooks import *
 from .operations._operation import *
 from .operations._pending import *
+from .operations._plan_source import refuse_value as refuse_value
 from .operations._ref import *
 
 _export(__name__)

@@ -12,9 +12,8 @@ import attrs
 import numpy as np
 
 from ..actors import unknown_option
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError, Strs, is_same_kind
 from ..backends.base.contract.ops import ArraySpec, common_shape
-from ..backends.base.contract.values import is_same_kind
 from ..backends.base.expressions import (
     Argument,
     ArgumentType,
@@ -24,8 +23,7 @@ from ..backends.base.expressions import (
     Weak,
     pack_scalars,
 )
-from ..devices import AccelRef, Operand, Operation, Planner
-from ..devices.base._refusals import shown, what_to_do, whole, wholes
+from ..devices import AccelRef, Operand, Operation, Planner, shown, what_to_do, whole, wholes
 from ._views import check_ref
 
 __all__ = [
@@ -73,12 +71,12 @@ class Taken:
     """
 
     expression: Expression | RowExpression
-    signature: tuple[str, ...]
+    signature: Strs
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
     loaded: tuple[ArraySpec, ...]
     values: list[complex]
-    shape: tuple[int, ...]
+    shape: Ints
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -391,9 +389,7 @@ def take(
     return Taken(expression, tuple(signature), spread, lying, tuple(loaded), values, shape)
 
 
-def common(
-    operation: str, arrays: Sequence[Operand | ArraySpec], fixed: tuple[int, ...] | None = None
-) -> tuple[int, ...]:
+def common(operation: str, arrays: Sequence[Operand | ArraySpec], fixed: Ints | None = None) -> Ints:
     """Find the shape that arrays broadcast to.
 
     Raises:
@@ -439,7 +435,7 @@ def argument_of(operation: str, name: str, argument: ExpressionArgument) -> str:
     return _WEAK[Weak.float if isinstance(given, float) else Weak.complex]
 
 
-def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+def _broadcast(array: ArraySpec, shape: Ints) -> ArraySpec:
     if array.shape == shape:
         return array
     missing = len(shape) - array.ndim
@@ -450,7 +446,7 @@ def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
     return ArraySpec(array.block, array.offset, array.dtype, shape, strides)
 
 
-def broadcast(argument: ExpressionArgument, shape: tuple[int, ...]) -> ExpressionArgument:
+def broadcast(argument: ExpressionArgument, shape: Ints) -> ExpressionArgument:
     """Return a view of an array that broadcasts to a shape; a number stays as it is."""
     if isinstance(argument, np.ndarray):
         return np.broadcast_to(argument, shape)
@@ -473,9 +469,7 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
     return number % x.ndim
 
 
-def axes_of(
-    operation: str, shape: tuple[int, ...], axis: int | Sequence[int] | None, *, is_one: bool = False
-) -> tuple[int, ...]:
+def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is_one: bool = False) -> Ints:
     """Find the axes that are meant, in order: all for None.
 
     Args:
@@ -504,7 +498,7 @@ def axes_of(
     return axes
 
 
-def reduced(shape: tuple[int, ...], axes: Sequence[int], *, keepdims: bool = False) -> tuple[int, ...]:
+def reduced(shape: Ints, axes: Sequence[int], *, keepdims: bool = False) -> Ints:
     """Return the shape of what is reduced along axes."""
     return tuple(
         [1 if axis in axes else extent for axis, extent in enumerate(shape) if keepdims or axis not in axes]
@@ -532,7 +526,7 @@ def check_reduced(operation: str, keepdims: object, out: object) -> None:
     check_out(operation, out)
 
 
-def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
+def extents_of(operation: str, shape: int | Sequence[int]) -> Ints:
     """Take the shape of a result.
 
     Raises:

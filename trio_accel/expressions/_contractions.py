@@ -19,8 +19,7 @@ from ..backends.base.contract.subscripts import (
     find_path,
     parse_subscripts,
 )
-from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
-from ..devices.base._refusals import whole
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, whole
 from ._elementwise import Elementwise
 from ._reduction import Reduction
 from ._views import check_operands, intermediates, on_device, permuted, viewed

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..actors import binder, signed_like
 from ..backends.base import DType
-from ..devices import AccelRef, Call, Operation
-from ..devices.operations._calls import Function, called
+from ..devices import AccelRef, Call, Function, Operation, called
 from ._arguments import ARRAYS
 from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction, Rowwise

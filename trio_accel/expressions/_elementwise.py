@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints, Strs
 from ..backends.base.contract.ops import ArraySpec, ElementwiseSpec, Reduce, ScatterSpec
 from ..backends.base.expressions import (
     WIDE,
@@ -21,8 +21,7 @@ from ..backends.base.expressions import (
     Weak,
     parse,
 )
-from ..devices import AccelRef, Call, Operation, Planned, Planner
-from ..devices.operations._calls import Function
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
 from ..devices.operations._plan_source import refuse_value, written
 from ._arguments import (
     ARRAYS,
@@ -282,7 +281,7 @@ class Elementwise(Generic[ReplyT]):
             taken.check_places(operation, known.typed.axes)
         return known
 
-    def _find_types(self, signature: tuple[str, ...], *out: str | None) -> KnownExpression:
+    def _find_types(self, signature: Strs, *out: str | None) -> KnownExpression:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         given = dict(zip(self.inputs, arguments, strict=True))
         kinds = {name: each.kind for name, each in given.items()}
@@ -418,7 +417,7 @@ class Scatter:
         # The key is the types of the arguments.
         self._known = functools.cache(self._find_types)
 
-    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> Call[AccelRef]:
+    def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: Ints) -> Call[AccelRef]:
         """Combine values with elements of an array, on its device, once it is awaited.
 
         Args:
@@ -436,7 +435,7 @@ class Scatter:
         """
         return Call(self._asked, (x, *arguments), {"shape": shape})
 
-    def _compute(self, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> ComputeScatter:
+    def _compute(self, *arguments: ExpressionArgument, shape: Ints) -> ComputeScatter:
         return self._message(self, arguments, shape)
 
     def plan(self, planner: Planner, message: ComputeScatter) -> Planned[AccelRef]:
@@ -454,7 +453,7 @@ class Scatter:
         planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ScatterSpec(text, self._reduce, taken.arrays, out, taken.scalars), x)
 
-    def _find_types(self, signature: tuple[str, ...]) -> tuple[str, TypedExpression]:
+    def _find_types(self, signature: Strs) -> tuple[str, TypedExpression]:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         dtype, kind = arguments[0].dtype, arguments[-1].kind
         if not _becomes(kind, dtype):
@@ -490,7 +489,7 @@ class ComputeScatter(Operation[Any, AccelRef]):
 
     scatter: Scatter
     arguments: tuple[ExpressionArgument, ...]
-    shape: tuple[int, ...]
+    shape: Ints
 
     @property
     def operation(self) -> str:

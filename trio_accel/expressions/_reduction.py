@@ -12,10 +12,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints, Strs, element
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ReductionSpec, RowsSpec
-from ..backends.base.contract.values import element
 from ..backends.base.expressions import (
     COUNT,
     WIDE,
@@ -29,8 +28,7 @@ from ..backends.base.expressions import (
     pack_scalars,
     typed_rows,
 )
-from ..devices import AccelRef, Call, Operation, Planned, Planner, device_of
-from ..devices.operations._calls import Function
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
@@ -66,7 +64,7 @@ class AlongAxes(ABC):
 
     __slots__ = ("_message", "inputs", "operation")
 
-    inputs: tuple[str, ...]
+    inputs: Strs
     operation: str
     _message: type[ComputeReduction]
 
@@ -141,7 +139,7 @@ class Reduction(AlongAxes):
         self._reduction = base.Reduction.parse(
             text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
         )
-        self.inputs: tuple[str, ...] = self._reduction.map.inputs
+        self.inputs: Strs = self._reduction.map.inputs
         reserved = [name for name in self.inputs if name in _RESERVED]
         if reserved:
             raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
@@ -208,7 +206,7 @@ class Reduction(AlongAxes):
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ReductionSpec(text, axes, taken.arrays, out.spec, taken.scalars), out)
 
-    def _find_types(self, signature: tuple[str, ...], out: str | None) -> tuple[SpecializedReduction, str]:
+    def _find_types(self, signature: Strs, out: str | None) -> tuple[SpecializedReduction, str]:
         given = dict(zip(self.inputs, map(Argument.decode, signature), strict=True))
 
         def of(arguments: tuple[Argument, ...]) -> TypedReduction:
@@ -329,9 +327,9 @@ class Rowwise(AlongAxes):
         self._library = library
         self._message = served_by(ComputeRows, library)
         self.operation: str = operation
-        self.inputs: tuple[str, ...] = self._rows.inputs
+        self.inputs: Strs = self._rows.inputs
         # The key is the types of the arguments, and of a result that is given.
-        self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
+        self.specialize: Callable[[Strs, DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
         self._steps = functools.lru_cache(256)(self._made_steps)
 
@@ -359,9 +357,7 @@ class Rowwise(AlongAxes):
             return await device.ask(message)
         return await self._in_steps(message, shape, axes)
 
-    async def _in_steps(
-        self, message: ComputeReduction, shape: tuple[int, ...], axes: tuple[int, ...]
-    ) -> AccelRef:
+    async def _in_steps(self, message: ComputeReduction, shape: Ints, axes: Ints) -> AccelRef:
         """Compute it by a launch for each reduction, and one for the result."""
         given, out = [broadcast(each, shape) for each in message.arguments], message.out
         signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))
@@ -411,7 +407,7 @@ class Rowwise(AlongAxes):
         is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
         return self._wide_rows if is_wide else self._rows
 
-    def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
+    def _specialized(self, signature: Strs, out: DType | None) -> tuple[SpecializedRows, str]:
         """Find the types: those that are computed in, and that of the result, which is NumPy's."""
         arguments = tuple(map(Argument.decode, signature))
         given = dict(zip(self._rows.inputs, arguments, strict=True))
@@ -437,7 +433,7 @@ class Rowwise(AlongAxes):
         return specialized, specialized.encode()
 
     def _made_steps(
-        self, signature: tuple[str, ...], out: DType | None
+        self, signature: Strs, out: DType | None
     ) -> tuple[list[Reduction], Elementwise[AccelRef], bool]:
         """Return a reduction for each of the rows', what makes the result, and whether that is whole."""
         specialized, _ = self.specialize(signature, out)

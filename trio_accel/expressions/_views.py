@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..backends.base import DType
-from ..backends.base.contract.ops import ArraySpec
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes, what_to_do
+from ..backends.base import ArraySpec, DType, HostArray
+from ..devices import AccelRef, Operand, device_of, refuse_dtypes, what_to_do
 from ..devices.base._views import seen
 
 __all__ = [
@@ -33,7 +30,7 @@ def on_device(array: Operand) -> AccelRef:
     return array
 
 
-def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Operand:
+def viewed(array: Operand, change: Callable[[HostArray], HostArray]) -> Operand:
     """View an array as NumPy views one of its layout."""
     if isinstance(array, np.ndarray):
         return change(array)
@@ -41,7 +38,7 @@ def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]
     return AccelRef(ref.block, seen(ref.spec, change))
 
 
-def diagonal_of(array: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
+def diagonal_of(array: HostArray, offset: int) -> HostArray:
     """View the diagonals of the last two axes; the offset of NumPy's own function has 32 bits."""
     if array.ndim > 1:
         array = array[..., max(-offset, 0) :, max(offset, 0) :]

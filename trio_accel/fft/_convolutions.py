@@ -17,12 +17,9 @@ import attrs
 import numpy as np
 
 from ..actors import arguments_of
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, NotSupportedError, host_array
 from ..backends.base.contract.ops import complex_of
-from ..backends.base.contract.values import host_array
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes, whole, wholes
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, refuse_dtypes, whole, wholes
 from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     Fft,

@@ -8,12 +8,19 @@ from typing import Any, Final, NoReturn, ParamSpec
 
 import attrs
 
-from ..backends.base import DType
-from ..backends.base.contract import ops
+from ..backends.base import NATIVE, DType, Ints, ops
 from ..backends.base.contract.ops import ArraySpec, FftDirection, FftKind, FftNorm
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import whole, wholes
+from ..devices import (
+    AccelRef,
+    Declared,
+    LibraryActor,
+    Operand,
+    Planned,
+    Planner,
+    operation,
+    whole,
+    wholes,
+)
 from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
@@ -49,7 +56,7 @@ class Transform:
     name: str
     kind: FftKind
     direction: FftDirection
-    default_axes: int | tuple[int, ...] | None
+    default_axes: int | Ints | None
 
     def plan(self, message: Any, planner: Planner) -> Planned[AccelRef]:
         """Check a message, and name the result."""
@@ -74,9 +81,7 @@ class Transform:
         """Return the dtype that an array is transformed in."""
         return dtype if self.kind == "r2c" else ops.complex_of(dtype)
 
-    def fit(
-        self, name: str, message: Any, source: ArraySpec
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def fit(self, name: str, message: Any, source: ArraySpec) -> tuple[Ints, Ints, Ints]:
         """Check the axes, the lengths and the norm of a message, and find the shape of the result.
 
         Args:
@@ -87,8 +92,8 @@ class Transform:
         Returns:
             Axes counted from the first, lengths, and the shape.
         """
-        axes: tuple[int, ...]
-        chosen: tuple[int, ...] | None
+        axes: Ints
+        chosen: Ints | None
         if isinstance(self.default_axes, int):
             argument = "n"
             axis = message.axis if type(message.axis) is int else whole(name, "axis", message.axis)
@@ -106,9 +111,7 @@ class Transform:
         check_norm(name, message.norm)
         return axes, lengths, ops.transformed_shape(source.shape, axes, lengths, is_halved=self.kind == "r2c")
 
-    def _default_lengths(
-        self, name: str, argument: str, source: ArraySpec, axes: tuple[int, ...]
-    ) -> list[int]:
+    def _default_lengths(self, name: str, argument: str, source: ArraySpec, axes: Ints) -> list[int]:
         """Lengths where the caller gave none; the last axis may hold half of the frequencies."""
         lengths = [extent_of(name, axis, source) for axis in axes]
         if self.kind == "c2r":
@@ -167,9 +170,7 @@ def check_floating(name: str, argument: str, a: Operand, *, is_real: bool = Fals
         refuse_dtype(name, argument, a, is_real=is_real)
 
 
-def axes_of(
-    name: str, source: ArraySpec | Operand, axes: tuple[int, ...] | None, given: tuple[int, ...] | None
-) -> tuple[int, ...]:
+def axes_of(name: str, source: ArraySpec | Operand, axes: Ints | None, given: Ints | None) -> Ints:
     """Find the axes of lengths that the caller gave, counted from the first; by default all."""
     if axes is None:
         if given is not None and len(given) > source.ndim:
@@ -201,7 +202,7 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
     return extent
 
 
-def all_whole(name: str, argument: str, values: object) -> tuple[int, ...] | None:
+def all_whole(name: str, argument: str, values: object) -> Ints | None:
     """Take a whole number, several, or None."""
     return None if values is None else wholes(name, argument, values, _NUMBERS)
 

@@ -9,8 +9,7 @@ import attrs
 
 from ..actors import unknown_option
 from ..backends.base.contract.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
-from ..devices import AccelRef, Call, Operation, Planned, Planner
-from ..devices.operations._calls import Function
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
 from ..expressions import Elementwise, ExpressionArgument, Out, bind
 from ._functions import Transform
 

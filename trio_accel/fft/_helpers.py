@@ -7,9 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Device, check_device
-from ..devices.base._refusals import whole, wholes
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Device, check_device, composed, whole, wholes
 from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
 

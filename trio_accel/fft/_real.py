@@ -17,11 +17,9 @@ import attrs
 import numpy as np
 
 from ..actors import arguments_of
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import FftNorm
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, whole
 from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     all_whole,
@@ -196,7 +194,7 @@ async def _along(
     name: str,
     a: Operand,
     lengths: Sequence[int],
-    axes: tuple[int, ...],
+    axes: Ints,
     out: Out,
     *,
     type: TransformType,  # noqa: A002  # SciPy's name

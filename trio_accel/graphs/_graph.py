@@ -10,9 +10,18 @@ import attrs
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import ArraySpec, GraphSpec
-from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, record
+from ..devices import (
+    AccelRef,
+    Device,
+    LibraryActor,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    check_device,
+    record,
+)
 from ..devices.front._layout import Input, Layout, dot_of, lay_out, map_reply
-from ..devices.operations._ref import check_device
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 

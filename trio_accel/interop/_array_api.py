@@ -18,8 +18,7 @@ import attrs
 import numpy as np
 
 from .. import arrays, fft, jit, linalg
-from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..backends.base.contract.values import host_array
+from ..backends.base import DType, DTypeLike, NotSupportedError, host_array
 from ..devices import AccelRef, Device
 from ._array_api_array import Array
 from ._blocking import DeviceCalls

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from ..actors import must_be_whole, named_options
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints, Strs
 from ..backends.base.contract.ops import (
     ArraySpec,
     Dim3,
@@ -450,7 +450,7 @@ class Rule:
         self._what = what
         self._function: Callable[..., Any] | None = given if callable(given) else None
         self.constant: Any = None if callable(given) else given
-        self._asked: tuple[str, ...] = ()
+        self._asked: Strs = ()
         if self._function is not None:
             self._asked = _asked_by(what, self._function, names)
 
@@ -465,7 +465,7 @@ class Rule:
             raise
 
 
-def _asked_by(what: str, function: Callable[..., Any], names: Collection[str]) -> tuple[str, ...]:
+def _asked_by(what: str, function: Callable[..., Any], names: Collection[str]) -> Strs:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -499,7 +499,7 @@ def extents(name: str, what: str, given: Any) -> Dim3:
     return x, y, z
 
 
-def shape_of(name: str, parameter: str, given: Any) -> tuple[int, ...]:
+def shape_of(name: str, parameter: str, given: Any) -> Ints:
     """Return the shape that a rule gives an output."""
     shape = _whole_numbers(given)
     if shape is None or any(extent < 0 for extent in shape):

@@ -23,8 +23,17 @@ from ..backends.base.contract.ops import (
     scalar_offsets,
 )
 from ..backends.base.contract.values import element
-from ..devices import AccelRef, Call, Device, LibraryActor, Operand, Operation, Planned, Planner
-from ..devices.operations._calls import Function
+from ..devices import (
+    AccelRef,
+    Call,
+    Device,
+    Function,
+    LibraryActor,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+)
 from ..expressions import bind
 from ._declarations import (
     Code,

@@ -15,11 +15,7 @@ Refusals of all functions, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._actor import *
 from ._blas import *
 from ._composed import *
@@ -30,8 +26,4 @@ from ._spectra import *
 from ._systems import *
 from ._views import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

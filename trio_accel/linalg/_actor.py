@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
-from ..backends.base import DType
-from ..backends.base.kit.checks import NATIVE
+from ..backends.base import NATIVE, DType
 from ..devices import LibraryActor, operation
 
 __all__ = ["BlasActor", "BlasLtActor", "SolverActor"]

@@ -11,11 +11,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import real_of
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import real
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, real
 from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._blas import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
@@ -262,9 +260,9 @@ async def multi_dot(arrays: Sequence[Operand]) -> AccelRef:
     if len(given) < 2:
         raise ValueError(f"multi_dot: arrays must be at least two, got {len(given)}")
     check_operands("multi_dot", **{f"array_{number}": array for number, array in enumerate(given)})
-    shapes: list[tuple[int, ...]] = [tuple(array.shape) for array in given]
+    shapes: list[Ints] = [tuple(array.shape) for array in given]
     ends = [len(shape) for shape in (shapes[0], shapes[-1])]
-    rows: list[tuple[int, ...]] = [
+    rows: list[Ints] = [
         shape if len(shape) != 1 or number else (1, *shape) for number, shape in enumerate(shapes)
     ]
     rows[-1] = (*rows[-1], 1) if ends[1] == 1 else rows[-1]

@@ -13,10 +13,8 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.subscripts import Optimize
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import is_several, said, whole
+from ..devices import AccelRef, Operand, composed, device_of, is_several, said, whole
 from ..devices.base._views import NoViewError
-from ..devices.operations._calls import composed
 from ..expressions import (
     Contract,
     Contracting,

@@ -7,12 +7,19 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, overl
 
 import numpy as np
 
-from ..backends.base import DType, DTypeLike
-from ..backends.base.contract import ops
+from ..backends.base import ALWAYS_HELD, DType, DTypeLike, ops
 from ..backends.base.contract.ops import Precision
-from ..backends.base.contract.values import ALWAYS_HELD
-from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    Call,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    message_of,
+    operation,
+    refuse_value,
+)
 from ..expressions import Out
 from ._actor import BlasLtActor
 

@@ -11,9 +11,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import common_shape
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import real, whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, device_of, real, whole
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._blas import matmul
 from ._spectra import svd, svdvals

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
-from ..backends.base import LibraryError, LinAlgError
-from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, message_of
-from ..devices.operations._calls import composed
+from ..backends.base import Ints, LibraryError, LinAlgError
+from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, composed, message_of
 from ._actor import SolverActor, solving
 
 __all__ = [
@@ -52,7 +51,7 @@ class EigResult(NamedTuple):
     """Complex vectors of length 1, as columns."""
 
 
-def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Tell a word above n, which is n and the order of a leading minor of b, from the others."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
@@ -217,7 +216,7 @@ class LDLResult(NamedTuple):
     """Order of the rows: int32."""
 
 
-def _no_root(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+def _no_root(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Tell a matrix without a root, by the place of an eigenvalue in its Schur form, from the others."""
     trouble = f"has no square root: eigenvalue {code} is zero to rounding, and has too few eigenvectors"
     if code < 0:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, overload
+from typing import Final, Literal, NamedTuple, TypeAlias, cast, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from ..backends.base import DType, LibraryError, LinAlgError
+from ..backends.base import NATIVE, DType, HostArray, Ints, LibraryError, LinAlgError
 from ..backends.base.contract.ops import ArraySpec, OperationSpec, Transpose
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, device_of, message_of, operation
-from ..devices.base._refusals import real, refuse_dtypes
-from ..devices.operations._calls import composed
+from ..devices import (
+    AccelRef,
+    Call,
+    DeclaredSpec,
+    Operand,
+    Operation,
+    composed,
+    device_of,
+    message_of,
+    operation,
+    real,
+    refuse_dtypes,
+)
 from ..expressions import Elementwise, Reduction, intermediates
 from ._actor import BlasActor, SolverActor, solving
 from ._blas import gemm, trsm
@@ -170,7 +178,7 @@ _Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
 _LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-def _no_row(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+def _no_row(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
     return LibraryError(
         f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
@@ -179,7 +187,7 @@ def _no_row(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -
     )
 
 
-def _zero_there(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+def _zero_there(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Name the function that asks for the look at the diagonal."""
     text = f"solve_triangular: {where} is singular: element {code} of its diagonal is zero"
     return LinAlgError(text, library="solver", code=code, index=index)
@@ -326,7 +334,7 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     is_used = rcond is not None and 0 < real("lstsq", "rcond", rcond) < 1
     m, n = a.shape
     u, s, vh = cast(SVDResult, await device.ask(Svd(a, full_matrices=False)))
-    values: npt.NDArray[Any] = await s.to_host()
+    values: HostArray = await s.to_host()
     epsilon = float(np.finfo(values.dtype).eps)
     least = epsilon * max(m, n) if rcond is None else rcond if is_used else epsilon
     kept = values[values > least * values.max(initial=0)]

@@ -6,8 +6,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import real_of
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import integer
+from ..devices import AccelRef, Operand, integer
 from ..expressions import check_operands, diagonal_of, on_device, viewed
 
 __all__ = ["diagonal", "matrix_transpose"]

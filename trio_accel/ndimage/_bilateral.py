@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import arrays
-from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..backends.base import DType, NotSupportedError, Strs
+from ..devices import AccelRef, Operand, composed
 from . import windows as w
 
 __all__ = ["bilateral_filter"]
@@ -86,7 +85,7 @@ async def bilateral_filter(
     return await w.compute("bilateral_filter", text, names, x.dtype)(*sums, x, low, high)
 
 
-def _weights(count: int, more: tuple[str, ...]) -> Any:
+def _weights(count: int, more: Strs) -> Any:
     """Add up weighted elements, and weights."""
     text = "h = float64(high); scale = bins / (h - minimum(float64(low), 0)); g = h / bins; c = float64(x);"
     text += "v = -0.5 / (float64(deviation) * float64(deviation));"

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from ..actors import arguments_of
 from ..arrays import add
-from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..backends.base import DType, HostArray
+from ..devices import AccelRef, Operand, composed
 from . import windows as w
 from .windows import Floats, Mode, Modes, Numbers, Output
 
@@ -27,7 +26,7 @@ __all__ = [
 
 Weights: TypeAlias = "AccelRef | npt.ArrayLike"
 _Term: TypeAlias = "tuple[Any, str, list[AccelRef]]"
-_Kernels: TypeAlias = "Sequence[npt.NDArray[Any] | None]"
+_Kernels: TypeAlias = "Sequence[HostArray | None]"
 
 
 async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
@@ -50,7 +49,7 @@ async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
 
 
 async def line(
-    x: AccelRef, weights: npt.NDArray[Any], axis: int, dtype: DType, mode: str, cval: complex = 0.0
+    x: AccelRef, weights: HostArray, axis: int, dtype: DType, mode: str, cval: complex = 0.0
 ) -> AccelRef:
     """Correlate along an axis with weights of the host; what is alike on both sides is added first."""
     pairs = len(weights) // 2

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Operand, device_of
-from ..devices.operations._calls import composed
+from ..backends.base import DType, HostArray, NotSupportedError
+from ..devices import AccelRef, Operand, composed, device_of
 from . import windows as w
 from ._filters import line
 from .windows import Floats, Mode, Output
@@ -56,7 +55,7 @@ _MOST = 220
 
 
 @functools.cache
-def _kernel(order: int) -> npt.NDArray[Any]:
+def _kernel(order: int) -> HostArray:
     found = np.ones(1)
     for pole in _POLES[order]:
         count = math.ceil(math.log(1e-18) / math.log(-pole))

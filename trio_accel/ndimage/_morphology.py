@@ -13,8 +13,7 @@ import numpy.typing as npt
 from .. import arrays
 from ..actors import arguments_of
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Scatter, check_ref
 from . import windows as w
 from .windows import Floats, Numbers, Output

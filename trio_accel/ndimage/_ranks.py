@@ -18,8 +18,7 @@ import numpy.typing as npt
 from ..actors import arguments_of
 from ..arrays import concat, sort, stack
 from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from . import windows as w
 from .windows import Mode, Modes, Numbers, Output
 

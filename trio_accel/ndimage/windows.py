@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef
-from ..devices.base._refusals import whole
+from ..backends.base import DType, DTypeLike, HostArray
+from ..devices import AccelRef, whole
 from ..expressions import Elementwise, check_ref
 
 __all__ = ["Mode", "Output"]
@@ -97,7 +95,7 @@ def axes_of(x: Any, axes: object) -> list[int]:
     return [axis % x.ndim for axis in found]
 
 
-def numbers(argument: str, value: object, dtype: str = "") -> npt.NDArray[Any]:
+def numbers(argument: str, value: object, dtype: str = "") -> HostArray:
     """Take numbers of the host, on which it depends what is launched. Raises `TypeError` for others."""
     found = np.empty(0, object) if isinstance(value, AccelRef) else np.asarray(value)
     if found.dtype.kind not in "biufc":
@@ -224,7 +222,7 @@ def view(x: AccelRef, shape: Sequence[int], offset: Sequence[int]) -> AccelRef:
 
 
 async def windows(
-    x: AccelRef, axes: Sequence[int], window: npt.NDArray[Any], origins: Sequence[int],
+    x: AccelRef, axes: Sequence[int], window: HostArray, origins: Sequence[int],
     modes: Sequence[str], cval: complex,
 ) -> list[AccelRef]:  # fmt: skip
     """Pad an image, and view it once for each element of a window that is true, in C order."""

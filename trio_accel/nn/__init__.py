@@ -4,11 +4,7 @@
 `Device.ask` for cancellation and the errors that any operation can end with.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._activations import *
 from ._attention import *
 from ._convolutions import *
@@ -20,8 +16,4 @@ from ._norms import *
 from ._optimizers import *
 from ._pooling import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

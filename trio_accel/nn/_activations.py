@@ -14,8 +14,7 @@ import functools
 from functools import partial
 from typing import Literal, TypeAlias
 
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import (
     Axis,
     Elementwise,

@@ -9,10 +9,19 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError
 from ..backends.base.contract.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
-from ..devices import AccelRef, Call, Operand, Operation, Planned, Planner, message_of, operation
-from ..devices.base._refusals import whole
+from ..devices import (
+    AccelRef,
+    Call,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    message_of,
+    operation,
+    whole,
+)
 from ..expressions import Out
 from ._library import MOST, DnnActor, check_dtypes, check_shape
 
@@ -88,7 +97,7 @@ def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec
     return array
 
 
-def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: tuple[int, ...]) -> ArraySpec:
+def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: Ints) -> ArraySpec:
     """Take lengths of this shape."""
     array = _read_wholes(planner, argument, lengths)
     check_shape(planner.name, argument, array, shape)

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
+from ..backends.base import Ints
 from ..backends.base.contract.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
-from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, Planned, Planner, composed, operation, operation_like
 from ..expressions import Reduction
 from ._library import DnnActor, Windows, at_least, check_axes, check_dtypes, check_shape, shape_of, sizes
 
@@ -28,7 +28,7 @@ _NamedPadding: TypeAlias = _Padding | Literal["same", "valid"]
 _summed = Reduction("x", "sum", inputs=["x"], operation="nn.conv_bias_grad")
 
 
-def _windows_of(name: str, message: Any, window: tuple[int, ...]) -> Windows:
+def _windows_of(name: str, message: Any, window: Ints) -> Windows:
     """Check the sizes of a convolution; a padding may have a name."""
     if min(window) < 1:
         raise ValueError(f"{name}: weight must have at least one element along each axis, got {window}")
@@ -45,7 +45,7 @@ def _windows_of(name: str, message: Any, window: tuple[int, ...]) -> Windows:
     return attrs.evolve(windows, before=before, behind=tuple([reach // 2 for reach in windows.reach]))
 
 
-def _count(name: str, message: Any, windows: Windows, spatial: tuple[int, ...]) -> tuple[int, ...]:
+def _count(name: str, message: Any, windows: Windows, spatial: Ints) -> Ints:
     """Count the windows along each axis."""
     padded = tuple([sum(three) for three in zip(spatial, windows.before, windows.behind, strict=True)])
     each = tuple(zip(padded, windows.reach, windows.stride, strict=True))
@@ -57,7 +57,7 @@ def _count(name: str, message: Any, windows: Windows, spatial: tuple[int, ...]) 
     return tuple([(extent - reach) // stride + 1 for extent, reach, stride in each])
 
 
-def _spread(name: str, message: Any, windows: Windows, counts: tuple[int, ...]) -> tuple[int, ...]:
+def _spread(name: str, message: Any, windows: Windows, counts: Ints) -> Ints:
     """Find the extents that so many windows cover, without the paddings, and with the output's padding."""
     more = sizes(name, "output_padding", message.output_padding, len(counts), 0)
     for extra, stride, dilation in zip(more, windows.stride, windows.dilation, strict=True):
@@ -78,7 +78,7 @@ def _spread(name: str, message: Any, windows: Windows, counts: tuple[int, ...]) 
     return tuple(covered)
 
 
-def _check_channels(name: str, weight: tuple[int, ...], groups: object, **channels: int) -> int:
+def _check_channels(name: str, weight: Ints, groups: object, **channels: int) -> int:
     """Require channels that groups divide; returns the count of groups.
 
     Args:

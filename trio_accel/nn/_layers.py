@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import attrs
 
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import (
     NO_ARRAYS,
     ArraySpec,
@@ -18,11 +18,18 @@ from ..backends.base.contract.ops import (
     differ_in_dtype,
     fused_dtypes,
 )
-from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
-from ..devices.base._refusals import whole
+from ..devices import (
+    AccelRef,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    device_of,
+    operation,
+    refuse_value,
+    whole,
+)
 from ..devices.base._views import NoViewError, reshaped
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Out, Scatter, check_array
 from ._library import check_range, naming
 
@@ -88,9 +95,7 @@ def _plan_weight_grad(message: Any, planner: Planner) -> Planned[LinearWeightGra
     return Planned(spec, LinearWeightGrads(out, bias), is_checked=True)
 
 
-def _output(
-    planner: Planner, message: Any, shape: tuple[int, ...], **read: ArraySpec
-) -> tuple[AccelRef, FusedDtypes]:
+def _output(planner: Planner, message: Any, shape: Ints, **read: ArraySpec) -> tuple[AccelRef, FusedDtypes]:
     """Take or make the array of the result; the first two arrays that it reads are multiplied."""
     a, b, *_ = read.values()
     if differ_in_dtype(a.dtype, b.dtype):
@@ -313,7 +318,7 @@ class DropoutResult(NamedTuple):
 class _Uniform(Protocol):
     """Draws numbers, as `ta.random.Generator` does."""
 
-    def uniform(self, shape: tuple[int, ...], dtype: str) -> Coroutine[Any, Any, AccelRef]: ...
+    def uniform(self, shape: Ints, dtype: str) -> Coroutine[Any, Any, AccelRef]: ...
 
 
 # A draw is above 0 and up to 1: with p of 0 all are left, with p of 1 none.

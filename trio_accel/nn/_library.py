@@ -10,11 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType, OutOfRangeError
-from ..backends.base.contract.ops import ArraySpec
-from ..devices import LibraryActor, Planner
-from ..devices.base._refusals import real, shown, whole
-from ..devices.operations._plan_source import refuse_value
+from ..backends.base import ArraySpec, DType, Ints, OutOfRangeError
+from ..devices import LibraryActor, Planner, real, refuse_value, shown, whole
 from ..expressions import ExpressionArgument, Reduction
 
 __all__ = ["DnnActor"]
@@ -120,7 +117,7 @@ def check_float(name: str, argument: str, dtype: DType) -> None:
         raise TypeError(f"{name}: {argument} has dtype {dtype}; allowed: {allowed} (use cast())")
 
 
-def check_shape(name: str, argument: str, array: ArraySpec, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, argument: str, array: ArraySpec, shape: Ints) -> None:
     """Require a shape.
 
     Raises:
@@ -130,7 +127,7 @@ def check_shape(name: str, argument: str, array: ArraySpec, shape: tuple[int, ..
         raise ValueError(f"{name}: {argument} must have shape {shape}, got {array.shape}")
 
 
-def check_axes(name: str, argument: str, shape: tuple[int, ...], dims: int) -> None:
+def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
     """Require spatial axes, one for channels, and perhaps one for a batch before it.
 
     Raises:
@@ -160,7 +157,7 @@ def is_several(value: object) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tuple[int, ...]:
+def sizes(name: str, argument: str, value: object, dims: int, least: int) -> Ints:
     """Take a whole number for each spatial axis, or one for all.
 
     Raises:
@@ -178,7 +175,7 @@ def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tup
     return numbers
 
 
-def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
     """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
 
     Returns:
@@ -198,7 +195,7 @@ def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[i
     return numbers, numbers
 
 
-def shape_of(name: str, argument: str, value: object) -> tuple[int, ...]:
+def shape_of(name: str, argument: str, value: object) -> Ints:
     """Take a shape.
 
     Raises:
@@ -223,14 +220,14 @@ class Windows:
         dilation: Steps between the elements of a window.
     """
 
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    before: tuple[int, ...]
-    behind: tuple[int, ...]
-    dilation: tuple[int, ...]
+    window: Ints
+    stride: Ints
+    before: Ints
+    behind: Ints
+    dilation: Ints
 
     @classmethod
-    def of(cls, name: str, message: Any, window: tuple[int, ...], padding: object) -> Windows:
+    def of(cls, name: str, message: Any, window: Ints, padding: object) -> Windows:
         """Check those of a message, for windows of so many elements.
 
         Raises:
@@ -243,7 +240,7 @@ class Windows:
         return cls(window, stride, *pairs(name, padding, dims), dilation)
 
     @property
-    def reach(self) -> tuple[int, ...]:
+    def reach(self) -> Ints:
         """The elements from the first one of a window to behind the last one."""
         both = zip(self.dilation, self.window, strict=True)
         return tuple([step * (extent - 1) + 1 for step, extent in both])

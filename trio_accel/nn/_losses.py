@@ -18,9 +18,8 @@ import attrs
 import numpy as np
 
 from ..actors import arguments_of, binder
-from ..backends.base import DType
-from ..devices import AccelRef, Call, Operand, device_of
-from ..devices.operations._calls import composed
+from ..backends.base import DType, Ints, Strs
+from ..devices import AccelRef, Call, Operand, composed, device_of
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
 
@@ -52,7 +51,7 @@ class Loss:
     name: str
     value: str
     slope: str
-    options: tuple[str, ...] = ()
+    options: Strs = ()
 
     async def reduced(
         self, x: Operand, target: Operand, reduction: str, **options: ExpressionArgument
@@ -381,7 +380,7 @@ def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgume
             )
 
 
-def _check_grad(name: str, grad: ExpressionArgument, shape: tuple[int, ...]) -> None:
+def _check_grad(name: str, grad: ExpressionArgument, shape: Ints) -> None:
     """Require a number, or an array of the shape of a result."""
     check_real(name, grad=grad)
     if isinstance(grad, (AccelRef, np.ndarray)) and grad.shape != shape:
@@ -452,7 +451,7 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
         f"p = exp({wide}(logits - lse)); scale = grad / total;"
         f"s = {wide}(scale * factor) * where(i({case.axis}) == int64(labels), {wide}(rest), p)"
     )
-    more: tuple[str, ...] = ()
+    more: Strs = ()
     if case.is_smoothed:
         slope += (
             f"; s = {wide}(1 - label_smoothing) * s + {wide}(scale * counted * (label_smoothing / classes))"

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..actors import arguments_of
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
 from ._library import check_choice
 from ._losses import Loss, LossReduction, gradient_of, mse_loss

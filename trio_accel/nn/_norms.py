@@ -14,12 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.base import DType
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
-from ..expressions import Axis, Elementwise, ExpressionArgument, Out, Rowwise, check_array, reduced, scaled
-from ..expressions._arguments import axes_of
+from ..backends.base import DType, Ints
+from ..devices import AccelRef, Operand, composed, device_of, whole
+from ..expressions import (
+    Axis,
+    Elementwise,
+    ExpressionArgument,
+    Out,
+    Rowwise,
+    axes_of,
+    check_array,
+    reduced,
+    scaled,
+)
 from ._library import check_range, check_real, summing
 
 __all__ = [
@@ -410,7 +417,7 @@ async def rms_norm_grad(
 
 def _of_layer(
     name: str, grad: Operand, x: Operand, weight: ExpressionArgument, axis: Axis, eps: float
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+) -> tuple[Ints, Ints, Ints]:
     """Check the arguments; return the axes, those that gradients of the factors are summed along, a shape."""
     _check_grad(name, grad, x, eps)
     check_real(name, weight=weight)
@@ -428,7 +435,7 @@ def _of_layer(
 
 async def _gradients(
     name: str, grad: Operand, x: Operand, weight: ExpressionArgument, eps: float, axes: Sequence[int],
-    others: Sequence[int], shape: tuple[int, ...],
+    others: Sequence[int], shape: Ints,
 ) -> NormGradients:  # fmt: skip
     """Compute all gradients; those of the factors are summed along `others`, and get a shape."""
     made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
@@ -454,7 +461,7 @@ async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int
     return await device_of(name, product).empty(reduced(x.shape, others), dtype)
 
 
-async def _wide(name: str, x: Operand, shape: tuple[int, ...], *operands: object) -> Out:
+async def _wide(name: str, x: Operand, shape: Ints, *operands: object) -> Out:
     """Make an array of float32 for an intermediate result; None where that has as many digits by itself."""
     dtype = DType.of(x.dtype)
     if not dtype.is_inexact or dtype.itemsize >= DType.float32.itemsize:
@@ -470,7 +477,7 @@ def _check_grad(name: str, grad: Operand, x: Operand, eps: float) -> None:
         raise ValueError(f"{name}: grad must have the shape {x.shape} of x, got shape {grad.shape}")
 
 
-def _others(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _others(shape: Ints) -> Ints:
     """Return all axes but that of the channels."""
     return (0, *range(2, len(shape)))
 
@@ -490,11 +497,11 @@ def _by_channel(name: str, x: Operand, least: int, **given: ExpressionArgument) 
     return [_spread(value, (x.shape[1], *(1,) * (x.ndim - 2))) for value in given.values()]
 
 
-def _spread(value: ExpressionArgument, shape: tuple[int, ...]) -> ExpressionArgument:
+def _spread(value: ExpressionArgument, shape: Ints) -> ExpressionArgument:
     return value.reshape(shape) if isinstance(value, (AccelRef, np.ndarray)) else value
 
 
-def _apart(name: str, x: Operand, groups: int) -> tuple[int, ...]:
+def _apart(name: str, x: Operand, groups: int) -> Ints:
     """Return the shape of `x` with its channels in groups."""
     channels, count = x.shape[1], whole(name, "num_groups", groups)
     if count < 1 or channels % count:

@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..actors import arguments_of
-from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import what_to_do, whole
-from ..devices.operations._calls import composed
+from ..backends.base import DType, Strs
+from ..devices import AccelRef, Operand, composed, what_to_do, whole
 from ..expressions import Elementwise, Out, Reduction, check_array
 from ._library import check_range
 
@@ -125,7 +123,7 @@ async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **
 
 
 @functools.cache
-def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], tuple[str, ...]]:
+def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], Strs]:
     """Make the expression of a step; its arguments are found by these names.
 
     Args:

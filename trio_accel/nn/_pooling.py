@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 import attrs
 
 from ..actors import arguments_of
-from ..backends.base import DType
+from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import ArraySpec, AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
 from ..devices import (
     AccelRef,
@@ -21,11 +21,11 @@ from ..devices import (
     Operation,
     Planned,
     Planner,
+    composed,
     message_of,
     operation,
     operation_like,
 )
-from ..devices.operations._calls import composed
 from ..expressions import Elementwise, check_array
 from ._library import (
     FLOATS,
@@ -49,8 +49,7 @@ __all__ = [
     "max_pool1d", "max_pool2d", "max_pool3d", "max_pool_grad",
 ]  # fmt: skip
 
-_Extents: TypeAlias = tuple[int, ...]
-_Means: TypeAlias = tuple[_Extents, _Extents, _Extents, _Extents, int, bool]
+_Means: TypeAlias = tuple[Ints, Ints, Ints, Ints, int, bool]
 
 
 class MaxPoolResult(NamedTuple):
@@ -62,7 +61,7 @@ class MaxPoolResult(NamedTuple):
     """Their places in the input, counted over its spatial axes in C order: int64."""
 
 
-def _windows(name: str, message: Any, spatial: _Extents) -> tuple[_Extents, Windows]:
+def _windows(name: str, message: Any, spatial: Ints) -> tuple[Ints, Windows]:
     """Check the sizes of a pooling: how many windows there are, and which. Adaptive ones are zeros."""
     dims = len(spatial)
     if not hasattr(message, "kernel_size"):
@@ -101,7 +100,7 @@ def _count(
     return count
 
 
-def _targets(name: str, message: Any, spatial: _Extents) -> _Extents:
+def _targets(name: str, message: Any, spatial: Ints) -> Ints:
     """Take the sizes of the result of an adaptive pooling; None keeps one."""
     given: Any = message.output_size
     if not is_several(given):
@@ -153,7 +152,7 @@ def avg_pools(dims: int) -> Callable[[Any, Planner], Planned[AccelRef]]:
     return plan
 
 
-def means(name: str, message: Any, spatial: _Extents) -> tuple[_Extents, _Means]:
+def means(name: str, message: Any, spatial: Ints) -> tuple[Ints, _Means]:
     """Check the sizes of a pooling by means: how many windows there are, and fields of `AvgPoolSpec`."""
     counts, windows = _windows(name, message, spatial)
     divisor = getattr(message, "divisor_override", None)
@@ -162,7 +161,7 @@ def means(name: str, message: Any, spatial: _Extents) -> tuple[_Extents, _Means]
     return counts, (windows.window, windows.stride, windows.before, windows.behind, divisor, has_padding)
 
 
-def check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[int, ...]:
+def check_images(name: str, shape: Ints, grad: ArraySpec) -> Ints:
     """Require the same images of gradients and of an input; returns the spatial extents of the input.
 
     Without an axis for a batch nothing would say how many axes are spatial.

@@ -188,7 +188,7 @@ Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
 @opens("the parts are not open yet: async with open_parts(...) as parts: async for part in parts")
 async def open_parts(
     batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
-) -> AsyncGenerator[PartStream[PartT], None]:
+) -> AsyncGenerator[PartStream[PartT]]:
     """Ask a batcher for a sequence, and iterate over its parts as they come.
 
     ``async with open_parts(batcher, prompt) as stream:``, and then ``async for token in stream:``. An error

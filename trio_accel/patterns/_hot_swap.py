@@ -193,7 +193,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         self._is_over = False
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the models."""
         async with super().lifespan(context):
             self._current = await self._load(self._deployment.opening, self._deployment.version)

@@ -254,7 +254,7 @@ class CircuitBreaker:
         return self._opened
 
     @contextmanager
-    def attempt(self) -> Generator[None, None, None]:
+    def attempt(self) -> Generator[None]:
         """Let the block through, and count how it ends.
 
         Raises:

@@ -384,7 +384,7 @@ class Pool(Router[Any, Any]):
         self._options = {**kwargs, "policy": member_policy, "mailbox": member_mailbox}
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Start the members."""
         async with super().lifespan(context):
             self._members = [await self._start_member(context, member.name) for member in self._members]

@@ -229,7 +229,7 @@ class TaskServant(Servant[ItemT, ResultT]):
     _tally: Tally
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the tasks of one incarnation."""
         self._tally = Tally()
         context.show_readings(self.readings)
@@ -409,7 +409,7 @@ def open_results(
     @opens(
         "the results are not open yet: async with open_results(...) as results: async for result in results"
     )
-    async def opened() -> AsyncGenerator[ResultStream[Any], None]:
+    async def opened() -> AsyncGenerator[ResultStream[Any]]:
         send, receive = trio.open_memory_channel[trio.MemoryReceiveChannel[Result[Any]]](limit)
         stream = ResultStream[Any](receive, room, outcomes)
 

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import DType
-from ..backends.base.contract.values import element
+from ..backends.base import DType, element
 from ..devices import AccelRef, Device, Operand, Stack
 from ._batcher import BatchResults
 

@@ -115,7 +115,7 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
         """Serve those that wait."""
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the tasks of one incarnation, and end what is open behind them: later ones do not know it."""
         try:
             async with super().lifespan(context):

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ..actors import ActorContext
-from ..backends.base import DType
+from ..backends.base import DType, Ints, Strs
 from ..backends.base.contract.ops import (
     RESULT_WORDS,
     ArraySpec,
@@ -65,17 +65,17 @@ class ProgramActor(LibraryActor):
         )
 
     @classmethod
-    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+    def blocks_of(cls, argument: str) -> Ints:
         """Return those of the arrays that its constructor gets."""
         return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
     @classmethod
-    def modules_of(cls, argument: str) -> tuple[str, ...]:
+    def modules_of(cls, argument: str) -> Strs:
         """Return the module of its class or function."""
         return (ProgramDefinition.decode(argument).target.partition(":")[0],)
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold an instance; after a crash the next one is made when the last call of this one is over."""
         async with super().lifespan(context):
             try:
@@ -217,7 +217,7 @@ class MethodCall(_ProgramMessage):
     state: Sequence[StateArray]
     out: object = None
     slot: int | None = None
-    forget: tuple[int, ...] = ()
+    forget: Ints = ()
     expectations: Expectations = attrs.field(factory=Expectations)
     item: tuple[int, int] | None = None
 
@@ -434,7 +434,7 @@ def _items(values: _Collection) -> dict[object, object]:
     return values if isinstance(values, dict) else dict(enumerate(values))
 
 
-def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
+def _pair(name: str, declared: object) -> tuple[Ints, DType] | None:
     """Shape and dtype of one declared output; None if it is a collection."""
     if not isinstance(declared, tuple) or len(cast("tuple[object, ...]", declared)) != 2:
         return None

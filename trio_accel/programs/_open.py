@@ -16,9 +16,8 @@ import trio
 
 from ..actors import Backoff, Intensity, NotAwaited, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build
-from ..devices import AccelRef, Device, check_device, opened
+from ..devices import AccelRef, Device, check_device, opened, shown
 from ..devices.base._library_paths import why_not_found
-from ..devices.base._refusals import shown
 from ._messages import PATH, ProgramActor, Ready, arrays_in, call_tree, message_class
 from ._method import Method, PlainT, describe_function, state_of
 from ._opened import Anew, Opened, StateArray
@@ -293,7 +292,7 @@ class Plan:
 
 
 @contextmanager
-def _frozen(block: Any, name: str) -> Generator[None, None, None]:
+def _frozen(block: Any, name: str) -> Generator[None]:
     """Refuse writes to a block meanwhile, and its release."""
     block.frozen_by += (name,)
     try:

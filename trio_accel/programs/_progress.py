@@ -30,7 +30,7 @@ chosen_progress: Callable[[], Progress | None] = _PROGRESS.get
 
 
 @contextmanager
-def on_progress(callback: _Callback) -> Generator[None, None, None]:
+def on_progress(callback: _Callback) -> Generator[None]:
     """Hear what calls report by `report_progress`, of all that are asked for in the body.
 
     Tasks that are started in the body inherit it. A `Batcher` asks in tasks of its own. An inner one takes

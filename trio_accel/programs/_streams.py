@@ -91,7 +91,7 @@ class Items:
     _place: tuple[int, int] | None = attrs.field(default=None, init=False)
 
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
-    async def open(self) -> AsyncGenerator[ItemStream[Any], None]:
+    async def open(self) -> AsyncGenerator[ItemStream[Any]]:
         """Have items made beside the block, ahead of the reader; close the generator at the end."""
         send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
         failures: list[Exception] = []

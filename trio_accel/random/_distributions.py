@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import binder
-from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base import DType, DTypeLike, Ints, NotSupportedError
 from ..backends.base.contract.ops import Rejection
-from ..devices import AccelRef, Call, Operand
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Call, Operand, composed
 from ..expressions import Elementwise, ExpressionArgument, Out, Rowwise, like
 from ._messages import Exponential, Lognormal, Normal, Rejected, Uniform
 from ._stream import Shape, Stream, checked_dtype, real
@@ -301,7 +300,7 @@ class Distributions(Stream):
         """
 
     async def _moved_normals(
-        self, name: str, text: str, extents: tuple[int, ...], dtype: DType, loc: float, scale: float, out: Out
+        self, name: str, text: str, extents: Ints, dtype: DType, loc: float, scale: float, out: Out
     ) -> AccelRef:
         """Compute an expression of normal numbers `x`, of a mean and of a deviation."""
         kind, mean = checked_dtype(name, dtype), _number(name, "mean" if name == "lognormal" else "loc", loc)
@@ -309,7 +308,7 @@ class Distributions(Stream):
         numbers = await self._normals(extents)
         return await after(name, text, kind.value, "x", "loc", "scale")(numbers, mean, deviation, out=out)
 
-    def _placed(self, extents: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    def _placed(self, extents: Ints) -> tuple[int, int, Ints]:
         """Take a part of Philox's sequence for an array: seed, first row and shape."""
         return *self._rows(math.prod(extents)), extents
 
@@ -475,7 +474,7 @@ class Distributions(Stream):
         second = None if b is None else await self._parameter(name, b, extents, 1.0)
         return await self._device.ask(Rejected(distribution, seed, row, extents, dtype, first, second, out))
 
-    async def _parameter(self, name: str, value: Any, extents: tuple[int, ...], factor: float) -> Operand:
+    async def _parameter(self, name: str, value: Any, extents: Ints, factor: float) -> Operand:
         """Bring a checked parameter into float64, one number or one for each element."""
         if isinstance(value, AccelRef):
             return await after(name, "factor * x", "float64", "x", "factor")(value, factor, shape=extents)

@@ -11,9 +11,7 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, whole
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise, Out
 from ._distributions import Distributions, after

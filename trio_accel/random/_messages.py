@@ -9,8 +9,7 @@ from typing import Any, Final, ParamSpec, TypeAlias
 
 import numpy as np
 
-from ..backends.base import DType, NotSupportedError
-from ..backends.base.contract import ops
+from ..backends.base import DType, Ints, NotSupportedError, ops
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
@@ -22,7 +21,6 @@ __all__ = [
 
 ParametersP = ParamSpec("ParametersP")
 
-_Shape: TypeAlias = tuple[int, ...]
 # Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
 _Checked: TypeAlias = tuple[DType, float, float]
 
@@ -115,14 +113,14 @@ def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
 
 
 @_draws("bits", lambda message, planner: (DType.uint32, 0.0, 1.0))
-async def _bits(seed: int, row: int, shape: _Shape, out: AccelRef | None = None) -> AccelRef:
+async def _bits(seed: int, row: int, shape: Ints, out: AccelRef | None = None) -> AccelRef:
     """Draw words of a Philox sequence as they are; see `Generator.bits`."""
     ...
 
 
 @_draws("integers", _check_integers)
 async def _integers(
-    seed: int, row: int, shape: _Shape, low: int, high: int, out: AccelRef | None = None
+    seed: int, row: int, shape: Ints, low: int, high: int, out: AccelRef | None = None
 ) -> AccelRef:
     """Draw whole numbers of a range; see `Generator.integers`."""
     ...
@@ -132,7 +130,7 @@ async def _integers(
 async def _uniform(
     seed: int,
     row: int,
-    shape: _Shape,
+    shape: Ints,
     dtype: DType = DType.float32,
     low: float = 0.0,
     high: float = 1.0,
@@ -146,7 +144,7 @@ async def _uniform(
 async def _normal(
     seed: int,
     row: int,
-    shape: _Shape,
+    shape: Ints,
     dtype: DType = DType.float32,
     loc: float = 0.0,
     scale: float = 1.0,
@@ -160,7 +158,7 @@ async def _normal(
 async def _lognormal(
     seed: int,
     row: int,
-    shape: _Shape,
+    shape: Ints,
     dtype: DType = DType.float32,
     mean: float = 0.0,
     sigma: float = 1.0,
@@ -172,7 +170,7 @@ async def _lognormal(
 
 @_draws("exponential", _deviation("scale"))
 async def _exponential(
-    seed: int, row: int, shape: _Shape, dtype: DType = DType.float32, scale: float = 1.0, out: Out = None
+    seed: int, row: int, shape: Ints, dtype: DType = DType.float32, scale: float = 1.0, out: Out = None
 ) -> AccelRef:
     """Draw exponentially distributed numbers; see `Generator.exponential`."""
     ...
@@ -193,7 +191,7 @@ def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=RngActor, plan=_plan_sequence, not_recorded=_NOT_RECORDED)
 async def _sequence_bits(
-    sequence: ops.LinearSequence, state: State, shape: _Shape, out: AccelRef | None = None
+    sequence: ops.LinearSequence, state: State, shape: Ints, out: AccelRef | None = None
 ) -> AccelRef:
     """Draw words of a linear sequence from a state on; see `Generator.bits` and `SequenceSpec`."""
     ...
@@ -214,7 +212,7 @@ async def _rejected(
     distribution: ops.Rejection,
     seed: int,
     row: int,
-    shape: _Shape,
+    shape: Ints,
     dtype: DType,
     a: Operand,
     b: Operand | None = None,

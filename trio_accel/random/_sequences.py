@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ..backends.base import HostArray, Ints
 from ..backends.base.contract.ops import JUMP_WORDS, LinearSequence
 
-State: TypeAlias = tuple[int, ...]
+State: TypeAlias = Ints
 """Six words; see `SequenceSpec`."""
 
 PERIOD_BITS: Final = 191
@@ -71,7 +72,7 @@ def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
 def _power(sequence: LinearSequence, level: int) -> _Words:
     """Return the matrix that jumps over two to this power of words; squared when it is first needed."""
     if sequence == "mrg32k3a":
-        both: npt.NDArray[Any] = np.array(_STEPS, object)
+        both: HostArray = np.array(_STEPS, object)
         if level:
             root = _recurrences(_power(sequence, level - 1))
             both = root @ root
@@ -83,7 +84,7 @@ def _power(sequence: LinearSequence, level: int) -> _Words:
     return _words(bits @ bits % 2).ravel()
 
 
-def _recurrences(matrix: _Words) -> npt.NDArray[Any]:
+def _recurrences(matrix: _Words) -> HostArray:
     """Return the matrices of both recurrences, of Python's numbers: products have more than 64 bits."""
     return matrix.reshape(2, 3, 3).astype(object)
 
@@ -100,6 +101,6 @@ def _bits(words: _Words) -> npt.NDArray[np.uint8]:
     return np.unpackbits(words.astype("<u4").view(np.uint8), axis=-1, bitorder="little")
 
 
-def _words(bits: npt.NDArray[Any]) -> _Words:
+def _words(bits: HostArray) -> _Words:
     """Make words of bits along the last axis."""
     return np.packbits(bits.astype(np.uint8), axis=-1, bitorder="little").view("<u4").astype(np.uint32)

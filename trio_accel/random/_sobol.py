@@ -11,8 +11,7 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DTypeLike, NotSupportedError
-from ..devices import AccelRef, Device
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Device, composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
 from ._distributions import after

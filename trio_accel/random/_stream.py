@@ -15,11 +15,9 @@ from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError, Strs, host_array
 from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
-from ..backends.base.contract.values import host_array
-from ..devices import AccelRef, Device, check_device
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise, ExpressionArgument, Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
@@ -223,7 +221,7 @@ class Stream(Seeded):
         self._known: tuple[int, State] | None = None
 
     @staticmethod
-    def _extents(shape: Shape) -> tuple[int, ...]:
+    def _extents(shape: Shape) -> Ints:
         """Read a shape."""
         extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if bool in map(type, extents) or min(map(operator.index, extents), default=0) < 0:
@@ -264,7 +262,7 @@ class Stream(Seeded):
         self,
         name: str,
         text: str,
-        extents: tuple[int, ...],
+        extents: Ints,
         dtype: DType,
         out: Out,
         **arguments: ExpressionArgument,
@@ -276,7 +274,7 @@ class Stream(Seeded):
             made.compute(words[..., 0], words[..., 1], **arguments, shape=extents, out=out)
         )
 
-    async def _normals(self, extents: tuple[int, ...]) -> AccelRef:
+    async def _normals(self, extents: Ints) -> AccelRef:
         """Draw normal numbers of float64 by the cosines of Box and Muller."""
         words = await self.bits((*extents, 4))
         made = _normal(self._alike())
@@ -287,7 +285,7 @@ class Stream(Seeded):
         return await self._whole("permutation", (count,), 1 << 64, 0, DType.uint64, None)
 
     async def _whole(
-        self, name: str, extents: tuple[int, ...], width: int, low: int, dtype: DType, out: Out
+        self, name: str, extents: Ints, width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
         """Draw whole numbers from `low` on, below ``low + width``: upper words of a product.
 
@@ -308,9 +306,7 @@ class Stream(Seeded):
 
 
 @functools.lru_cache(256)
-def _transform(
-    name: str, kind: str, text: str, arguments: tuple[str, ...], dtype: str
-) -> Elementwise[AccelRef]:
+def _transform(name: str, kind: str, text: str, arguments: Strs, dtype: str) -> Elementwise[AccelRef]:
     return Elementwise(
         f"{_UNIT[kind]}; {text}",
         inputs=("lower", "upper", *arguments),

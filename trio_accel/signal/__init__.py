@@ -4,17 +4,9 @@ They are composed of transforms, expressions, and kernels of recursive filters. 
 host arrays; signals are arrays of a device.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._filters import *
 from ._spectra import *
 from ._splines import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

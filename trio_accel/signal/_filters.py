@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import asarray, broadcast_to, moveaxis, reshape
-from ..backends.base import DType
-from ..devices import AccelRef
-from ..devices.operations._calls import composed
+from ..backends.base import DType, HostArray
+from ..devices import AccelRef, composed
 from ..expressions import axis_of, check_ref
 from ._recursions import filter_rows
 
 __all__ = ["lfilter", "sosfilt"]
 
-_Host: TypeAlias = npt.NDArray[Any]
-
 
 async def _filtered(
-    name: str, b: _Host, a: _Host, x: AccelRef, axis: int, zi: AccelRef | npt.ArrayLike | None
+    name: str, b: HostArray, a: HostArray, x: AccelRef, axis: int, zi: AccelRef | npt.ArrayLike | None
 ) -> tuple[AccelRef, AccelRef]:
     """Filter along an axis by sections of one order in series; return also the last states.
 

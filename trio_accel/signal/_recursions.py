@@ -8,17 +8,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import scipy.signal
 
-from ..backends.base import DType
+from ..backends.base import DType, HostArray
 from ..devices import AccelRef
 from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, writes
 
-_Host: TypeAlias = npt.NDArray[Any]
 # States of higher orders do not fit into registers.
 _MAX_UNROLLED_ORDER = 16
 _NAMES = {"float32": "float", "float64": "double", "complex64": "c64", "complex128": "c128"}
@@ -61,7 +59,7 @@ def _taps(dtype: DType) -> Kernel:
     return _kernel(f"filter_taps<{name}, {wide}>", by_taps, scalars, "b x state", dtype, grid)
 
 
-def filter_rows(b: _Host, a: _Host, x: AccelRef, state: Any) -> Awaitable[tuple[AccelRef, ...]]:
+def filter_rows(b: HostArray, a: HostArray, x: AccelRef, state: Any) -> Awaitable[tuple[AccelRef, ...]]:
     """Filter rows by sections in series.
 
     Args:
@@ -81,7 +79,7 @@ def filter_rows(b: _Host, a: _Host, x: AccelRef, state: Any) -> Awaitable[tuple[
     return kernel(lines, count, sections, order, b, a, x, state)
 
 
-def by_recursion(lines: int, count: int, sections: int, order: int, *arrays: _Host) -> None:
+def by_recursion(lines: int, count: int, sections: int, order: int, *arrays: HostArray) -> None:
     """Compute a recursion on the CPU backend."""
     b, a, x, state, out, last = arrays
     if not count:
@@ -94,6 +92,6 @@ def by_recursion(lines: int, count: int, sections: int, order: int, *arrays: _Ho
         out[...], last[:, 0] = cast("Any", scipy.signal.lfilter)(b[0], a[0], x, zi=state[:, 0])
 
 
-def by_taps(lines: int, count: int, order: int, b: _Host, *arrays: _Host) -> None:
+def by_taps(lines: int, count: int, order: int, b: HostArray, *arrays: HostArray) -> None:
     """Compute sums of neighbours on the CPU backend."""
     by_recursion(lines, count, 1, order, b, np.ones((1, 1), b.dtype), *arrays)

@@ -10,29 +10,26 @@ import scipy.signal
 
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
-from ..backends.base import DType
-from ..devices import AccelRef
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..backends.base import DType, HostArray
+from ..devices import AccelRef, composed, whole
 from ..expressions import Elementwise, axis_of, check_ref
 from ..fft import fft, irfft, rfft
 
 __all__ = ["SpectrumScaling", "Window", "resample", "stft", "welch"]
 
-Window: TypeAlias = str | tuple[Any, ...] | npt.NDArray[Any]
+Window: TypeAlias = str | tuple[Any, ...] | HostArray
 """A window by the names of `scipy.signal.get_window`, or its values on the host."""
 
 SpectrumScaling: TypeAlias = Literal["density", "spectrum"]
 """Power in a unit of frequency, or power."""
 
-_Host: TypeAlias = npt.NDArray[Any]
 _POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"), operation="signal.welch")
 
 
 async def _segments(
     name: str, x: AccelRef, fs: float, window: Window, axis: int,
     lengths: tuple[int | None, int | None, int | None], scaling: str, *, is_padded: bool, is_detrended: bool,
-) -> tuple[_Host, _Host, AccelRef, _Host, int]:  # fmt: skip
+) -> tuple[HostArray, HostArray, AccelRef, HostArray, int]:  # fmt: skip
     """Transform the segments of a signal.
 
     Args:

@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import asarray, concat, flip, linear_recurrence, moveaxis, reshape, searchsorted, stack
-from ..backends.base import DType
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..backends.base import DType, HostArray
+from ..devices import AccelRef, Operand, composed, whole
 from ..expressions import Elementwise, axis_of, check_ref
 
 __all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]
@@ -106,7 +104,7 @@ def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _F
     return behind, above / main
 
 
-def _end(step: npt.NDArray[Any], bc_type: BoundaryType) -> tuple[float, float, float, float]:
+def _end(step: HostArray, bc_type: BoundaryType) -> tuple[float, float, float, float]:
     """Make the equation of an end: of the derivative there and of the next; and of the first two slopes."""
     if bc_type == "clamped":
         return 1.0, 0.0, 0.0, 0.0

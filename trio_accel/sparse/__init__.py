@@ -8,11 +8,7 @@ it was to change is damaged, and its use is refused. All functions raise:
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._conversions import *
 from ._eigen import *
 from ._elements import *
@@ -23,8 +19,4 @@ from ._products import *
 from ._structures import *
 from ._systems import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

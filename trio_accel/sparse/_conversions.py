@@ -6,13 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
-from ..backends.base.contract.values import check_plain
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Device, check_device
-from ..devices.operations._calls import composed
+from ..backends.base import NATIVE, HostArray, check_plain
+from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import row_indices
@@ -102,7 +99,7 @@ async def _put(
     return cls(tuple(map(int, matrix.shape)), *placed)
 
 
-def _in_rows(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _in_rows(matrix: Any) -> tuple[HostArray, HostArray, HostArray]:
     """Take row pointers, columns and values, with one dtype of indices."""
     indptr, indices = matrix.indptr, matrix.indices
     if indptr.dtype != indices.dtype:
@@ -110,7 +107,7 @@ def _in_rows(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArr
     return indptr, indices, matrix.data
 
 
-def _as_coordinates(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _as_coordinates(matrix: Any) -> tuple[HostArray, HostArray, HostArray]:
     made = matrix.tocoo()
     return *made.coords, made.data
 

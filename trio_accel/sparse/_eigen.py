@@ -12,13 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..backends.base import LinAlgError, NotSupportedError
+from ..backends.base import NATIVE, HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import AccelRef, Operand, composed, refuse_value, whole
 from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
@@ -80,7 +76,7 @@ class _Lanczos:
         # The rest of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
         self._graphs: dict[tuple[int, int], Graph[Any]] = {}
-        self.locked: npt.NDArray[Any] = np.zeros(0)
+        self.locked: HostArray = np.zeros(0)
 
     async def start(self, v0: AccelRef) -> None:
         problem, rows = self._problem, self._k + self._steps
@@ -89,7 +85,7 @@ class _Lanczos:
         self._h = await problem.device.zeros((2, rows, rows), problem.dtype)
         self._sizes = await problem.device.zeros(rows, real_of(problem.dtype))
         # The program's memory has as much when the device has, and not before.
-        self._projected: npt.NDArray[Any] = np.zeros((self._steps, self._steps), problem.dtype.dtype)
+        self._projected: HostArray = np.zeros((self._steps, self._steps), problem.dtype.dtype)
         await self._put(self._k, v0)
 
     async def _put(self, place: int, vector: AccelRef | None) -> None:
@@ -103,7 +99,7 @@ class _Lanczos:
         size = await problem.ask(Nrm2(vector))
         await problem.ask(_UNIT.compute(size=size, least=problem.least, w=vector, out=self._basis[place]))
 
-    async def cycle(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float, int]:
+    async def cycle(self) -> tuple[HostArray, HostArray, float, int]:
         """Fill the basis.
 
         Returns:
@@ -158,22 +154,22 @@ class _Lanczos:
             await problem.ask(_UNIT.compute(size=size, least=problem.least, w=w, out=self._basis[step + 1]))
         await problem.settle()
 
-    async def _combine(self, vectors: npt.NDArray[Any]) -> AccelRef:
+    async def _combine(self, vectors: HostArray) -> AccelRef:
         """Combine vectors of the basis that are not locked, beside it: one for each column."""
         factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
         basis, out = self._basis[self._k : self._k + len(vectors)], self._spare[: len(factors)]
         return await self._problem.ask(Gemm(1.0, factors, basis, 0.0, out))
 
-    def rank(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def rank(self, values: HostArray) -> HostArray:
         """Return numbers that are the larger, the more a value is wanted."""
-        ranks: dict[str, npt.NDArray[Any]] = {"LM": np.abs(values), "LA": values, "SA": -values}
+        ranks: dict[str, HostArray] = {"LM": np.abs(values), "LA": values, "SA": -values}
         return ranks[self._which]
 
-    def best(self, values: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    def best(self, values: HostArray) -> npt.NDArray[np.intp]:
         """Return the places of values, what is wanted most first."""
         return np.argsort(-self.rank(values), kind="stable")
 
-    async def lock(self, values: npt.NDArray[Any], vectors: npt.NDArray[Any]) -> None:
+    async def lock(self, values: HostArray, vectors: HostArray) -> None:
         """Lock pairs; where there are `k`, the one that is wanted least gives way."""
         combined = await self._combine(vectors)
         if not len(self.locked):
@@ -194,9 +190,7 @@ class _Lanczos:
         self._projected[:] = 0
         await self._put(self._k, None)
 
-    async def restart(
-        self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int
-    ) -> None:
+    async def restart(self, values: HostArray, vectors: HostArray, left: float, count: int) -> None:
         """Begin the next cycle with the best Ritz vectors, which these are among, and with the last vector.
 
         Behind an invariant subspace, another direction joins it.
@@ -340,7 +334,7 @@ async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: 
 
 
 def _better(
-    lanczos: _Lanczos, values: npt.NDArray[Any], off: npt.NDArray[Any], limit: npt.NDArray[Any], scale: float
+    lanczos: _Lanczos, values: HostArray, off: HostArray, limit: HostArray, scale: float
 ) -> list[int]:
     """Return the places of pairs that are found, and that are wanted more than one that is locked."""
     locked, places = sorted(lanczos.rank(lanczos.locked)), list[int]()
@@ -395,7 +389,7 @@ async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
 
 
 async def _checked(
-    problem: Problem, vectors: list[AccelRef], values: npt.NDArray[Any], scale: float, wanted: float
+    problem: Problem, vectors: list[AccelRef], values: HostArray, scale: float, wanted: float
 ) -> AccelRef:
     """Put vectors together as columns, and compute their residuals."""
     device, n = problem.device, len(problem.b)

@@ -8,10 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..devices import AccelRef, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import AccelRef, Operand, composed, refuse_value, whole
 from ..expressions import Elementwise, Reduction, Scatter, on_device
 from ..linalg import nrm2
 from ._formats import CsrMatrix, check_csr

@@ -6,9 +6,8 @@ from typing import ClassVar, TypeAlias, cast
 
 import attrs
 
-from ..backends.base import DType
-from ..devices import AccelRef, Device
-from ..devices.base._refusals import whole
+from ..backends.base import DType, Strs
+from ..devices import AccelRef, Device, whole
 
 __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 
@@ -17,7 +16,7 @@ class _Arrays:
     """The base of all formats. A matrix is as good as its arrays: operations look at these, see D26."""
 
     __slots__ = ()
-    operand_fields: ClassVar[tuple[str, ...]] = ("indptr", "indices", "data")
+    operand_fields: ClassVar[Strs] = ("indptr", "indices", "data")
 
     shape: tuple[int, int]
     data: AccelRef

@@ -14,14 +14,29 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, Type
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
-from ..devices.base._refusals import real, refuse_dtypes, whole
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..backends.base import (
+    NATIVE,
+    DType,
+    HostArray,
+    LinAlgError,
+    NotSupportedError,
+    QueueFullError,
+    Strs,
+)
+from ..devices import (
+    AccelRef,
+    Device,
+    Operand,
+    Operation,
+    Pending,
+    composed,
+    device_of,
+    real,
+    refuse_dtypes,
+    refuse_value,
+    whole,
+)
 from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
 from ..linalg import Nrm2
@@ -93,7 +108,7 @@ class Method(Protocol):
     problem: Problem
     x: AccelRef
     made: AccelRef | None = None
-    changing: ClassVar[tuple[str, ...]]
+    changing: ClassVar[Strs]
     alone: ClassVar[int] = 2
 
     async def step(self) -> None:
@@ -490,7 +505,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
         factors = await (ilu0 if kind == "ilu0" else ic0)(matrix)
         return Preconditioner(kind, matrix.shape, lower=await tril(factors), upper=await triu(factors))
     found = await diagonal(matrix)
-    values: npt.NDArray[Any] = await found.to_host()
+    values: HostArray = await found.to_host()
     bad = np.flatnonzero((values == 0) | ~np.isfinite(values))
     if bad.size:
         row = int(bad[0])

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..actors import arguments_of
+from ..backends.base import NATIVE, Strs
 from ..backends.base.contract.ops import real_of
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, Operand, operation
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, Operand, composed, operation
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import SparseMatrix
 from ._iterations import (
@@ -43,7 +42,7 @@ _CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="s
 class _Cg(Method):
     """Conjugate gradients (Hestenes and Stiefel, 1952)."""
 
-    changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_rz")
+    changing: ClassVar[Strs] = ("x", "_r", "_p", "_rz")
 
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r = problem, x, r
@@ -144,7 +143,7 @@ _BI_STEP = make(
 class _BiCgStab(Method):
     """Stabilized biconjugate gradients (van der Vorst, 1992)."""
 
-    changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
+    changing: ClassVar[Strs] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
 
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r, self._shadow = problem, x, r, r
@@ -209,7 +208,7 @@ _MINRES_STEP = make(
 class _Minres(Method):
     """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
 
-    changing: ClassVar[tuple[str, ...]] = (
+    changing: ClassVar[Strs] = (
         "x", "_y", "_r1", "_r2", "_w1", "_w2", "_beta", "_oldb", "_dbar", "_epsilon", "_cs", "_sn", "_phibar",
     )  # fmt: skip
 
@@ -323,7 +322,7 @@ async def _least_residual(
 class _Gmres(Method):
     """Cycles of minimal residuals (Saad and Schultz, 1986), preconditioned from the right."""
 
-    changing: ClassVar[tuple[str, ...]] = ("x", "made")
+    changing: ClassVar[Strs] = ("x", "made")
     # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
     alone: ClassVar[int] = 0
 

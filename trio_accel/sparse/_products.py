@@ -7,12 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import NATIVE, DType, Strs
 from ..backends.base.contract.ops import SearchSpec, Transpose
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.operations._calls import composed
-from ..devices.operations._plan_source import refuse_value
+from ..devices import (
+    AccelRef,
+    LibraryActor,
+    Operand,
+    Planned,
+    Planner,
+    composed,
+    operation,
+    refuse_value,
+)
 from ..expressions import ARRAYS, Elementwise, Out, Scatter, on_device
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 
@@ -324,7 +330,7 @@ def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise
 
 
 @functools.cache
-def _scatter(indices: tuple[str, ...], row: str, col: str) -> Scatter:
+def _scatter(indices: Strs, row: str, col: str) -> Scatter:
     """Add values at places that expressions of indices tell."""
     return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm")
 

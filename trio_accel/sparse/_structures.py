@@ -11,12 +11,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends.base import DType, LibraryError
-from ..backends.base.contract import ops
-from ..backends.base.kit.checks import NATIVE
-from ..devices import Operand, Planned, Planner, operation, operation_like
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..backends.base import NATIVE, DType, Ints, LibraryError, ops
+from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
 
@@ -45,7 +41,7 @@ class MadeSpec(ops.OperationSpec):
     operation = "sparse.make"
 
     function: str = ops.exact()
-    numbers: tuple[int, ...] = ops.exact()
+    numbers: Ints = ops.exact()
     arrays: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
     indptr: ops.ArraySpec | None = ops.writes(optional=True)
     indices: ops.ArraySpec | None = ops.writes(optional=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base import LibraryError, LinAlgError
+from ..backends.base import NATIVE, Ints, LibraryError, LinAlgError
 from ..backends.base.contract.ops import Transpose
-from ..backends.base.kit.checks import NATIVE
-from ..devices import AccelRef, DeclaredSpec, Operand, operation, operation_like
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, DeclaredSpec, Operand, composed, operation, operation_like
 from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor
 
@@ -20,7 +18,7 @@ _SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), ma
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 
 
-def _failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+def _failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Name the row, from 0, whose element of the diagonal, or pivot, is wrong: the word is one more."""
     function, row = spec.declaration.function, code - 1
     if code == _NOT_FINITE:

@@ -15,8 +15,8 @@ from scipy.spatial import cKDTree
 
 from .. import arrays
 from ..arrays._checks import check_real, placed
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..backends.base import HostArray
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Elementwise
 from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, updates, writes
 
@@ -195,12 +195,12 @@ async def neighbours(
     return starts, found
 
 
-def by_counting(n: int, cells: npt.NDArray[Any], counts: npt.NDArray[Any]) -> None:
+def by_counting(n: int, cells: HostArray, counts: HostArray) -> None:
     """Count points of cells on the CPU backend."""
     counts[:] = np.bincount(cells, minlength=counts.size)
 
 
-def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: npt.NDArray[Any]) -> None:
+def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: HostArray) -> None:
     """Compute it on the CPU backend, where SciPy's tree needs no cells."""
     points, _, _, (low, _, _, box), _, out = arrays
     if box.any():

@@ -3,13 +3,7 @@
 See `Device.ask` for cancellation and the errors that any operation can end with.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
+from ..devices.operations._named import export_operations as _export_operations
 from ._hash_map import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

@@ -9,13 +9,9 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..arrays import argsort, compress, count_nonzero, reshape, take
-from ..backends.base import AccelError, DType, DTypeLike
-from ..backends.base.contract.values import element
-from ..devices import AccelRef, Device, Operand
-from ..devices.base._refusals import whole
-from ..devices.operations._calls import composed
+from ..backends.base import AccelError, DType, DTypeLike, element
+from ..devices import AccelRef, Device, Operand, check_device, composed, whole
 from ..devices.operations._named import named_methods
-from ..devices.operations._ref import check_device
 from ..expressions import Elementwise
 from ._probing import EMPTY, FIND, STAMP
 

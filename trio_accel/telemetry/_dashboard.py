@@ -73,7 +73,7 @@ class Dashboard:
 @opens("the page is not served yet: async with ta.open_dashboard(system) as dashboard")
 async def open_dashboard(
     system: System, *, port: int = 0, interval: float = 0.5, errors: bool = False
-) -> AsyncGenerator[Dashboard, None]:
+) -> AsyncGenerator[Dashboard]:
     """Serve a page that shows a system, for the body of the ``async with``.
 
     The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
@@ -129,7 +129,7 @@ class DashboardActor(Actor):
         self._application = _application(feed)
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Serve meanwhile."""
         # The server closes its listener, but the next incarnation needs the socket, which listens already.
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))

@@ -28,9 +28,8 @@ from ..actors import (
     System,
     is_number,
 )
-from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
+from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics, what_to_do
 from ..devices import System as DeviceSystem
-from ..devices.base._refusals import what_to_do
 from ._metrics import exposition
 from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
@@ -338,7 +337,7 @@ def check_system(verb: str, system: object) -> None:
 
 
 @contextmanager
-def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder, None, None]:
+def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
     """Record what a system does, for the body of the ``with``.
 
     Where the system is recorded already, this is the same recorder, with the bounds that it has.

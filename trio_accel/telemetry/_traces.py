@@ -110,7 +110,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         return time.monotonic_ns() + self._epoch
 
     @contextmanager
-    def watch(self, system: ActorSystem) -> Generator[None, None, None]:
+    def watch(self, system: ActorSystem) -> Generator[None]:
         """See a system, too, inside the ``with``, and all devices of it, from when they are opened.
 
         Operations of devices stay as fast as they are, as far as that depends on observers.
@@ -214,7 +214,7 @@ _PID, _ERROR_TYPE = "process.pid", "error.type"
 
 
 @contextmanager
-def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Generator[Timeline, None, None]:
+def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Generator[Timeline]:
     """Write what happens in a system to a file of trace events (JSON), inside the ``with``.
 
     Open it at https://ui.perfetto.dev or in ``chrome://tracing``. Each actor has a row with its messages,
@@ -449,7 +449,7 @@ def _outcome_of(event: MessageEvent) -> str:
 
 
 @contextmanager
-def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) -> Generator[None, None, None]:
+def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) -> Generator[None]:
     """Make spans of messages and operations in a system, inside the ``with``. Needs the extra ``tracing``.
 
     A message to an actor is a span from its sending to its reply, named by its class, with an event

@@ -10,16 +10,8 @@ cancellation and the errors that any operation can end with. All functions raise
   another shape or dtype, or one that shares memory with an operand.
 """
 
-import typing as _typing
-
-from .._names import export as _export
-from ..backends.base.contract.foreign_names import tells_of_missing as _tells_of_missing
-from ..devices.operations._named import named as _named
+from ..devices.operations._named import export_operations as _export_operations
 from ._contractions import *
 from ._elements import *
 
-_export(__name__)
-
-if not _typing.TYPE_CHECKING:
-    _named(__name__)
-    __getattr__ = _tells_of_missing(__name__)
+_export_operations(__name__)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from ..backends.base import DType
+from ..backends.base import DType, factor
 from ..backends.base.contract.ops import contraction_terms
 from ..backends.base.contract.subscripts import ContractionPath, Optimize
-from ..backends.base.contract.values import factor
-from ..devices import AccelRef, LibraryActor, Operand, device_of
-from ..devices.operations._calls import composed
+from ..devices import AccelRef, LibraryActor, Operand, composed, device_of
 from ..expressions import (
     Contract,
     Contracting,

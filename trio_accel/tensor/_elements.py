@@ -6,10 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from ..backends.base import DType
-from ..backends.base.contract.values import element, factor
-from ..devices import AccelRef, Operand
-from ..devices.operations._calls import composed
+from ..backends.base import DType, element, factor
+from ..devices import AccelRef, Operand, composed
 from ..expressions import Elementwise, Factor, Out, Reduction, check_operands, factors_of
 
 __all__ = ["elementwise", "permute", "reduce"]

@@ -21,9 +21,8 @@ import trio
 
 from ..actors import opens
 from ..backends.base import DeviceLostError
-from ..devices import AccelRef, Device, System
+from ..devices import AccelRef, Device, OpenDevice, System, opened
 from ..devices.dispatch import WorkerDispatch
-from ..devices.front._device import OpenDevice, opened
 
 __all__ = ["Leak", "LeakError", "LeakKind", "leak_check"]
 
@@ -250,7 +249,7 @@ class LeakError(AssertionError):
 
 
 @opens("nothing is checked yet: async with leak_check(...)")
-async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
+async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
     """Fail if the body of the ``async with`` leaves more behind than there was before.
 
     Counted are devices that are open, references to arrays, blocks and chunks of device memory, threads,

@@ -11,11 +11,20 @@ import trio
 
 from ..actors import is_number
 from ..backends.base import AccelEvent, AccelStream
-from ..devices import CompletionPort, Device, Fault, FaultHow, FaultKind, FaultPlan, Operation, operation_name
+from ..devices import (
+    CompletionPort,
+    Device,
+    Fault,
+    FaultHow,
+    FaultKind,
+    FaultPlan,
+    Operation,
+    opened,
+    operation_name,
+)
 from ..devices import anew as _anew
 from ..devices.base._bridge import LoopNotifier
 from ..devices.engine._completer import Completer
-from ..devices.front._device import opened
 
 __all__ = ["FaultInjection", "ManualCompletion", "inject_fault", "poison"]
 

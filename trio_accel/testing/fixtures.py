@@ -60,7 +60,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
-async def accel_system() -> AsyncGenerator[System, None]:
+async def accel_system() -> AsyncGenerator[System]:
     """An open system, named ``test``; with the test it ends, and all that lives in it."""
     async with open_system("test") as system:
         yield system  # noqa: ASYNC119  # pytest-trio ends it
@@ -85,7 +85,7 @@ def _marked_options(request: pytest.FixtureRequest, device_options: DeviceOption
 
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
-async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncGenerator[Device, None]:
+async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncGenerator[Device]:
     """An open device of `accel_system`, closed at the end of the test.
 
     It is the one that the environment variable ``TRIO_ACCEL_BACKEND`` names, else the CPU's. Its
@@ -97,7 +97,7 @@ async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncG
 
 
 @pytest.fixture
-def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None, None, None]:
+def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None]:
     """Fail a test that leaves something behind of what `leak_check` looks at, naming each thing.
 
     It looks when the test's Trio run is over, so that nothing of it has an excuse. After a test that

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, Ints, NotSupportedError
 
 __all__ = ["Contents", "TensorInfo", "WeightsError", "inspect"]
 
@@ -183,9 +183,7 @@ def check_text(text: str) -> None:
         raise WeightsError(f"{_shown(text)} is no text: it has a lone surrogate") from None
 
 
-def encode_header(
-    arrays: Iterable[tuple[str, DType, tuple[int, ...], int]], metadata: Mapping[str, str]
-) -> bytes:
+def encode_header(arrays: Iterable[tuple[str, DType, Ints, int]], metadata: Mapping[str, str]) -> bytes:
     """Write a header, its length included, for arrays (name, dtype, shape, bytes) in this order.
 
     Raises:
@@ -273,7 +271,7 @@ def _bits(element: str) -> int:
     return _FOREIGN.get(element, 0) if dtype is None else 8 * dtype.itemsize
 
 
-def _numbers(name: str, field: str, value: object, most: int) -> tuple[int, ...]:
+def _numbers(name: str, field: str, value: object, most: int) -> Ints:
     numbers = cast("list[Any]", value)
     if not isinstance(value, (list, tuple)) or len(numbers) > most:
         raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(numbers)}")

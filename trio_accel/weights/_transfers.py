@@ -22,11 +22,12 @@ from ..backends.base import (
     ContextLostError,
     DType,
     DTypeLike,
+    HostArray,
     OutOfMemoryError,
     QueueFullError,
     StaleRefError,
+    by_way_of_int64,
 )
-from ..backends.base.contract.values import by_way_of_int64
 from ..backends.base.kit.code_cache import remove_stale
 from ..devices import (
     AccelRef,
@@ -250,7 +251,7 @@ class _Loading:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
-    async def _put(self, tensor: _Tensor, host: npt.NDArray[Any], start: int, buffer: _Buffer) -> None:
+    async def _put(self, tensor: _Tensor, host: HostArray, start: int, buffer: _Buffer) -> None:
         """Hand a piece over to the device."""
         block, first = self._places[tensor.info.name]
         part = (slice(first + start, first + start + host.size),)
@@ -269,9 +270,7 @@ class _Loading:
             out, buffer.pending, buffer.nbytes = pending.value, pending, nbytes
         self._blocks[block] = out
 
-    def _read(
-        self, tensor: _Tensor, start: int, stop: int, memory: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[Any]:
+    def _read(self, tensor: _Tensor, start: int, stop: int, memory: npt.NDArray[np.uint8]) -> HostArray:
         """Read elements from the file, converted. Runs in a thread."""
         stored, wanted = tensor.info.dtype, tensor.dtype
         count = stop - start
@@ -279,10 +278,10 @@ class _Loading:
         tensor.file.read(raw, tensor.info.offset + start * stored.itemsize)
         if stored is DType.bool and raw.size and int(raw.max()) > 1:
             raise WeightsError(f"{tensor.file.path}: {tensor.info.name!r} has bytes that are no booleans")
-        elements: npt.NDArray[Any] = raw.view(stored.dtype)
+        elements: HostArray = raw.view(stored.dtype)
         if stored is wanted:
             return elements
-        converted: npt.NDArray[Any] = memory[: count * wanted.itemsize].view(wanted.dtype)
+        converted: HostArray = memory[: count * wanted.itemsize].view(wanted.dtype)
         with np.errstate(all="ignore"):
             for first in range(0, count, _AT_ONCE):
                 those = slice(first, first + _AT_ONCE)

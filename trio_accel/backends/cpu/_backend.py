@@ -10,17 +10,19 @@ import numpy.typing as npt
 from ..base import (
     AccelBackend,
     AccelStream,
+    ArraySpec,
     BackendReport,
     CacheCounts,
     ChunkKeeper,
     DeviceInfo,
     DeviceReport,
+    HostArray,
     LibraryUsage,
     NotSupportedError,
     Poison,
+    Strs,
 )
 from ..base.contract.device_info import choose
-from ..base.contract.ops import ArraySpec
 from ..base.kit.device import BlockDevice
 from ..base.kit.host import (
     has_shared_memory,
@@ -35,7 +37,7 @@ from .compiled import _compiler
 from .compiled._functions import VECTOR
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
-from .runtime._memory import CpuMemory, HostArray, HostLease
+from .runtime._memory import CpuMemory, HostLease
 from .runtime._stream import CpuFault, CpuHold, CpuStream
 
 
@@ -51,7 +53,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         self.host_view: Callable[..., HostArray] = memory.view
 
     @property
-    def libraries(self) -> tuple[str, ...]:
+    def libraries(self) -> Strs:
         """Names of the libraries, sorted."""
         return tuple(sorted(LIBRARIES))
 
@@ -131,7 +133,7 @@ class CpuBackend(AccelBackend):
         return True
 
     @property
-    def preload(self) -> tuple[str, ...]:
+    def preload(self) -> Strs:
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 

@@ -17,6 +17,7 @@ from ..base import (
     NotSupportedError,
     OutOfMemoryError,
     Software,
+    Strs,
 )
 from ..base.contract.device_info import choose
 from ..base.kit.modules import import_ahead
@@ -41,7 +42,7 @@ class CudaBackend(AccelBackend):
         return "cuda"
 
     @property
-    def preload(self) -> tuple[str, ...]:
+    def preload(self) -> Strs:
         """Modules whose imports take most of a worker's start."""
         # D70: the launcher imports them and then forks, and a driver that was initialised does not survive a
         # fork, so they must not call it.

@@ -9,13 +9,14 @@ from cuda.bindings import driver
 
 from ..base import (
     AccelStream,
+    ArraySpec,
     ChunkKeeper,
     DeviceInfo,
     MemoryStatistics,
     NotSupportedError,
     Poison,
+    Strs,
 )
-from ..base.contract.ops import ArraySpec
 from ._installed import Installed
 from .kit._library import CudaLibrary, LibraryDevice, ModuleLibrary
 from .manifest import LIBRARIES
@@ -61,7 +62,7 @@ class CudaDevice(LibraryDevice):
         self.context.before_loss(self._forget)
 
     @property
-    def libraries(self) -> tuple[str, ...]:
+    def libraries(self) -> Strs:
         """Names of the libraries that can be used, sorted."""
         return self._installed.libraries
 

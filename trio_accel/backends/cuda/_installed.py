@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from ..base import Software
+from ..base import Software, Strs
 from ..base.kit.modules import search_path
 from . import _probe_process
 from ._probe import ChildError, ask
@@ -41,7 +41,7 @@ class Installed:
     reason: str | None = None
 
     @property
-    def libraries(self) -> tuple[str, ...]:
+    def libraries(self) -> Strs:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
         own = {name for name, library in LIBRARIES.items() if not library.needs and library.has_package}

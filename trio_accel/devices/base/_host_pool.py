@@ -25,8 +25,14 @@ from numpy.lib.array_utils import byte_bounds
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import describe
-from ...backends.base import AccelDevice, OutOfMemoryError, as_bits
-from ...backends.base.kit.chunks import ChunkAllocator
+from ...backends.base import (
+    AccelDevice,
+    ChunkAllocator,
+    HostArray,
+    Ints,
+    OutOfMemoryError,
+    as_bits,
+)
 from ...backends.base.kit.host import address_of, available_bytes, make_shared, total_bytes
 from ._bridge import LoopNotifier
 from ._errors import is_out_of_files, out_of_descriptors
@@ -90,7 +96,7 @@ class Region:
             "data": (self.slab.address + self.offset, False),
         }
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def array(self, shape: Ints, dtype: np.dtype[Any]) -> HostArray:
         """Return an array over its start, contiguous in C order."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory: npt.NDArray[np.uint8] = np.asarray(cast("Any", self))
@@ -138,7 +144,7 @@ class HostPool:
         self._dropped: deque[int] = deque()
         # The copy of each array of the program, by its id; it lives as long as the array. The reference
         # tells.
-        self._copies: dict[int, tuple[weakref.ref[npt.NDArray[Any]], npt.NDArray[Any]]] = {}
+        self._copies: dict[int, tuple[weakref.ref[HostArray], HostArray]] = {}
         # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
         self._unsure = 0
         self._held_back: list[int] = []
@@ -155,7 +161,7 @@ class HostPool:
         """Bytes of all slabs."""
         return self._allocator.reserved
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def empty(self, shape: Ints, dtype: np.dtype[Any]) -> HostArray:
         """Make an array, not initialised.
 
         Raises:
@@ -200,7 +206,7 @@ class HostPool:
                 total=total_bytes(),
             ) from error
 
-    def find(self, array: npt.NDArray[Any]) -> tuple[int, int] | None:
+    def find(self, array: HostArray) -> tuple[int, int] | None:
         """Find an array: id of the slab, and bytes from its start to the first element.
 
         Returns:
@@ -217,13 +223,13 @@ class HostPool:
             return None
         return slab.number, first - slab.address
 
-    def copy_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    def copy_of(self, array: HostArray) -> HostArray | None:
         """Return the copy of an array that `keep` was given; None without one."""
         # An entry ends with its array, before that id is given to another.
         kept = self._copies.get(id(array))
         return None if kept is None else kept[1]
 
-    def keep(self, array: npt.NDArray[Any], copy: npt.NDArray[Any]) -> None:
+    def keep(self, array: HostArray, copy: HostArray) -> None:
         """Keep an array's copy, which is in the pool, as long as the array lives."""
         if not self.is_closed:
             copies, number = self._copies, id(array)
@@ -322,7 +328,7 @@ _PIECE = 8 << 20
 class Copying:
     """A copy that runs in a thread and can be ended between two pieces."""
 
-    def __init__(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+    def __init__(self, target: HostArray, source: HostArray) -> None:
         self._target = as_bits(target)
         self._source = as_bits(source)
         self._is_cancelled = False
@@ -339,9 +345,7 @@ class Copying:
             np.copyto(target, source)
 
 
-def _pieces(
-    target: npt.NDArray[Any], source: npt.NDArray[Any]
-) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+def _pieces(target: HostArray, source: HostArray) -> Iterator[tuple[HostArray, HostArray]]:
     if target.nbytes <= _PIECE:
         yield target, source
         return

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 import numpy as np
 
 from ...actors import NotAwaited
-from ...backends.base import DType
+from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of
+
+__all__ = [
+    "clamped", "integer", "is_several", "real", "refuse_dtypes", "said", "shown", "what_to_do", "whole",
+    "wholes",
+]  # fmt: skip
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
@@ -190,7 +195,7 @@ def is_several(value: object) -> bool:
 
 def wholes(
     name: str, argument: str, value: object, allowed: str = "a whole number", take: Callable[..., int] = whole
-) -> tuple[int, ...]:
+) -> Ints:
     """Take whole numbers: a sequence of them, or one by itself; `take` takes each. See `whole`.
 
     Raises:

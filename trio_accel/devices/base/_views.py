@@ -6,13 +6,13 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from ...backends.base import HostArray, Ints
 from ...backends.base.contract.ops import ArraySpec, contiguous_strides
 from ._refusals import shown
 
@@ -67,7 +67,7 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
         ) from None
 
 
-def broadcast(spec: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+def broadcast(spec: ArraySpec, shape: Ints) -> ArraySpec:
     """Take the elements again along axes in front, and along those of one element.
 
     Raises:
@@ -104,7 +104,7 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
     return start < other_end and other_start < end
 
 
-def overlaps_itself(array: npt.NDArray[Any] | ArraySpec) -> bool:
+def overlaps_itself(array: HostArray | ArraySpec) -> bool:
     """Tell whether two elements of an array may share memory, as those of a broadcast array do.
 
     False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
@@ -154,7 +154,7 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
     return start, end
 
 
-def seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
+def seen(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec:
     """Let NumPy make a view of an array of this layout without memory, and read the layout off.
 
     Raises:
@@ -174,6 +174,6 @@ def seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
     return attrs.evolve(spec, shape=view.shape, strides=view.strides, offset=offset)
 
 
-def _address(array: npt.NDArray[Any]) -> int:
+def _address(array: HostArray) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

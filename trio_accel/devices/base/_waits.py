@@ -56,7 +56,7 @@ class Availability:
         """Wait for the next change."""
         await self._changed.park()
 
-    async def watch(self) -> AsyncGenerator[int, None]:
+    async def watch(self) -> AsyncGenerator[int]:
         """Iterate over the generations: the current one, then each new one, until the end."""
         seen = 0
         while not self.is_ended:

@@ -13,8 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import ActorEvent, ActorFailedError, Event, MessageEvent
-from ...backends.base import ContextPoisonedError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, ContextPoisonedError, Strs
 from ..base._errors import lost_descriptors, out_of_descriptors
 from ..base._statistics import LaunchTimes
 from ..base._waits import Alarms
@@ -148,7 +147,7 @@ class AnswerHandler:
                 asker.report(text)
                 link.send(_orders.heard(number), now=True)
 
-    def _on_ready(self, link: WorkerLink, libraries: tuple[str, ...]) -> None:
+    def _on_ready(self, link: WorkerLink, libraries: Strs) -> None:
         expect(not link.is_ready, "ready: it was before")
         link.libraries = libraries
         link.is_ready = True

@@ -22,7 +22,7 @@ from ...actors import (
     Meter,
     note_end,
 )
-from ...backends.base import AccelDevice, CacheCounts, MemoryStatistics, NotSupportedError, PlacedBlock
+from ...backends.base import AccelDevice, CacheCounts, Ints, MemoryStatistics, NotSupportedError, PlacedBlock
 from ..base._library_paths import by_title, is_actor_of
 from ..base._statistics import (
     CacheStatistics,
@@ -137,7 +137,7 @@ class Questions:
             process=ProcessStatistics.of(pid),
         )
 
-    def _libraries(self, usage: dict[str, tuple[int, ...]]) -> dict[str, LibraryStatistics]:
+    def _libraries(self, usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
         """Add the launch templates, which are found here, to the plans of the worker's libraries."""
         link = self._sender.link
         templates: Mapping[str, CacheCounts] = {} if link is None else link.templates.counts
@@ -174,7 +174,7 @@ class Leases:
         self._chunks = chunks
 
     @asynccontextmanager
-    async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+    async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_shut:
@@ -485,7 +485,7 @@ class MeasuredRequest(OperationRequest):
         # The time when it was handed over to a worker last.
         self._sent: float | None = None
 
-    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
+    def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
         """Encode it for the worker that has these templates."""
         self._sent = self._measures.now()
         return super().message(word, released, templates)

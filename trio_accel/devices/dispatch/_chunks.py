@@ -6,14 +6,13 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelBackend
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import AccelBackend, ArraySpec, HostArray
 from ...backends.base.kit.chunks import ALIGNMENT
 from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors
@@ -261,7 +260,7 @@ class ChunkTable:
             raise out_of_descriptors(nbytes, self.missing[number]) from self.missing[number]
         return self.chunks[number]
 
-    def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
+    def view(self, chunk: int, offset: int, array: ArraySpec) -> HostArray:
         """Make a host array over an array of the device.
 
         Args:

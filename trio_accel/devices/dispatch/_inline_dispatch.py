@@ -13,7 +13,6 @@ from contextvars import Context
 from typing import Any, Never, TypeAlias, TypeVar
 
 import attrs
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -31,6 +30,8 @@ from ...backends.base import (
     AccelError,
     ContextLostError,
     DeviceLostError,
+    HostArray,
+    Ints,
     NotSupportedError,
     QueueFullError,
 )
@@ -75,7 +76,7 @@ class Travel:
         self._copies = copies
         self._uploads: list[tuple[Copying, Arrival]] = []
         self._downloads: list[Copying] = []
-        self._replaced: list[npt.NDArray[Any]] = []
+        self._replaced: list[HostArray] = []
         arrivals: list[Arrival] = []
         self.launch: Launch = attrs.evolve(
             launch,
@@ -184,7 +185,7 @@ class InlineCopies:
                 return Travel(self, launch)
         return None
 
-    def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
+    def _goes_straight(self, host: HostArray) -> bool:
         """Tell whether the device transfers a host array by itself, now, or copies it on the spot."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
         if place is None:
@@ -226,7 +227,7 @@ class InlineDispatch:
         self._policy = LossPolicy(device.options)
         self.session: Session | None = None
         # No memory outlives a context, so there are no descriptors, and the device is opened for each.
-        self.descriptors: tuple[int, ...] = ()
+        self.descriptors: Ints = ()
         self.opened: AccelDevice | None = None
         # Answers to the context's questions to its owner.
         self.options: DeviceOptions = device.options
@@ -263,7 +264,7 @@ class InlineDispatch:
         """Do nothing: nothing was held for the start."""
 
     @asynccontextmanager
-    async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def open(self, context: ActorContext) -> AsyncGenerator[None]:
         """Register the pool of host memory, if there is one, with each context's device."""
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
@@ -455,7 +456,7 @@ class InlineDispatch:
         return borrowed
 
     @asynccontextmanager
-    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         session = await self.ready()
         ref.block.check("lease", ref.spec)

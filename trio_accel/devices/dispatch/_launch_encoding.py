@@ -15,9 +15,8 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ...backends.base import CacheCounts, DType
+from ...backends.base import CacheCounts, DType, HostArray, Ints
 from ...backends.base.contract.ops import (
     DESCRIPTORS,
     ArraySpec,
@@ -37,7 +36,7 @@ from ..wire._messages import SHORT
 from ..wire._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message
 from ..wire._wire_values import encode_fault
 
-HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
+HostEncoder: TypeAlias = Callable[[HostArray], object]
 """Called with each host array; returns the plain values to send instead."""
 
 
@@ -47,7 +46,7 @@ _MOST = 1024
 _MOST_TEXT = 1 << 16
 
 _Key: TypeAlias = tuple[Any, ...]
-_AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Message | None"]
+_AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
 
 _ID = attrgetter("id")
 # Values of these types stand for themselves.
@@ -82,11 +81,11 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
     )
 
 
-def _nowhere(host: npt.NDArray[Any]) -> None:
+def _nowhere(host: HostArray) -> None:
     """No host array is in memory that a worker shares."""
 
 
-def result_of(host: npt.NDArray[Any]) -> Message:
+def result_of(host: HostArray) -> Message:
     """Tell a worker of a host array that is filled from its reply."""
     return "result", DType.of(host.dtype).value, host.shape
 
@@ -112,9 +111,7 @@ class TemplateTable:
         self._last = 0
         self.counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
 
-    def find(
-        self, launch: Launch, host: _AddressOf = _nowhere
-    ) -> tuple[int, tuple[int, ...], tuple[bytes, ...]] | None:
+    def find(self, launch: Launch, host: _AddressOf = _nowhere) -> tuple[int, Ints, tuple[bytes, ...]] | None:
         """Find the template of a launch; a new one is sent, ahead of what is sent next.
 
         Args:
@@ -191,7 +188,7 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 
 
 def _spec_key(
-    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Message | None]
+    spec: OperationSpec, address: Callable[[HostArray], Message | None]
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
     """Split a specification into its key, without blocks and packed scalars, and these.
 
@@ -230,7 +227,7 @@ def _spec_key(
             blocks += [array.block for array in arrays]
             key += len(arrays), *[array_key(array) for array in arrays]
         else:
-            told = address(cast("npt.NDArray[Any]", value)) if kind is np.ndarray else value_key(value)
+            told = address(cast("HostArray", value)) if kind is np.ndarray else value_key(value)
             if told is None:
                 return None
             key += told
@@ -329,12 +326,12 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if kind is complex or issubclass(kind, np.generic):
         return _encode_number(value)
     if isinstance(value, np.ndarray):
-        return HOST, host(cast("npt.NDArray[Any]", value))
+        return HOST, host(cast("HostArray", value))
     raise _CannotCrossError
 
 
 @functools.lru_cache(1024)
-def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Message:
+def _layout_of(offset: int, dtype: int, shape: Ints, strides: Ints) -> Message:
     """Return all of an array but its block; a pickle has one that occurs again only once.
 
     Args:
@@ -369,7 +366,7 @@ def _class_path(cls: type[object]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def encode_array(array: npt.NDArray[Any]) -> Message:
+def encode_array(array: HostArray) -> Message:
     """Make plain values of a small host array: dtype, shape and bytes in C order.
 
     Raises:

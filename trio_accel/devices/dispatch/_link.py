@@ -12,7 +12,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import ContextLostError
+from ...backends.base import ContextLostError, Strs
 from ..launcher._launcher import WorkerProcess
 from ..wire import _answers, _orders
 from ..wire._channel import Channel, EndOfChannel, SpinWait
@@ -72,7 +72,7 @@ class WorkerLink:
     _timeout: float = attrs.field(alias="heartbeat_timeout", kw_only=True)
     _stuck_after: float | None = attrs.field(alias="stuck_after", kw_only=True)
     _window: float = attrs.field(alias="window", default=0.0, kw_only=True)
-    libraries: tuple[str, ...] = attrs.field(default=(), init=False)
+    libraries: Strs = attrs.field(default=(), init=False)
     is_ready: bool = attrs.field(default=False, init=False)
     how: str | None = attrs.field(default=None, init=False)
     is_started: bool = attrs.field(default=False, init=False)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -14,6 +13,7 @@ from ...backends.base import (
     AccelError,
     CompletionTimeoutError,
     DeviceLostError,
+    HostArray,
     OutOfMemoryError,
     StaleRefError,
 )
@@ -73,7 +73,7 @@ class CopyService:
         self,
         request: OperationRequest,
         copy: HostCopy,
-        view: Callable[[], npt.NDArray[Any]],
+        view: Callable[[], HostArray],
         copied: Callable[[], None],
     ) -> None:
         """Copy from or to memory of the device: the worker holds a stream there.
@@ -123,7 +123,7 @@ class CopyService:
         self,
         request: OperationRequest,
         copy: HostCopy,
-        memory: npt.NDArray[Any],
+        memory: HostArray,
         copied: Callable[[], None],
     ) -> None:
         self.begun += 1
@@ -150,7 +150,7 @@ class CopyService:
             request.copy_over()
 
 
-def _memory(copy: HostCopy) -> npt.NDArray[Any]:
+def _memory(copy: HostCopy) -> HostArray:
     assert copy.region is not None
     return copy.region.array(copy.host.shape, copy.host.dtype)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
+from typing import ClassVar, Literal, NoReturn, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import outcome
 import trio
 
 from ...actors import WOKEN, Waiter
-from ...backends.base import DType
+from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ..base._errors import NoEdgeError, out_of_descriptors
 from ..base._host_pool import HostPool, Region
@@ -208,7 +207,7 @@ class HostCopy:
         stage: Whether the copy is to run, runs, or has run.
     """
 
-    host: npt.NDArray[Any]
+    host: HostArray
     is_upload: bool
     region: Region | None
     transfer: int = attrs.field(factory=lambda: next(_transfers))
@@ -270,7 +269,7 @@ class HostArrays:
     staging: Staging | None
     copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
     is_used: bool = attrs.field(default=False, init=False)
-    filled: list[npt.NDArray[Any]] = attrs.field(factory=list["npt.NDArray[Any]"], init=False)
+    filled: list[HostArray] = attrs.field(factory=list["HostArray"], init=False)
     _next: int = attrs.field(default=0, init=False)
 
     def fit(self, launch: Launch) -> bool:
@@ -304,7 +303,7 @@ class HostArrays:
         self.filled.clear()
         self._next = 0
 
-    def tell(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
+    def tell(self, host: HostArray, *, is_upload: bool) -> Message:
         """Tell how a host array is read, or filled: by the device itself, by value, or by a copy."""
         self.is_used = True
         address = self.address(host)
@@ -314,7 +313,7 @@ class HostArrays:
             return self._copy(host, is_upload=is_upload)
         return ("value", encode_array(host)) if is_upload else self.fill_later(host)
 
-    def fill_later(self, host: npt.NDArray[Any]) -> Message:
+    def fill_later(self, host: HostArray) -> Message:
         """Tell how a host array is filled from the reply."""
         self.is_used = True
         self.filled.append(host)
@@ -336,14 +335,14 @@ class HostArrays:
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
-    def address(self, host: npt.NDArray[Any]) -> Message | None:
+    def address(self, host: HostArray) -> Message | None:
         """Return the place of a host array in memory that the worker shares; None if it is elsewhere."""
         if self.staging is None or not host.flags.c_contiguous:
             return None
         address = self.staging.pool.find(host)
         return None if address is None else _shared(*address, host, None)
 
-    def _copy(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
+    def _copy(self, host: HostArray, *, is_upload: bool) -> Message:
         index, self._next = self._next, self._next + 1
         if index == len(self.copies):
             region = None if self.staging is None else self.staging.take(host.nbytes)
@@ -356,13 +355,13 @@ class HostArrays:
         return _shared(region.slab.number, region.offset, host, None if is_filled else copy.transfer)
 
 
-def _copied(launch: Launch) -> list[npt.NDArray[Any]]:
+def _copied(launch: Launch) -> list[HostArray]:
     """Host arrays that a launch copies from and to."""
     specs = (launch.spec, *launch.staged)
     return [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
 
 
-def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None) -> Message:
+def _shared(slab: int, offset: int, host: HostArray, transfer: int | None) -> Message:
     return "shared", slab, offset, DType.of(host.dtype).value, host.shape, transfer
 
 
@@ -435,7 +434,7 @@ class OperationRequest(RemoteRequest):
         staging = self.hosts.staging
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
-    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
+    def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
         """Make the message to the worker that has these templates.
 
         Raises:
@@ -542,7 +541,7 @@ class BorrowRequest(LeaseRequest):
         self._stay = stay
         self.chunk: Chunk = place.chunk
 
-    def send(self, worker: WorkerLink, released: tuple[int, ...]) -> None:
+    def send(self, worker: WorkerLink, released: Ints) -> None:
         """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
 
         Raises:

@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import Actor, ActorContext, ActorSnapshot
-from ...backends.base import ContextLostError, DeviceLostError
+from ...backends.base import ContextLostError, DeviceLostError, Ints
 from ..base._errors import damage_to_memory
 from ..base._host_pool import SMALL
 from ..base._options import SyncCompletion
@@ -98,7 +98,7 @@ class Generations:
         self._pool.open(launcher, nursery, self.answers.handle, self._ended)
 
     @asynccontextmanager
-    async def serve(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def serve(self, context: ActorContext) -> AsyncGenerator[None]:
         """Serve with one worker, until it is lost or the context's actor ends."""
         try:
             link = await self._pool.take()
@@ -283,7 +283,7 @@ class WorkerContextActor(Actor):
         self._serve = serve
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold a worker; when it is lost, the incarnation ends with it."""
         async with self._serve(context):
             yield
@@ -356,7 +356,7 @@ class WorkerDispatch:
         return sum(queue.waiting for queue in self._requests.queues({}).values())
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
+    def descriptors(self) -> Ints:
         """The descriptors of the chunks."""
         return tuple(chunk.descriptor for chunk in self._chunks.chunks.values())
 
@@ -386,7 +386,7 @@ class WorkerDispatch:
         memory.leave(self._device.system)
 
     @asynccontextmanager
-    async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def open(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the memory and the workers."""
         observers = self._device.system.observers
         given_up: BaseException | None = None

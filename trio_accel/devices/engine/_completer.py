@@ -120,7 +120,7 @@ _GRACE: ContextVar[float] = ContextVar("trio_accel.cancel_grace")
 
 
 @contextmanager
-def cancel_grace(seconds: float) -> Generator[None, None, None]:
+def cancel_grace(seconds: float) -> Generator[None]:
     """Choose how long a cancelled asker waits, for the operations that are asked for in the body.
 
     It goes before ``DeviceOptions(cancel_grace=...)``, for every device. Tasks that are started in the

@@ -138,7 +138,7 @@ class ContextActor(LibraryOpener):
         self._owner = owner
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the open device and its engine; the library actors end before it is given back."""
         owner = self._owner
         if owner.options.nvtx:

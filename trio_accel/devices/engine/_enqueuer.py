@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
-import numpy.typing as npt
 
 from ...actors import ActorStoppedError
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, HostArray, KernelLibrary
 from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
 from ...backends.base.kit.modules import import_extra
 from ..base._bridge import CallThread, failure_of
@@ -155,7 +154,7 @@ class Enqueuer:
         use = HostUse(copy.host)
         copy.note_use(use)
 
-        def enqueue(host: npt.NDArray[Any]) -> None:
+        def enqueue(host: HostArray) -> None:
             now = copy if host is copy.host else CopyFromHostSpec(host, copy.out)
             self._copies.enqueue(now, stream)
             copy.note_use(now.use)

@@ -9,8 +9,14 @@ from typing import Any
 import attrs
 import trio
 
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextLostError, Lease
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import (
+    AccelDevice,
+    AccelEvent,
+    AccelStream,
+    ArraySpec,
+    ContextLostError,
+    Lease,
+)
 from ..base._errors import WithdrawnError
 from ..base._waits import SubmissionOrder, Turn
 from ..operations._blocks import Block
@@ -290,7 +296,7 @@ class Leases:
     @asynccontextmanager
     async def lease(
         self, block: Block, spec: ArraySpec, *, write: bool, stream: object
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Any]:
         """Give an array to the program; see `AccelRef.lease`.
 
         Args:

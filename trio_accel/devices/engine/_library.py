@@ -21,7 +21,7 @@ from ...actors import (
     handles,
     quick,
 )
-from ...backends.base import DType, InThread, KernelLibrary
+from ...backends.base import DType, InThread, Ints, KernelLibrary, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
@@ -79,12 +79,12 @@ class LibraryActor(Actor):
         return None
 
     @classmethod
-    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+    def blocks_of(cls, argument: str) -> Ints:
         """List the blocks that the library of an argument uses from its start, and not only in operations."""
         return ()
 
     @classmethod
-    def modules_of(cls, argument: str) -> tuple[str, ...]:
+    def modules_of(cls, argument: str) -> Strs:
         """List modules that the library of an argument imports, and the launcher for the next workers."""
         return ()
 
@@ -107,7 +107,7 @@ class LibraryActor(Actor):
         self._is_plain = False
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the library's handle and a stream.
 
         A graceful end waits for what is in flight, that of earlier incarnations too. A crash does

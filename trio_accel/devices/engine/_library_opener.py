@@ -24,7 +24,7 @@ from ...actors import (
     describe,
     handles,
 )
-from ...backends.base import ContextLostError, DeviceLostError
+from ...backends.base import ContextLostError, DeviceLostError, Ints, Strs
 from ..base._library_paths import argument_of, title_of
 from ..base._options import DeviceOptions
 from ._engine import Engine
@@ -251,7 +251,7 @@ class LibrarySupervisor(Actor):
     _on_start: Callable[[Ref[LibraryActor]], None]
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Start the actor."""
         name = self._actor_class.library
         self._on_start(
@@ -280,13 +280,13 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
     ) from ended.__cause__
 
 
-def blocks_of(path: str) -> tuple[int, ...]:
+def blocks_of(path: str) -> Ints:
     """List the blocks that a library uses from its start, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.blocks_of(argument)
 
 
-def modules_of(path: str) -> tuple[str, ...]:
+def modules_of(path: str) -> Strs:
     """List the modules that a library needs beside its own, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelError, DType, NotSupportedError
+from ...backends.base import AccelError, DType, HostArray, Ints, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
@@ -97,7 +97,7 @@ class Template:
     reads: Sequence[tuple[int, str, int]]
     updates: Sequence[tuple[int, str, int]]
     offsets: Sequence[int]
-    result: tuple[int, ...]
+    result: Ints
     reply: Any
     is_finished: bool
     leaves: Mapping[int, tuple[int, bool]]
@@ -120,7 +120,7 @@ class RunChain(Operation[Any, Any]):
     chains: Chains
     template: Template
     refs: Sequence[AccelRef]
-    hosts: Sequence[npt.NDArray[Any]]
+    hosts: Sequence[HostArray]
     # A property would be a call for each chain.
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     # The contents of the host arrays when it was planned first: the program may change them then.
@@ -468,7 +468,7 @@ async def _ask_all(parts: Sequence[tuple[Sequence[int], Call[Any]]]) -> tuple[An
             call.close()
 
 
-def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[npt.NDArray[Any]]:
+def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[HostArray]:
     """Make arrays of the numbers of a chain, as an expression converts them."""
     with np.errstate(over="ignore"):
         return [
@@ -596,7 +596,7 @@ def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
     if isinstance(value, AccelRef):
         return value.spec
     if isinstance(value, np.ndarray):
-        host: npt.NDArray[Any] = cast("Any", value)
+        host: HostArray = cast("Any", value)
         dtype = DType.of(host.dtype)
         return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
     raise NotSupportedError(

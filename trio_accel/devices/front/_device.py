@@ -30,18 +30,20 @@ from ...actors import (
 )
 from ...backends.base import (
     AccelBackend,
+    ArraySpec,
     DeviceInfo,
     DeviceLostError,
     DType,
     DTypeLike,
     ForeignArray,
+    HostArray,
+    Ints,
     Isolation,
     NotSupportedError,
     SharesCudaMemory,
+    host_array,
 )
 from ...backends.base.contract.foreign_names import elsewhere
-from ...backends.base.contract.ops import ArraySpec
-from ...backends.base.contract.values import host_array
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
 from ..base._refusals import shown, what_to_do
@@ -207,7 +209,7 @@ class OpenDevice(Device):
         return self.state.outage() if self.state.availability.is_shut else None
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
+    def descriptors(self) -> Ints:
         """Descriptors of its memory, and of that of its host arrays."""
         pool = self.state.host_pool
         slabs = () if pool is None else pool.slabs.values()
@@ -230,7 +232,7 @@ class OpenDevice(Device):
         return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation), **_unknown)
 
     @contextmanager
-    def observed(self, hook: EngineHook, around: Around) -> Generator[None, None, None]:
+    def observed(self, hook: EngineHook, around: Around) -> Generator[None]:
         """Have operations seen, at every step and by their asks, inside the ``with``.
 
         Args:
@@ -283,7 +285,7 @@ class OpenDevice(Device):
         return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
 
     @named_arguments
-    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
         """See `Device.host_empty`."""
         extents = _extents(shape)
         if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
@@ -297,7 +299,7 @@ class OpenDevice(Device):
     @enable_ki_protection
     async def lease(
         self, ref: AccelRef, *, write: bool = False, stream: object = None
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         if ref.device is not self:
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
@@ -315,7 +317,7 @@ class OpenDevice(Device):
                 weakref.finalize(array, _let_go, hold).atexit = False
                 yield array
                 return
-            given = held(cast("npt.NDArray[Any]", array), hold)
+            given = held(cast("HostArray", array), hold)
             try:
                 yield given
             finally:
@@ -323,7 +325,7 @@ class OpenDevice(Device):
 
     @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection
-    async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef, None]:
+    async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef]:
         """See `Device.borrow`."""
         self.state.check_run("borrow")
         refuse_recording("borrow", "copy the array to the device before the capture")
@@ -351,7 +353,7 @@ class OpenDevice(Device):
         self.state.check_run("close_library")
         await self.dispatch.close_library(path)
 
-    def watch_generation(self) -> AsyncGenerator[int, None]:
+    def watch_generation(self) -> AsyncGenerator[int]:
         """See `Device.watch_generation`."""
         return self.state.availability.watch()
 
@@ -417,7 +419,7 @@ class OpenDevice(Device):
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
 
-    async def _pinned(self, given: object) -> npt.NDArray[Any]:
+    async def _pinned(self, given: object) -> HostArray:
         """Return the copy of a read-only array that the device transfers by itself; made when there is none.
 
         Where none is needed it is the array.
@@ -466,7 +468,7 @@ def opened(device: Device) -> OpenDevice:
 @enable_ki_protection
 async def lend(
     where: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
-) -> AsyncGenerator[Lent, None]:
+) -> AsyncGenerator[Lent]:
     """Hold arrays for devices that read them: operations that write to them wait until none does any more.
 
     What a device does not reach is copied to it first, by way of the host, and is not held.
@@ -518,7 +520,7 @@ async def lend(
 
 @asynccontextmanager
 @enable_ki_protection
-async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
+async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
     """Have several devices for what runs on all of them at the same time: two such things take turns.
 
     Operations of a single device do not take part in that.
@@ -586,7 +588,7 @@ class Lent:
 
     @asynccontextmanager
     @enable_ki_protection
-    async def to(self, device: Device) -> AsyncGenerator[list[AccelRef], None]:
+    async def to(self, device: Device) -> AsyncGenerator[list[AccelRef]]:
         """Have one of the devices read them; the arrays are to be used in its operations alone.
 
         Raises:
@@ -626,14 +628,14 @@ def _check_host(host: object) -> None:
         raise TypeError(f"put: host must be an array, got {shown(several)}{told}")
 
 
-def _check_lasting(host: object) -> npt.NDArray[Any]:
+def _check_lasting(host: object) -> HostArray:
     """Refuse an array that may change between two calls, of which a copy would be out of date."""
     if not isinstance(host, np.ndarray):
         raise TypeError(
             f"put: pinned=True takes a NumPy array, for which a copy is kept, got {type(host).__name__}"
             f"{what_to_do(host)}"
         )
-    array = cast("npt.NDArray[Any]", host)
+    array = cast("HostArray", host)
     owner: object = array
     place = "array"
     while isinstance(owner, np.ndarray):
@@ -647,7 +649,7 @@ def _check_lasting(host: object) -> npt.NDArray[Any]:
     return array
 
 
-def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+def _extents(shape: int | Sequence[int]) -> Ints:
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
     if isinstance(shape, Iterable):
@@ -666,7 +668,7 @@ class DeviceActor(Actor):
         self._dispatch = dispatch
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the context; when it is given up, so is the device."""
         state = self._state
         try:

@@ -11,15 +11,21 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
-from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
-from ...backends.base.contract.values import (
+from ...backends.base import (
+    AccelBackend,
+    ContextLostError,
+    CopyFromForeignSpec,
+    DType,
+    ForeignArray,
+    HostArray,
+    Ints,
     check_conversion,
     check_plain,
     check_same_kind,
     element,
     host_array,
 )
+from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
@@ -85,7 +91,7 @@ class Put(_OfMemory[AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class ToHost(_OfMemory[npt.NDArray[Any]]):
+class ToHost(_OfMemory[HostArray]):
     """Copy an array to host memory: into `out`, or a new array."""
 
     source: AccelRef
@@ -257,8 +263,8 @@ class Stack(_OfMemory[AccelRef]):
 class PutFirst(_OfMemory[AccelRef]):
     """Make an array, and copy one part of it from the host; replies when that may be changed again."""
 
-    host: npt.NDArray[Any]
-    shape: tuple[int, ...]
+    host: HostArray
+    shape: Ints
     part: _Part
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
@@ -271,7 +277,7 @@ class PutFirst(_OfMemory[AccelRef]):
 class PutPart(_OfMemory[AccelRef]):
     """Copy another part of the array from the host."""
 
-    host: npt.NDArray[Any]
+    host: HostArray
     out: AccelRef
     part: _Part
 
@@ -343,13 +349,13 @@ def _is_addressed(backend: AccelBackend) -> bool:
 class _Shared:
     """Gets pieces of an array that the host addresses."""
 
-    _array: npt.NDArray[Any]
+    _array: HostArray
 
-    async def read(self, part: _Part) -> npt.NDArray[Any]:
+    async def read(self, part: _Part) -> HostArray:
         """Return a piece."""
         # With the dots it is an array in any case.
         index: tuple[Any, ...] = (*part, ...)
-        piece: npt.NDArray[Any] = self._array[index]
+        piece: HostArray = self._array[index]
         return piece
 
 
@@ -358,9 +364,9 @@ class _Staged:
     """Gets pieces by way of memory that the source transfers to by itself, one at a time."""
 
     _source: AccelRef
-    _memory: npt.NDArray[Any] | None = None
+    _memory: HostArray | None = None
 
-    async def read(self, part: _Part) -> npt.NDArray[Any]:
+    async def read(self, part: _Part) -> HostArray:
         """Return a piece; it is overwritten with the next."""
         piece = self._source[part]
         if self._memory is None:
@@ -385,7 +391,7 @@ def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
                 yield (slice(index, index + 1), *rest)
 
 
-def _to_host(ref: Any, out: npt.NDArray[Any] | None = None) -> Any:
+def _to_host(ref: Any, out: HostArray | None = None) -> Any:
     """Make the message for an array, or those for the arrays of a reply."""
     if isinstance(ref, AccelRef):
         # A borrowed array is read by the device that has it.

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import NotSupportedError
+from ...backends.base import HostArray, Ints, NotSupportedError
 from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
 from ..operations._calls import METHODS, Function
@@ -34,7 +34,7 @@ class HostResult:
     nodes: int
     start: int | None = None
 
-    def of(self, words: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    def of(self, words: npt.NDArray[np.uint8]) -> HostArray:
         """Return its part of the status words."""
         assert self.start is not None  # it is in them
         spec = self.ref.spec
@@ -106,7 +106,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     return map_tree(reply, lambda leaf: found.get(id(leaf), leaf))
 
 
-def place_results(reply: Any, layout: Layout) -> tuple[Any, tuple[int, ...]]:
+def place_results(reply: Any, layout: Layout) -> tuple[Any, Ints]:
     """Find the bytes that go to the host.
 
     Returns:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Self, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import NotAwaited, named_arguments
+from ...backends.base import HostArray
 from ..base._refusals import what_to_do
 from ..operations._operation import refuse_recording
 from ..operations._ref import AccelRef, Device, check_device
@@ -24,7 +24,6 @@ HostT = TypeVar("HostT")
 KeyT = TypeVar("KeyT")
 
 _Batches: TypeAlias = Iterable[HostT] | AsyncIterable[HostT] | Callable[[], HostT | None]
-_Array: TypeAlias = npt.NDArray[Any]
 _Call: TypeAlias = Callable[[], Awaitable[Any]]
 
 # No batch: None may be one by mistake.
@@ -33,15 +32,15 @@ _END = object()
 
 @overload
 def stream(  # type: ignore[overload-overlap]  # an iterable without batches is all of them
-    device: Device, batches: _Batches[_Array], *, depth: int = 3
+    device: Device, batches: _Batches[HostArray], *, depth: int = 3
 ) -> AbstractAsyncContextManager[AsyncIterator[AccelRef]]: ...
 @overload
 def stream(  # type: ignore[overload-overlap]
-    device: Device, batches: _Batches[tuple[_Array, ...]], *, depth: int = 3
+    device: Device, batches: _Batches[tuple[HostArray, ...]], *, depth: int = 3
 ) -> AbstractAsyncContextManager[AsyncIterator[tuple[AccelRef, ...]]]: ...
 @overload
 def stream(
-    device: Device, batches: _Batches[dict[KeyT, _Array]], *, depth: int = 3
+    device: Device, batches: _Batches[dict[KeyT, HostArray]], *, depth: int = 3
 ) -> AbstractAsyncContextManager[AsyncIterator[dict[KeyT, AccelRef]]]: ...
 @named_arguments
 def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncContextManager[Any]:
@@ -218,7 +217,7 @@ class _Stream(NotAwaited):
     async def _put(self, batch: object, number: int) -> Any:
         """Copy the arrays of a batch, all or none; returns them as they were put together."""
         if isinstance(batch, np.ndarray):
-            return await self._device.put(cast("_Array", batch))
+            return await self._device.put(cast("HostArray", batch))
         if isinstance(batch, dict):
             named = cast("dict[object, object]", batch)
             return dict(zip(named, await self._put_all(named.values(), number), strict=True))
@@ -238,7 +237,7 @@ class _Stream(NotAwaited):
                         f"stream: each item of batch {number} must be a NumPy array, got "
                         f"{type(item).__name__}{what_to_do(item)}"
                     )
-                refs.append(await self._device.put(cast("_Array", item)))
+                refs.append(await self._device.put(cast("HostArray", item)))
         except BaseException:
             # A kept error would keep the memory.
             for ref in refs:

@@ -169,7 +169,7 @@ class System(actors.System):
         options: DeviceOptions | None = None,
         policy: PlacementPolicy | None = None,
         name: str = "devices",
-    ) -> AsyncGenerator[DeviceGroup, None]:
+    ) -> AsyncGenerator[DeviceGroup]:
         """Open several devices as one group: ``async with system.open_devices("cuda") as group``.
 
         All are opened at the same time, and closed at the same time. If one cannot be opened, none
@@ -211,7 +211,7 @@ class System(actors.System):
 
 @opens("the system is not open yet: async with ta.open_system(...) as system")
 @enable_ki_protection
-async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
+async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System]:
     """Open a system of actors and devices: the body of the ``async with`` runs beside them.
 
     When the body ends, by itself or by an exception, devices and actors are stopped in reverse

@@ -30,7 +30,7 @@ from ...actors import (
     open_system,
 )
 from ...backends import resolve
-from ...backends.base import AccelError, NotSupportedError
+from ...backends.base import AccelError, Ints, NotSupportedError, Strs
 from ..base._errors import lost_descriptors
 from ..base._options import Preload
 from ..base._statistics import processor_time
@@ -75,9 +75,9 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
         ActorFailedError: The launcher's actor ended meanwhile.
     """
 
-    arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
-    descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
-    preload: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    arguments: Strs = attrs.field(converter=tuple[str, ...])
+    descriptors: Ints = attrs.field(default=(), converter=tuple[int, ...])
+    preload: Strs = attrs.field(default=(), converter=tuple[str, ...])
 
 
 @attrs.frozen
@@ -109,7 +109,7 @@ class LauncherActor(Actor):
 
     @asynccontextmanager
     @enable_ki_protection
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the process; its workers end with it, and it is gone when this ends."""
         try:
             self._link = link = await LauncherLink.open()
@@ -322,7 +322,7 @@ class Launcher:
             )
 
     @contextmanager
-    def _unless_refused(self) -> Generator[None, None, None]:
+    def _unless_refused(self) -> Generator[None]:
         """Leave the block once no launcher starts."""
         with trio.CancelScope() as scope:
             self._asking.add(scope)
@@ -403,7 +403,7 @@ class LauncherSupervisor(Actor):
         self._front = front
 
     @asynccontextmanager
-    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Start that actor."""
         self._front.ref = await context.spawn(LauncherActor, self._front, name="process", policy=_POLICY)
         yield

@@ -21,7 +21,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends import driver_checks
-from ...backends.base import AccelError, NotSupportedError
+from ...backends.base import AccelError, Ints, NotSupportedError, Strs
 from ...backends.base.kit.modules import search_path
 from ..base._options import Preload
 from ..base._statistics import Ahead
@@ -78,7 +78,7 @@ class LauncherLink:
         self._silence = 0.0
         self._may_be_silent = _SILENCE
         self._has_asked = trio.Event()
-        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._outbox: deque[tuple[bytes, Ints]] = deque()
         self._has_more = trio.Event()
         self._is_closed = False
 
@@ -366,7 +366,7 @@ main()
 """
 
 
-def program_arguments() -> tuple[str, ...]:
+def program_arguments() -> Strs:
     """Return the command line of a device's worker behind the interpreter and its options."""
     # D77: one ASCII literal for each entry, which no encoding of arguments changes, and which together may be
     # long.
@@ -374,7 +374,7 @@ def program_arguments() -> tuple[str, ...]:
     return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
 
 
-def interpreter_options() -> tuple[str, ...]:
+def interpreter_options() -> Strs:
     """Options of the interpreter of every worker.
 
     It is isolated: neither the working directory nor variables of the environment say where modules are.
@@ -417,7 +417,7 @@ class _List:
     """
 
     modules: tuple[Preload, ...]
-    preload: tuple[str, ...]
+    preload: Strs
     number: int = 0
     is_asked: bool = False
     deaths: int = 0
@@ -449,7 +449,7 @@ class ImportsAhead:
             return "pending", "it is still being tried whether it can be imported ahead"
         return ("fully", None) if None in over else ("refused", over[0])
 
-    def want(self, modules: tuple[Preload, ...], preload: tuple[str, ...]) -> trio.Event:
+    def want(self, modules: tuple[Preload, ...], preload: Strs) -> trio.Event:
         """Have modules imported, all or none, unless they were asked for before.
 
         Args:

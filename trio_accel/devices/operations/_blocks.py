@@ -15,11 +15,9 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from ...actors import describe
-from ...backends.base import StaleRefError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, HostArray, StaleRefError, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ..base._views import reach
@@ -142,7 +140,7 @@ class Hold:
             self._give_back()
 
 
-def held(given: npt.NDArray[Any], hold: Hold) -> npt.NDArray[Any]:
+def held(given: HostArray, hold: Hold) -> HostArray:
     """Return an array that has a hold, as what is made of it has: views, buffers, arrays by DLPack."""
     if not given.size:
         return given
@@ -213,7 +211,7 @@ class Block:
         self.generation: int = generation
         self.damaged_by: str | None = None
         self.failure: BaseException | None = None
-        self.frozen_by: tuple[str, ...] = ()
+        self.frozen_by: Strs = ()
         self.is_released: bool = False
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
@@ -360,7 +358,7 @@ class BorrowedBlock(Block):
     def __init__(self, table: BlockTable, source: Block) -> None:
         super().__init__(table, source.nbytes, table.availability.generation, next(_ids))
         self.source: Block = source
-        self.frozen_by: tuple[str, ...] = (source.table.device.path,)
+        self.frozen_by: Strs = (source.table.device.path,)
 
     def check(self, argument: str, array: ArraySpec | None = None) -> None:
         """Refuse it once it was given back.

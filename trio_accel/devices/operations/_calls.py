@@ -26,17 +26,15 @@ from typing import (
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from ...actors import named_arguments
-from ...backends.base import DType, DTypeLike, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, DType, DTypeLike, HostArray, Ints, NotSupportedError
 from ..base._refusals import OnDevice
 from ..base._views import Index
 from ._pending import Pending
 
-__all__ = ["Call", "Chain", "Function", "arguments_of", "called"]
+__all__ = ["Call", "Chain", "Function", "arguments_of", "called", "composed"]
 
 T_co = TypeVar("T_co", covariant=True)
 ParametersP = ParamSpec("ParametersP")
@@ -202,12 +200,12 @@ class Operators(OnDevice, Generic[T_co]):
         return self.spec.dtype
 
     @property
-    def shape(self: Operators[Operators[RefT]]) -> tuple[int, ...]:
+    def shape(self: Operators[Operators[RefT]]) -> Ints:
         """Elements along each axis."""
         return self.spec.shape
 
     @property
-    def strides(self: Operators[Operators[RefT]]) -> tuple[int, ...]:
+    def strides(self: Operators[Operators[RefT]]) -> Ints:
         """Bytes from one element to the next along each axis."""
         return self.spec.strides
 
@@ -232,13 +230,11 @@ class Operators(OnDevice, Generic[T_co]):
         return self.shape[0]
 
     @overload
-    def to_host(
-        self: Operators[Operators[RefT]], *, out: npt.NDArray[Any] | None = None
-    ) -> Call[npt.NDArray[Any]]: ...
+    def to_host(self: Operators[Operators[RefT]], *, out: HostArray | None = None) -> Call[HostArray]: ...
     @overload
     def to_host(self: Operators[tuple[Any, ...]]) -> Call[tuple[Any, ...]]: ...
     @named_arguments
-    def to_host(self: Operators[Any], *, out: npt.NDArray[Any] | None = None) -> Call[Any]:
+    def to_host(self: Operators[Any], *, out: HostArray | None = None) -> Call[Any]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
@@ -320,7 +316,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["assign"], (self, value))
 
 
-Other: TypeAlias = "Operators[Any] | npt.NDArray[Any] | complex | np.generic"
+Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 """The other operand of an operator."""
 
 
@@ -578,7 +574,7 @@ class Chain:
         for step in steps if is_spent else ():
             step.__class__ = SpentCall
         self.refs: list[Any] = []
-        self.hosts: list[npt.NDArray[Any]] = []
+        self.hosts: list[HostArray] = []
         self.numbers: list[tuple[int, float]] = []
         self.key: tuple[object, ...] | None = self._read(places)
 

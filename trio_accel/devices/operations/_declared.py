@@ -31,7 +31,7 @@ import attrs
 import numpy as np
 
 from ...actors import signed_like, unknown_option
-from ...backends.base import DType, LibraryError, LinAlgError
+from ...backends.base import DType, LibraryError, LinAlgError, Strs
 from ...backends.base.contract.ops import (
     ArraySpec,
     NumberRole,
@@ -97,7 +97,7 @@ class Declaration:
     library: str
     parameters: Mapping[str, Any]
     variants: Mapping[tuple[object, ...], Shapes]
-    by: tuple[str, ...]
+    by: Strs
     dtypes: tuple[DType, ...]
     status: Failure | None
     check: Check | None
@@ -258,7 +258,7 @@ def operation(
     spec: Callable[..., OperationSpec] | None = None,
     status: Failure | None = None,
     check: Check | None = None,
-    by: str | tuple[str, ...] = (),
+    by: str | Strs = (),
     dtypes: tuple[DType, ...] | None = None,
     reply: Callable[..., Any] | None = None,
     alias: Mapping[str, str] | None = None,

@@ -41,17 +41,7 @@ def gather(
     a: Operators[A], b: Operators[B], c: Operators[C], d: Operators[D], e: Operators[E], f: Operators[F], /
 ) -> Call[tuple[A, B, C, D, E, F]]: ...
 @overload
-def gather(
-    a: Operators[T],
-    b: Operators[T],
-    c: Operators[T],
-    d: Operators[T],
-    e: Operators[T],
-    f: Operators[T],
-    g: Operators[T],
-    /,
-    *calls: Operators[T],
-) -> Call[tuple[T, ...]]: ...
+def gather(*calls: Operators[T]) -> Call[tuple[T, ...]]: ...
 @named_arguments
 def gather(*calls: Any) -> Call[Any]:
     """Make one call of several, which returns all their results.

@@ -14,8 +14,10 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 import numpy as np
 import numpy.typing as npt
 
+from ..._names import export
 from ...actors import bind_arguments
 from ...backends.base import AccelError, NotSupportedError
+from ...backends.base.contract.foreign_names import tells_of_missing
 from ..base._refusals import shown, what_to_do
 from ._calls import Call, Function, called
 from ._ref import AccelRef
@@ -41,13 +43,17 @@ class RangeError(ValueError, OverflowError):
     """A number in an argument that no dtype or float64 holds. NumPy raises `OverflowError` there."""
 
 
-def named(package: str) -> None:
-    """Let the functions of a package make calls, and refuse in their own names what those in them refuse.
+def export_operations(package: str) -> None:
+    """Export what a package of operations has imported, and prepare the package for a program's mistakes.
 
-    A declared operation and an expression do so themselves.
+    Its functions make calls, and refuse in their own names what the functions in them refuse; a declared
+    operation and an expression do so themselves. The error for a missing name says where that name is. Type
+    checkers do not see the ``__getattr__`` set here, because they would accept any name then.
     """
+    export(package)
     module = sys.modules[package]
     _name(package.rpartition(".")[2], module, module.__all__)
+    module.__dict__["__getattr__"] = tells_of_missing(package)
 
 
 def named_methods(prefix: str, cls: type[Any]) -> None:

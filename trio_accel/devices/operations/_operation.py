@@ -13,11 +13,21 @@ from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVa
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 from trio.lowlevel import TrioToken, current_task, current_trio_token
 
 from ...actors import Request, actor_path_of, unknown_option
-from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
+from ...backends.base import (
+    ALWAYS_HELD,
+    CopyFromForeignSpec,
+    DType,
+    HostArray,
+    InputFailedError,
+    Ints,
+    NotSupportedError,
+    check_conversion,
+    factor,
+    host_array,
+)
 from ...backends.base.contract.ops import (
     DESCRIPTORS,
     ArraySpec,
@@ -29,7 +39,6 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.contract.values import ALWAYS_HELD, check_conversion, factor, host_array
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
@@ -49,7 +58,7 @@ _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 
-Operand: TypeAlias = AccelRef | Call[AccelRef] | npt.NDArray[Any]
+Operand: TypeAlias = AccelRef | Call[AccelRef] | HostArray
 """Operand of an operation: an array on the device, a call of one, or a NumPy array, which is copied there."""
 
 
@@ -475,7 +484,7 @@ class Planner:
         return made
 
     def output(
-        self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
+        self, shape: Ints, dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
     ) -> AccelRef:
         """Name the array that is written: a new one, or the caller's if it has this shape and dtype.
 
@@ -670,7 +679,7 @@ class Planner:
                 return argument
         return (self._hosts or {}).get(source.block, "an operand")
 
-    def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+    def _new(self, shape: Ints, dtype: DType) -> AccelRef:
         if len(shape) > _MAX_AXES:
             raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
         strides, nbytes = _layout(shape, dtype.itemsize)
@@ -690,7 +699,7 @@ class Planner:
 
 
 @lru_cache
-def _layout(shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
+def _layout(shape: Ints, itemsize: int) -> tuple[Ints, int]:
     """Strides and bytes of a new array."""
     extents = tuple(map(int, shape))
     return contiguous_strides(extents, itemsize), math.prod(extents) * itemsize

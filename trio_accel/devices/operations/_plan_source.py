@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, cast
 
-from ...backends.base import DType
+from ...backends.base import DType, Ints, Strs
 from ...backends.base.contract.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
 from ..base._refusals import shown, whole
 from ._operation import Planned, Planner
@@ -24,7 +24,7 @@ class Structured(Protocol):
         made_by: The function that makes one.
     """
 
-    operand_fields: ClassVar[tuple[str, ...]]
+    operand_fields: ClassVar[Strs]
     made_by: ClassVar[str]
     __name__: str
 
@@ -271,7 +271,7 @@ def written(
     planner: Planner,
     argument: str,
     ref: AccelRef | None,
-    like: tuple[tuple[int, ...], DType],
+    like: tuple[Ints, DType],
     alias: str | None = None,
     **others: ArraySpec,
 ) -> tuple[AccelRef, ArraySpec]:

@@ -19,9 +19,16 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import NotAwaited, Request, System, named_arguments, opens
-from ...backends.base import DeviceInfo, DeviceLostError, DTypeLike, Isolation, SharesCudaMemory
-from ...backends.base.contract.errors import NotSupportedError
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import (
+    ArraySpec,
+    DeviceInfo,
+    DeviceLostError,
+    DTypeLike,
+    HostArray,
+    Isolation,
+    NotSupportedError,
+    SharesCudaMemory,
+)
 from ..base._options import DeviceOptions
 from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
@@ -122,7 +129,7 @@ class AccelRef(Operators["AccelRef"]):
     @named_arguments
     @opens("the array is not leased yet: async with ref.lease() as array")
     @enable_ki_protection
-    async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
+    async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any]:
         """Hold the array itself, without a copy, for code that is not the device's.
 
         On the CPU backend that is a NumPy array over the same memory. On CUDA in this process it is an
@@ -402,7 +409,7 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
         """Make a host array, not initialised, that travels to and from the device without a copy in between.
 
         With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
@@ -461,7 +468,7 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    def watch_generation(self) -> AsyncGenerator[int, None]:
+    def watch_generation(self) -> AsyncGenerator[int]:
         """Iterate over the generations: the current one first, then each new one; ends with the device.
 
         A slow reader sees the latest, and not each one in between. Close it (``aclosing``) if the loop
@@ -546,7 +553,7 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
-def _item(array: AccelRef | npt.NDArray[Any]) -> Any:
+def _item(array: AccelRef | HostArray) -> Any:
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
     return array.item()

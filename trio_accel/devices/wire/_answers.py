@@ -17,8 +17,7 @@ from typing import Annotated, Any, SupportsIndex, TypeAlias, cast
 import attrs
 
 from ...actors import Event
-from ...backends.base import CacheCounts, DType, MemoryStatistics
-from ...backends.base.contract.ops import ArraySpec
+from ...backends.base import ArraySpec, CacheCounts, DType, Ints, MemoryStatistics, Strs
 from ...backends.base.contract.program_definition import build, tree_of
 from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError
@@ -163,7 +162,7 @@ def _write_copy(transfer: int, number: int, index: int, chunk: int, offset: int,
 
 
 def _read_copy(data: Data) -> Message:
-    head: tuple[int, ...] = _HEAD_OF_COPY.unpack_from(data)
+    head: Ints = _HEAD_OF_COPY.unpack_from(data)
     block, start, dtype, ndim = head[-4:]
     sizes = _layout(ndim).unpack(data[_HEAD_OF_COPY.size :])
     array = ArraySpec(block, start, _DTYPES[dtype], sizes[:ndim], sizes[ndim:])
@@ -181,7 +180,7 @@ _Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _
 
 
 @_answer
-def ready(libraries: tuple[str, ...]) -> None:
+def ready(libraries: Strs) -> None:
     """The device is open, and has these libraries."""
 
 

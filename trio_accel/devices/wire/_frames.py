@@ -16,10 +16,11 @@ from typing import TypeAlias
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...backends.base import Ints
 from ..base._waits import TaskNotifier
 from ._protocol import Codec, Message, NonsenseError, SharedFrame
 
-Received: TypeAlias = tuple[Message, tuple[int, ...]]
+Received: TypeAlias = tuple[Message, Ints]
 """A message and the descriptors that came with it, which belong to the receiver.
 
 `LOST` stands for all of them if too many files are open in the process that receives.
@@ -61,7 +62,7 @@ _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
 
-def duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
+def duplicates(descriptors: Sequence[int]) -> Ints:
     """Duplicate descriptors.
 
     Raises:
@@ -114,11 +115,11 @@ class Outbox:
         self._sock = sock
         self._encode = codec.encode
         # Frames, with descriptors.
-        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._queue: deque[tuple[bytes, Ints]] = deque()
         # Bytes that are being sent: the rest of one or several frames, and descriptors that go with its
         # start.
         self._rest: bytes | memoryview | None = None
-        self._attached: tuple[int, ...] = ()
+        self._attached: Ints = ()
         # The number of frames; and the last one's content, while it is shown alone.
         self._frames = 0
         self._held: bytes | None = None
@@ -242,7 +243,7 @@ class Outbox:
             self._rest = memoryview(rest)[sent:] if sent < len(rest) else None
         return self._rest is None and not self._queue
 
-    def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
+    def _put(self, payload: bytes, descriptors: Ints = ()) -> None:
         held = self._held
         if held is not None:
             self._held = None
@@ -254,7 +255,7 @@ class Outbox:
         self._frames += 1
         self._append(self._frames, payload, descriptors)
 
-    def _append(self, number: int, payload: bytes, descriptors: tuple[int, ...]) -> None:
+    def _append(self, number: int, payload: bytes, descriptors: Ints) -> None:
         frame = HEADER.pack(len(payload), len(descriptors), number) + payload
         self._queue.append((frame, descriptors))
         self.pending_bytes += len(frame)
@@ -281,7 +282,7 @@ class Outbox:
         return frame
 
 
-def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: Ints) -> int:
     if not descriptors:
         return sock.send(data, _NO_SIGNAL)
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
@@ -410,7 +411,7 @@ class Inbox:
         elif start + needed > len(view):
             self._make_room(needed)
 
-    def _claim(self, count: int) -> tuple[int, ...]:
+    def _claim(self, count: int) -> Ints:
         """Take the descriptors of the next message that has some; `LOST` if one of them was."""
         claimed: list[int] = []
         while len(claimed) < count:

@@ -10,6 +10,7 @@ tuple that begins with one of the tags.
 
 from __future__ import annotations
 
+from ...backends.base import Ints
 from ._messages import Messages
 from ._protocol import Address, Message, WorkerConfig
 
@@ -73,8 +74,8 @@ def replay(
     word: int,
     invalidates: bool,
     template: int,
-    blocks: tuple[int, ...],
-    released: tuple[int, ...],
+    blocks: Ints,
+    released: Ints,
     packed: tuple[bytes, ...],
 ) -> None:
     """A request by a template: its blocks, ids of released blocks, and packed scalars.
@@ -90,19 +91,17 @@ def forget_templates() -> None:
 
 
 @_order
-def request(number: int, word: int, invalidates: bool, launch: Message, released: tuple[int, ...]) -> None:
+def request(number: int, word: int, invalidates: bool, launch: Message, released: Ints) -> None:
     """A request that is sent whole; see `replay`."""
 
 
 @_order
-def lease(number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
+def lease(number: int, block: int, write: bool, released: Ints) -> None:
     """Hold a block, and say whether it is written."""
 
 
 @_order
-def borrow(
-    number: int, released: tuple[int, ...], place: Address, size: int, stays: bool, *descriptors: int
-) -> None:
+def borrow(number: int, released: Ints, place: Address, size: int, stays: bool, *descriptors: int) -> None:
     """Memory of another device, which is read until `unlease`.
 
     The size is that of the chunk, and `stays` says whether it stays mapped until `unchunk`. Its descriptor
@@ -151,7 +150,7 @@ def filled(transfer: int) -> None:
 
 
 @_order
-def release(blocks: tuple[int, ...]) -> None:
+def release(blocks: Ints) -> None:
     """Blocks that the program has let go."""
 
 

@@ -18,7 +18,7 @@ from typing import Self, TypeAlias
 
 import attrs
 
-from ...backends.base import DType
+from ...backends.base import DType, Strs
 from ...backends.base.kit.fast_paths import FastPaths
 from ..base._options import DeviceOptions
 
@@ -80,7 +80,7 @@ class WorkerConfig:
     device: str
     path: str
     options: DeviceOptions
-    in_use: tuple[str, ...]
+    in_use: Strs
     is_observed: bool
     is_timed: bool
     window: float

@@ -18,7 +18,7 @@ import trio
 
 from ... import actors
 from ...actors import ActorError, Event
-from ...backends.base import AccelError
+from ...backends.base import AccelError, Strs
 from ...backends.base.contract import errors
 from ..operations._faults import Fault
 from ._protocol import Message
@@ -82,7 +82,7 @@ class _Encoder:
             name,
             fields,
             f"{_name(error)}: {text}",
-            _had(lambda: _notes(error), tuple[str, ...]()),
+            _had(lambda: _notes(error), Strs()),
             _had(lambda: _traceback(error), ""),
             None if cause is None or not self._has_room(depth) else self.encode(cause, depth - 1),
         )
@@ -238,7 +238,7 @@ def _had(get: Callable[[], T], otherwise: T) -> T:
         return otherwise
 
 
-def _notes(error: BaseException) -> tuple[str, ...]:
+def _notes(error: BaseException) -> Strs:
     # `__notes__` may hold any objects.
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     return tuple(_exact(note) for note in notes[:_MAX_NOTES])

@@ -11,9 +11,8 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ...backends.base import DType
+from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
 from ..base._waits import Arrival
 from ..operations._blocks import Block
@@ -23,7 +22,7 @@ from ..wire._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Message
 from ..wire._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
-HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
+HostDecoder: TypeAlias = Callable[[Any], HostArray]
 """Called with what was sent for a host array; returns the array."""
 
 T = TypeVar("T")
@@ -36,8 +35,8 @@ def decode_launch(
     data: Any,
     number: int,
     blocks: Mapping[int, Block],
-    shared: Callable[..., npt.NDArray[Any]],
-    results: list[npt.NDArray[Any]],
+    shared: Callable[..., HostArray],
+    results: list[HostArray],
 ) -> Launch:
     """Make a launch of what the application made of it.
 
@@ -54,16 +53,16 @@ def decode_launch(
     name, library, spec, allocations, staged, behind, outputs, uses, fault = data
     arrivals: list[Arrival] = []
 
-    def host(plain: Any) -> npt.NDArray[Any]:
+    def host(plain: Any) -> HostArray:
         kind, *rest = plain
         if kind == "value":
             return decode_array(rest[0])
         if kind == "copy":
-            return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
+            return cast("HostArray", RemoteArray(number, rest[0]))
         if kind == "shared":
             return shared(arrivals, *rest)
         dtype: str
-        shape: tuple[int, ...]
+        shape: Ints
         dtype, shape = rest
         # An operation may leave words as they are, and what this process had in the memory is not to be sent.
         results.append(np.zeros(shape, DType(dtype).dtype))
@@ -154,7 +153,7 @@ def _resolve(path: str, base: type[T]) -> type[T]:
     return found
 
 
-def decode_array(data: Message) -> npt.NDArray[Any]:
+def decode_array(data: Message) -> HostArray:
     """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
     dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
     return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
@@ -191,7 +190,7 @@ class Binding:
     reads: frozenset[int]
     writes: frozenset[int]
     allocations: tuple[tuple[int, int], ...]
-    outputs: tuple[int, ...]
+    outputs: Ints
     uses: tuple[tuple[str, int], ...]
     written: tuple[Block, ...] = attrs.field(default=(), init=False)
     used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
@@ -226,7 +225,7 @@ class LaunchTemplate:
 
     def __init__(self, data: Any) -> None:
         self._allocations: tuple[tuple[int, int], ...]
-        self._outputs: tuple[int, ...]
+        self._outputs: Ints
         self._uses: tuple[tuple[str, int], ...]
         self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
         address: Any = _HostAddress
@@ -259,9 +258,9 @@ class LaunchTemplate:
         ]
         self._packed = described.packed
         self._values: Callable[[Any], Iterable[Any]] = described.values
-        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self._bindings: dict[Ints, Binding] = {}
 
-    def bind(self, blocks: tuple[int, ...]) -> Binding:
+    def bind(self, blocks: Ints) -> Binding:
         """Bind the template to the blocks of a launch, in the order in which they occur."""
         binding = self._bindings.get(blocks)
         if binding is None:
@@ -275,7 +274,7 @@ class LaunchTemplate:
         if self._hosts:
             self._bindings.clear()
 
-    def _make(self, blocks: tuple[int, ...]) -> Binding:
+    def _make(self, blocks: Ints) -> Binding:
         return Binding(
             None if self._hosts else self._make_spec(self._fields_on(blocks)),
             frozenset([blocks[position] for position in self._reads]),
@@ -288,11 +287,11 @@ class LaunchTemplate:
     def launch(
         self,
         number: int,
-        blocks: tuple[int, ...],
+        blocks: Ints,
         binding: Binding,
-        shared: Callable[..., npt.NDArray[Any]] = no_host,
+        shared: Callable[..., HostArray] = no_host,
         packed: tuple[bytes, ...] = (),
-        results: list[npt.NDArray[Any]] | None = None,
+        results: list[HostArray] | None = None,
     ) -> Launch:
         """Make a launch of this template.
 
@@ -334,7 +333,7 @@ class LaunchTemplate:
         )
 
     def _with_own(
-        self, spec: OperationSpec, packed: tuple[bytes, ...], results: list[npt.NDArray[Any]] | None
+        self, spec: OperationSpec, packed: tuple[bytes, ...], results: list[HostArray] | None
     ) -> OperationSpec:
         """Return the same specification with these scalars and new words; itself if it has them."""
         fields = list(self._values(spec))
@@ -348,7 +347,7 @@ class LaunchTemplate:
             fields[index] = content
         return self._make_spec(fields)
 
-    def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
+    def _fields_on(self, blocks: Ints) -> list[Any]:
         """Return the fields of a specification, but for host arrays; the next call changes them."""
         fields = self._fields
         for index, position, layout in self._arrays:
@@ -361,7 +360,7 @@ class LaunchTemplate:
         return fields
 
     def _with_hosts(
-        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
+        self, blocks: Ints, arrivals: list[Arrival], shared: Callable[..., HostArray]
     ) -> OperationSpec:
         fields = self._fields_on(blocks)
         for index, where in self._hosts:

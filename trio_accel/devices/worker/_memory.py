@@ -14,7 +14,16 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelDevice, AccelStream, DType, Hold, KernelLibrary, PlacedBlock
+from ...backends.base import (
+    AccelDevice,
+    AccelStream,
+    DType,
+    Hold,
+    HostArray,
+    Ints,
+    KernelLibrary,
+    PlacedBlock,
+)
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...backends.base.kit.host import map_shared
 from ..base._bridge import LoopNotifier
@@ -94,8 +103,8 @@ class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
     # Arrays that operations used, by offset, type and shape: a program uses the same again and again.
-    arrays: dict[tuple[int, str, tuple[int, ...]], npt.NDArray[Any]] = attrs.field(
-        factory=dict[tuple[int, str, tuple[int, ...]], "npt.NDArray[Any]"]
+    arrays: dict[tuple[int, str, Ints], HostArray] = attrs.field(
+        factory=dict[tuple[int, str, Ints], "HostArray"]
     )
 
 
@@ -130,9 +139,9 @@ class WorkerSlabs(Registrations):
         number: int,
         offset: int,
         dtype: str,
-        shape: tuple[int, ...],
+        shape: Ints,
         transfer: int | None,
-    ) -> npt.NDArray[Any]:
+    ) -> HostArray:
         """Return an array in a slab; the same for the same offset, type and shape.
 
         Args:

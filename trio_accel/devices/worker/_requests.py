@@ -8,11 +8,10 @@ from operator import attrgetter
 from typing import Any
 
 import attrs
-import numpy.typing as npt
 import trio
 
 from ...actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
-from ...backends.base import ContextLostError, NotSupportedError, PlacedBlock
+from ...backends.base import ContextLostError, HostArray, Ints, NotSupportedError, PlacedBlock
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..engine._context import ContextActor, Session
@@ -71,14 +70,12 @@ class WorkerRequests:
         """Begin; leases are held by tasks of the nursery."""
         self._nursery = nursery
 
-    def on_release(self, blocks: tuple[int, ...]) -> None:
+    def on_release(self, blocks: Ints) -> None:
         """Give back what the application has let go."""
         self._table.let_go(blocks)
         self._blocks.drain()
 
-    def on_request(
-        self, number: int, word: int, invalidates: bool, launch: Any, released: tuple[int, ...]
-    ) -> None:
+    def on_request(self, number: int, word: int, invalidates: bool, launch: Any, released: Ints) -> None:
         """Serve a request that was sent whole."""
         session = self.session
         if released:
@@ -86,7 +83,7 @@ class WorkerRequests:
         if session is None:
             return
         self._table.name(launch[ALLOCATIONS])
-        results: list[npt.NDArray[Any]] = []
+        results: list[HostArray] = []
         try:
             decoded = decode_launch(launch, number, self._table, self._memory.slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
@@ -116,8 +113,8 @@ class WorkerRequests:
         word: int,
         invalidates: bool,
         template: int,
-        blocks: tuple[int, ...],
-        released: tuple[int, ...],
+        blocks: Ints,
+        released: Ints,
         packed: tuple[bytes, ...],
     ) -> None:
         """Serve a request that differs from earlier ones in its blocks and packed scalars alone."""
@@ -127,7 +124,7 @@ class WorkerRequests:
         if session is None:
             return
         found, table = self._templates.get(template), self._table
-        results: list[npt.NDArray[Any]] = []
+        results: list[HostArray] = []
         try:
             if found is None:
                 found = self._templates[template] = LaunchTemplate(self._told_templates[template])
@@ -138,7 +135,7 @@ class WorkerRequests:
             launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed, results)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
-            outputs: tuple[int, ...]
+            outputs: Ints
             name, _, _, allocations, outputs, _ = self._told_templates[template]
             wanted = [(blocks[position], nbytes) for position, nbytes in allocations]
             table.name(wanted)
@@ -276,7 +273,7 @@ class WorkerRequests:
         trouble = "withdrawn", False, False, None, ()
         self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
 
-    def on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
+    def on_lease(self, number: int, block: int, write: bool, released: Ints) -> None:
         """Hold a block, and tell its place once it is its turn."""
         if released:
             self.on_release(released)
@@ -300,7 +297,7 @@ class WorkerRequests:
     def on_borrow(
         self,
         number: int,
-        released: tuple[int, ...],
+        released: Ints,
         place: Address,
         size: int,
         stays: bool,
@@ -377,7 +374,7 @@ class _Serving(DirectReply):
     session: Session
     requests: WorkerRequests
     invalidates: bool = attrs.field(kw_only=True)
-    results: Sequence[npt.NDArray[Any]] = ()
+    results: Sequence[HostArray] = ()
     is_launched: bool = False
     is_heard: bool = True
     # The launch is the message for the library's actor.

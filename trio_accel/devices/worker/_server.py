@@ -15,7 +15,7 @@ import trio
 
 from ...actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ...backends import resolve_for_worker
-from ...backends.base import AccelDevice, AccelError, PlacedBlock
+from ...backends.base import AccelDevice, AccelError, PlacedBlock, Strs
 from ..base._errors import lost_descriptors
 from ..base._options import DeviceOptions
 from ..base._waits import Availability
@@ -48,7 +48,7 @@ class WorkerServer:
             config.options, cancel_grace=_FOREVER, close_grace=_FOREVER
         )
         # D99: libraries that the generation before has used.
-        self.in_use: tuple[str, ...] = config.in_use
+        self.in_use: Strs = config.in_use
         # The device, once it is open.
         self.opened: AccelDevice
         self.hooks: list[EngineHook] = []

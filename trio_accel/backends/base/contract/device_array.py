@@ -6,7 +6,7 @@ import math
 
 import attrs
 
-from .dtypes import DType
+from .dtypes import DType, Ints
 from .ops import ArraySpec, contiguous_strides
 
 
@@ -24,8 +24,8 @@ class DeviceArray:
 
     address: int
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Ints
+    strides: Ints
 
     @property
     def size(self) -> int:
@@ -43,7 +43,7 @@ class DeviceArray:
         return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
 
     @classmethod
-    def packed(cls, address: int, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
+    def packed(cls, address: int, dtype: DType, shape: Ints) -> DeviceArray:
         """Make an array whose elements are in C order without gaps."""
         return cls(address, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
@@ -72,7 +72,7 @@ def diagonals(array: DeviceArray) -> DeviceArray:
     return DeviceArray(array.address, array.dtype, shape, strides)
 
 
-def broadcast(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+def broadcast(array: DeviceArray, shape: Ints) -> DeviceArray:
     """Return an array broadcast to a shape that it broadcasts to."""
     missing = len(shape) - len(array.shape)
     axes = zip(array.shape, array.strides, shape[missing:], strict=True)
@@ -80,9 +80,7 @@ def broadcast(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
     return DeviceArray(array.address, array.dtype, shape, (0,) * missing + steps)
 
 
-def merged(
-    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+def merged(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints, ...]]:
     """Drop axes of one element, and join contiguous ones; the order stays. An index costs a division each."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]

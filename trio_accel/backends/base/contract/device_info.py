@@ -7,6 +7,8 @@ from typing import Literal
 
 import attrs
 
+from .dtypes import Strs
+
 __all__ = [
     "BackendReport", "DeviceInfo", "DeviceLink", "DeviceReport", "Isolation", "LinkKind", "Software",
     "Topology",
@@ -101,7 +103,7 @@ class Topology:
         def reach(first: str, second: str) -> bool:
             return (first, second) in pairs
 
-        found: list[tuple[str, ...]] = []
+        found: list[Strs] = []
         while names:
             found.append(_largest(names, reach))
             names = [name for name in names if name not in found[-1]]
@@ -121,11 +123,11 @@ class Topology:
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> tuple[str, ...]:
+def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> Strs:
     """Return the first of the largest groups in which each name reaches all behind it."""
-    best: tuple[str, ...] = ()
+    best: Strs = ()
 
-    def extend(group: tuple[str, ...], others: Sequence[str]) -> None:
+    def extend(group: Strs, others: Sequence[str]) -> None:
         nonlocal best
         if len(group) > len(best):
             best = group
@@ -193,7 +195,7 @@ class Software:
     version: str | None = None
     source: str | None = None
     path: str | None = None
-    needed_by: tuple[str, ...] = ()
+    needed_by: Strs = ()
     problem: str | None = None
 
 
@@ -209,7 +211,7 @@ class DeviceReport:
     """
 
     info: DeviceInfo
-    libraries: tuple[str, ...] = ()
+    libraries: Strs = ()
     properties: tuple[tuple[str, str], ...] = ()
     problem: str | None = None
 

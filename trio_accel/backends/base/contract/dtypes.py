@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DType", "DTypeLike"]
+__all__ = ["DType", "DTypeLike", "HostArray", "Ints", "Strs"]
 
 _LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -125,6 +125,15 @@ class DType(enum.Enum):
 
 
 DTypeLike: TypeAlias = DType | str | type | np.dtype[Any]
+
+HostArray: TypeAlias = npt.NDArray[Any]
+"""An array of NumPy, of any dtype and shape."""
+
+Ints: TypeAlias = tuple[int, ...]
+"""Any number of integers, such as a shape, strides or axes."""
+
+Strs: TypeAlias = tuple[str, ...]
+"""Any number of strings, such as names or arguments."""
 
 
 _known: dict[Any, DType] = dict(DType.__members__)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 import attrs
 import numpy as np
 
+from .dtypes import Ints
 from .ops import ArraySpec, OperationSpec, contiguous_strides, specification, writes
 
 __all__ = ["CopyFromForeignSpec", "ForeignArray", "SharesCudaMemory"]
@@ -42,8 +43,8 @@ class ForeignArray:
     owner: object
     address: int
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Ints
+    strides: Ints
     stream: int | None
 
     @classmethod

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device_info import BackendReport, DeviceInfo, DeviceLink
-from .dtypes import DType
+from .dtypes import DType, Strs
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
 
@@ -547,7 +547,7 @@ class AccelBackend(Protocol):
         return False
 
     @property
-    def preload(self) -> tuple[str, ...]:
+    def preload(self) -> Strs:
         """Modules that its workers need, to be imported before they start; usually the backend's own.
 
         They are imported once, in another process; workers are forks of it, and so are ready sooner. An

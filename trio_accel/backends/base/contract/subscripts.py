@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-Shape: TypeAlias = tuple[int, ...]
+from .dtypes import Ints, Strs
 
 Search: TypeAlias = Literal[
     "auto", "auto-hq", "branch-1", "branch-2", "branch-all", "dp", "greedy", "optimal", "random-greedy",
@@ -24,7 +24,7 @@ Search: TypeAlias = Literal[
 Optimize: TypeAlias = Search | Sequence[Sequence[int]]
 """How a path is found; or the path itself, as opt_einsum and `numpy.einsum_path` write it."""
 
-OPTIMIZERS: tuple[str, ...] = Search.__args__  # type: ignore[attr-defined]
+OPTIMIZERS: Strs = Search.__args__  # type: ignore[attr-defined]
 """All searches."""
 
 # With more operands, the search for the smallest arrays takes longer than a second.
@@ -52,7 +52,7 @@ class ContractionPath:
 
 
 def parse_subscripts(
-    name: str, subscripts: str, shapes: Sequence[Shape], arguments: Sequence[str] = ()
+    name: str, subscripts: str, shapes: Sequence[Ints], arguments: Sequence[str] = ()
 ) -> tuple[list[str], str]:
     """Read subscripts; letters that are not used stand for the axes of ``...``.
 
@@ -117,7 +117,7 @@ def _argument(arguments: Sequence[str], number: int) -> str:
 
 
 def extents_of(
-    name: str, terms: Sequence[str], shapes: Sequence[Shape], arguments: Sequence[str] = ()
+    name: str, terms: Sequence[str], shapes: Sequence[Ints], arguments: Sequence[str] = ()
 ) -> dict[str, int]:
     """Find how many elements there are along each letter; one element broadcasts.
 
@@ -182,9 +182,9 @@ def find_path(
     return _find(tuple(terms), output, tuple(extents.items()), itemsize, wanted, memory_limit)
 
 
-def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
+def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[Ints, ...]:
     """Check a path."""
-    left, steps = count, list[tuple[int, ...]]()
+    left, steps = count, list[Ints]()
     told = f"{name}: optimize must be 'auto', another name, or pairs of places, got {path!r}"
     for step in path:
         try:
@@ -203,11 +203,11 @@ def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[tup
 
 @lru_cache
 def _find(
-    terms: tuple[str, ...],
+    terms: Strs,
     output: str,
     extents: tuple[tuple[str, int], ...],
     itemsize: int,
-    optimize: str | tuple[tuple[int, ...], ...],
+    optimize: str | tuple[Ints, ...],
     memory_limit: int | None,
 ) -> ContractionPath:
     sizes = dict(extents)

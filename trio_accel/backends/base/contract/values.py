@@ -13,10 +13,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .dtypes import DType
+from .dtypes import DType, HostArray
 from .errors import LibraryError
 
-__all__ = ["as_bits", "scalar"]
+__all__ = [
+    "ALWAYS_HELD", "as_bits", "by_way_of_int64", "check_conversion", "check_plain", "check_same_kind",
+    "element", "factor", "host_array", "is_same_kind", "scalar",
+]  # fmt: skip
+
 
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
@@ -28,7 +32,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 _MAX_AXES = 64
 
 
-def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) -> HostArray:
     """Make a NumPy array of what a program gives; what is more than its elements is refused.
 
     Raises:
@@ -38,7 +42,7 @@ def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) ->
     return np.asarray(value, dtype)
 
 
-def by_way_of_int64(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def by_way_of_int64(array: HostArray, dtype: npt.DTypeLike) -> HostArray:
     """Make int64 of numbers that become uint32, and are not integers; else return the array as it is.
 
     NumPy's loops for adjacent and for scattered elements disagree about numbers outside of uint32, because C
@@ -184,7 +188,7 @@ def check_same_kind(name: str, argument: str, source: DType, dtype: DType) -> No
 _MOST_WHOLE = 1 << 63
 
 
-def number_array(value: complex, dtype: DType) -> npt.NDArray[Any]:
+def number_array(value: complex, dtype: DType) -> HostArray:
     """Return the array without axes of a number that the type can hold."""
     # bfloat16 takes no whole number that int64 has not, and for the other floating types this is the same.
     if isinstance(value, int) and not -_MOST_WHOLE <= value < _MOST_WHOLE and dtype.is_inexact:
@@ -211,7 +215,7 @@ def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
         raise _bad_value(value, dtype) from error
 
 
-def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_bits(array: HostArray) -> HostArray:
     """Return the same memory as integers.
 
     Copied so, every bit pattern survives (also NaNs that signal), and the types that NumPy does not know

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..contract.dtypes import HostArray, Ints
 from ..contract.errors import OutOfRangeError
 from ..contract.ops import StatusArray
 from ..contract.values import by_way_of_int64, number_array
@@ -37,7 +38,7 @@ def word_of(load: int, axis: int) -> int:
     return 1 + load * _MOST_AXES + axis
 
 
-def check_words(expression: TypedExpression, shapes: Sequence[tuple[int, ...]], words: StatusArray) -> None:
+def check_words(expression: TypedExpression, shapes: Sequence[Ints], words: StatusArray) -> None:
     """Look at the status words of a kernel.
 
     Args:
@@ -55,9 +56,7 @@ def check_words(expression: TypedExpression, shapes: Sequence[tuple[int, ...]], 
         raise _outside(expression, load, axis, int(words[1:].view(np.int64)[0]), shape)
 
 
-def check_places(
-    expression: TypedExpression, load: int, indices: Sequence[Any], shape: tuple[int, ...]
-) -> list[Any]:
+def check_places(expression: TypedExpression, load: int, indices: Sequence[Any], shape: Ints) -> list[Any]:
     """Require that indices are within an array; those that are ``i(axis)`` are the nearest ones inside.
 
     Args:
@@ -98,9 +97,7 @@ def places_of(expression: TypedExpression) -> TypedExpression:
     return attrs.evolve(expression, steps=tuple(steps), outputs=(*step.steps, value))
 
 
-def _outside(
-    expression: TypedExpression, load: int, axis: int, index: int, shape: tuple[int, ...]
-) -> OutOfRangeError:
+def _outside(expression: TypedExpression, load: int, axis: int, index: int, shape: Ints) -> OutOfRangeError:
     step, names = expression.steps[load], expression.checked
     array, where = names[int(step.value.real)], expression.steps[step.steps[axis]]
     # An index is converted to int64 before it is used.
@@ -218,12 +215,12 @@ class Places:
         order: The axes of the result in the order of these.
     """
 
-    array: npt.NDArray[Any]
+    array: HostArray
     index: tuple[Any, ...]
-    order: tuple[int, ...]
+    order: Ints
 
     @classmethod
-    def of(cls, array: npt.NDArray[Any], indices: Sequence[Any], steps: Sequence[Step]) -> Places:
+    def of(cls, array: HostArray, indices: Sequence[Any], steps: Sequence[Step]) -> Places:
         """Find the lines.
 
         Args:
@@ -259,7 +256,7 @@ class Places:
         value = value[(None,) * (len(self.order) - value.ndim) + (...,)]
         return value.transpose(np.argsort(self.order))
 
-    def aligned(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def aligned(self, values: HostArray) -> HostArray:
         """Order the axes of values as those of ``array[index]``."""
         return values.transpose(self.order) if values.ndim else values
 
@@ -267,11 +264,11 @@ class Places:
 def evaluate(
     expression: TypedExpression,
     arguments: Sequence[Any],
-    indices: Mapping[int, npt.NDArray[Any]] = _NOTHING,
-    loaded: Mapping[int, npt.NDArray[Any]] = _NOTHING,
-    out: npt.NDArray[Any] | None = None,
+    indices: Mapping[int, HostArray] = _NOTHING,
+    loaded: Mapping[int, HostArray] = _NOTHING,
+    out: HostArray | None = None,
     overflow: Overflow = "ignore",
-) -> list[npt.NDArray[Any]]:
+) -> list[HostArray]:
     """Compute the results for arrays that broadcast, and NumPy scalars.
 
     Args:
@@ -311,7 +308,7 @@ class _Active:
     carried: Sequence[int]
     values: dict[int, Any]
     at: npt.NDArray[np.int64]
-    found: Sequence[npt.NDArray[Any]]
+    found: Sequence[HostArray]
 
     def end(self, where: Any, numbers: Sequence[int]) -> None:
         """End the loop for some elements, with these steps as the values of its variables."""
@@ -332,9 +329,9 @@ class _Evaluation:
 
     expression: TypedExpression
     arguments: Sequence[Any]
-    indices: Mapping[int, npt.NDArray[Any]]
-    loaded: Mapping[int, npt.NDArray[Any]]
-    out: npt.NDArray[Any] | None
+    indices: Mapping[int, HostArray]
+    loaded: Mapping[int, HostArray]
+    out: HostArray | None
     left: Mapping[int, Sequence[int]]
     # This counts the loops around whose elements end one by one.
     flat: int = 0
@@ -395,7 +392,7 @@ class _Evaluation:
         read = {each for one in within for each in one.steps if each < number}
         shape = np.broadcast_shapes(*[np.shape(values[each]) for each in read])
 
-        def flat(value: Any) -> npt.NDArray[Any]:
+        def flat(value: Any) -> HostArray:
             return np.broadcast_to(value, shape).reshape(-1)
 
         taken = {each: flat(values[each]) if np.ndim(values[each]) else values[each] for each in read}

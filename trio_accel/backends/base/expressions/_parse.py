@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, cast
 
+from ..contract.dtypes import Strs
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._advice import not_allowed, of_other_languages, similar, what
 from ._expression import COMBINED, CONSTANTS, FUNCTIONS, OPERATORS, Apply, Name, Node, Place, message_at
@@ -47,9 +48,7 @@ _Value: TypeAlias = tuple[Node, ...]
 
 
 @functools.lru_cache(1024)
-def parse(
-    text: str, inputs: tuple[str, ...] | None = None, outputs: tuple[str, ...] | None = None
-) -> nodes.Expression:
+def parse(text: str, inputs: Strs | None = None, outputs: Strs | None = None) -> nodes.Expression:
     """Parse statements such as ``"t = a - b; y = t * t"``.
 
     Args:
@@ -89,7 +88,7 @@ def parse(
     )
 
 
-def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...]:
+def _ordered(found: list[str], inputs: Strs | None) -> Strs:
     """Return the arguments in the order that was asked for."""
     if inputs is None:
         return tuple(found)

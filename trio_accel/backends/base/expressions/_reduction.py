@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray, Ints, Strs
 from ..contract.foreign_names import instead_of
 from ..contract.values import by_way_of_int64
 from ._evaluate import Overflow, evaluate
@@ -28,7 +27,7 @@ ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"
 ]
 
-REDUCTIONS: tuple[str, ...] = get_args(ReductionName)[:-1]
+REDUCTIONS: Strs = get_args(ReductionName)[:-1]
 """Reductions that have names."""
 
 _IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "mean": 0, "any": False, "all": True}
@@ -120,7 +119,7 @@ class Reduction:
         return self.name in ("argmin", "argmax")
 
 
-def _parsed(what: str, text: str, inputs: tuple[str, ...] | None = None) -> Expression:
+def _parsed(what: str, text: str, inputs: Strs | None = None) -> Expression:
     try:
         parsed = parse(text, inputs)
     except ValueError as error:
@@ -229,10 +228,10 @@ def _combined(combine: Expression, value: DType, *, is_chosen: bool) -> TypedExp
 def evaluate_reduction(
     reduction: TypedReduction,
     arguments: Sequence[Any],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Ints,
+    axes: Ints,
     overflow: Overflow = "ignore",
-) -> npt.NDArray[Any]:
+) -> HostArray:
     """Compute a reduction by NumPy; the axes that are reduced go.
 
     Args:
@@ -263,10 +262,10 @@ def _by_ufunc(
     reduction: TypedReduction,
     ufunc: Any,
     arguments: Sequence[Any],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Ints,
+    axes: Ints,
     overflow: Overflow,
-) -> npt.NDArray[Any]:
+) -> HostArray:
     """Reduce pieces that fit into the caches, in the order of NumPy for one array of all values."""
     dtype = reduction.accumulator.dtype
     step = reduction.map.steps[reduction.map.outputs[0]]
@@ -288,7 +287,7 @@ def _by_ufunc(
         for each in arguments
     ]
 
-    def part(rows: slice, elements: slice) -> npt.NDArray[Any]:
+    def part(rows: slice, elements: slice) -> HostArray:
         here = [each[rows, elements] if np.ndim(each) else each for each in given]
         extents = rows.stop - rows.start, elements.stop - elements.start, three[2]
         return _mapped(reduction, here, extents, overflow)
@@ -303,7 +302,7 @@ def _by_ufunc(
 
 
 def reduced_groups(
-    shape: tuple[int, ...], axes: Sequence[int], strides: Sequence[tuple[int, ...]]
+    shape: Ints, axes: Sequence[int], strides: Sequence[Ints]
 ) -> tuple[list[tuple[int, bool]], list[int]]:
     """Find in which order NumPy reduces an array that it made of others.
 
@@ -333,15 +332,15 @@ def reduced_groups(
 
 
 def _mapped(
-    reduction: TypedReduction, arguments: Sequence[Any], shape: tuple[int, ...], overflow: Overflow
-) -> npt.NDArray[Any]:
+    reduction: TypedReduction, arguments: Sequence[Any], shape: Ints, overflow: Overflow
+) -> HostArray:
     (values,) = evaluate(reduction.map, arguments, overflow=overflow)
     return np.broadcast_to(values.astype(reduction.accumulator.dtype, copy=False), shape)
 
 
 def _in_pieces(
-    part: Callable[[slice, slice], npt.NDArray[Any]], ufunc: Any, shape: tuple[int, int, int]
-) -> npt.NDArray[Any]:
+    part: Callable[[slice, slice], HostArray], ufunc: Any, shape: tuple[int, int, int]
+) -> HostArray:
     """Reduce the middle one of three axes of values, of which `part` makes some rows, and some elements."""
     lead, count, tail = shape
     many, step = max(_PIECE // (count * tail), 1), max(_PIECE // tail, 1)
@@ -351,7 +350,7 @@ def _in_pieces(
             # Sums are those of halves.
             middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
             return reduced(rows, first, middle) + reduced(rows, middle, stop)
-        found: npt.NDArray[Any] | None = None
+        found: HostArray | None = None
         for start in range(first, stop, step):
             values = part(rows, slice(start, min(start + step, stop)))
             if found is not None:
@@ -364,7 +363,7 @@ def _in_pieces(
     )
 
 
-def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:
+def _combine(reduction: TypedReduction, values: HostArray, axes: Ints) -> HostArray:
     name = reduction.reduction.name
     kept = [axis for axis in range(values.ndim) if axis not in axes]
     ahead = values.transpose(*axes, *kept)
@@ -377,7 +376,7 @@ def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[in
     return np.asarray(find(flat, axis=0))
 
 
-def _halved(reduction: TypedReduction, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _halved(reduction: TypedReduction, values: HostArray) -> HostArray:
     """Combine along the first axis, pair by pair."""
     assert reduction.combine is not None
     if not len(values):
@@ -389,5 +388,5 @@ def _halved(reduction: TypedReduction, values: npt.NDArray[Any]) -> npt.NDArray[
         (made,) = evaluate(reduction.combine, [pair[name] for name in names])
         made = np.broadcast_to(made, pair["a"].shape)
         values = np.concatenate([made, values[2 * half :]]) if len(values) % 2 else made
-    result: npt.NDArray[Any] = np.asarray(values[0])
+    result: HostArray = np.asarray(values[0])
     return result

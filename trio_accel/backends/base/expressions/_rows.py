@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray, Ints, Strs
 from ._evaluate import Overflow, evaluate
 from ._expression import CONSTANTS, FUNCTIONS, Expression
 from ._parse import parse
@@ -218,14 +217,14 @@ class RowExpression:
     """
 
     text: str
-    inputs: tuple[str, ...]
+    inputs: Strs
     # These follow from the text.
     stages: tuple[Reduction, ...] = attrs.field(eq=False)
     last: Expression = attrs.field(eq=False)
 
     @staticmethod
     @functools.lru_cache(1024)
-    def parse(text: str, inputs: tuple[str, ...]) -> RowExpression:
+    def parse(text: str, inputs: Strs) -> RowExpression:
         """Parse statements such as ``"e = exp(x - max(x)); y = e / sum(e)"``.
 
         Args:
@@ -349,7 +348,7 @@ class TypedRows:
         return self.last.dtypes[0]
 
     @property
-    def parts(self) -> list[tuple[TypedExpression, tuple[str, ...]]]:
+    def parts(self) -> list[tuple[TypedExpression, Strs]]:
         """Its expressions, and what each of them reads."""
         stages = [(stage.map, stage.reduction.map.inputs) for stage in self.stages]
         return [*stages, (self.last, self.rows.last.inputs)]
@@ -433,10 +432,10 @@ class SpecializedRows:
 def evaluate_rows(
     typed: TypedRows,
     arguments: Sequence[Any],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Ints,
+    axes: Ints,
     overflow: Overflow = "ignore",
-) -> npt.NDArray[Any]:
+) -> HostArray:
     """Compute it by NumPy: the result broadcasts to `shape`, or to that with one element along the axes.
 
     Args:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, Ints, Strs
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
@@ -108,12 +108,12 @@ class TypedExpression:
     """
 
     steps: tuple[Step, ...]
-    outputs: tuple[int, ...]
+    outputs: Ints
     bounds: tuple[tuple[int, DType], ...] = ()
-    elements: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
+    elements: Ints = ()
+    axes: Ints = ()
     loads: tuple[tuple[int, int], ...] = ()
-    checked: tuple[str, ...] = ()
+    checked: Strs = ()
 
     @property
     def work(self) -> int:
@@ -458,7 +458,7 @@ class _Typist:
         dtype = DType.int64 if value <= _INT64.max else DType.uint64
         return self._step(Step("constant", dtype, (), value), Weak.int)
 
-    def _ufunc(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _ufunc(self, node: Apply, function: Function, steps: Ints) -> int:
         kinds = [self._kind(number) for number in steps]
         if function.name == "power":
             self._check_power(node, kinds, steps[1])
@@ -470,9 +470,7 @@ class _Typist:
             self._refuse_dtypes(node, kinds)
         return self._call(node, function.name, result, steps, needed)
 
-    def _call(
-        self, node: Apply, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
-    ) -> int:
+    def _call(self, node: Apply, name: str, result: DType, steps: Ints, needed: Sequence[DType]) -> int:
         converted = [
             self._convert(number, dtype, argument.place)
             for number, dtype, argument in zip(steps, needed, node.arguments, strict=True)
@@ -496,7 +494,7 @@ class _Typist:
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
-    def _weak_arithmetic(self, function: Function, steps: tuple[int, ...], place: Place) -> int:
+    def _weak_arithmetic(self, function: Function, steps: Ints, place: Place) -> int:
         kind = max((self._weak[number] for number in steps), key=_RANKS.index)
         if function.name == "divide" and kind is Weak.int:
             kind = Weak.float
@@ -533,11 +531,11 @@ class _Typist:
                 exponent.place,
             )
 
-    def _where(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _where(self, node: Apply, function: Function, steps: Ints) -> int:
         dtype = self._common(node, steps[1:])
         return self._call(node, "where", dtype, steps, [DType.bool, dtype, dtype])
 
-    def _clip(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _clip(self, node: Apply, function: Function, steps: Ints) -> int:
         dtype = self._common(node, steps)
         if dtype.kind in ("complex", "bool"):
             self._refuse_dtypes(node, [self._kind(number) for number in steps])
@@ -547,18 +545,18 @@ class _Typist:
         )
         return self._step(Step("minimum", dtype, (self._step(Step("maximum", dtype, (x, low))), high)))
 
-    def _part(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _part(self, node: Apply, function: Function, steps: Ints) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
             return self._step(Step(function.name, real_of(dtype), (number,)))
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
-    def _round(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _round(self, node: Apply, function: Function, steps: Ints) -> int:
         is_whole = self._steps[steps[0]].dtype.kind in ("int", "uint")
         return self._strong(steps[0]) if is_whole else self._ufunc(node, function, steps)
 
-    def _angle(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+    def _angle(self, node: Apply, function: Function, steps: Ints) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
@@ -570,7 +568,7 @@ class _Typist:
         zero = self._step(Step("constant", dtype, (), 0.0))
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
-    def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
+    def _common(self, node: Apply, steps: Ints) -> DType:
         """Return the dtype that values are brought to."""
         kinds = [self._kind(number) for number in steps]
         try:

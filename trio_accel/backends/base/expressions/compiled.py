@@ -15,6 +15,7 @@ from typing import TypeAlias
 import attrs
 
 from ..contract.device_array import merged
+from ..contract.dtypes import Ints, Strs
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
@@ -46,8 +47,7 @@ MOST_BLOCKS = (1 << 31) - 1
 ExpressionSpec: TypeAlias = ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec
 """Operations whose kernels are made of expressions."""
 
-_Shape: TypeAlias = tuple[int, ...]
-_Strides: TypeAlias = tuple[_Shape, ...]
+_Strides: TypeAlias = tuple[Ints, ...]
 _Address: TypeAlias = Callable[[ArraySpec], int]
 
 
@@ -66,11 +66,11 @@ class KernelSource:
     """
 
     text: str
-    names: tuple[str, ...]
+    names: Strs
     arguments: struct.Struct
     partial: int = 0
     each: int = 1
-    axes: tuple[int, ...] = ()
+    axes: Ints = ()
     is_checked: bool = False
 
 
@@ -99,7 +99,7 @@ class ReductionLaunch:
 class _Elements:
     """Layouts of the elements of an operation, with contiguous axes joined."""
 
-    shape: _Shape
+    shape: Ints
     strides: _Strides
     layouts: Layouts
 
@@ -110,8 +110,8 @@ class _Reduced:
 
     outputs: int
     count: int
-    kept_shape: _Shape
-    reduced_shape: _Shape
+    kept_shape: Ints
+    reduced_shape: Ints
     kept_strides: _Strides
     reduced_strides: _Strides
     layouts: RowLayouts
@@ -338,7 +338,7 @@ def _elements(spec: ElementwiseSpec | ScatterSpec) -> _Elements:
 
 
 @functools.lru_cache(4096)
-def _find_elements(shape: _Shape, strides: _Strides, sizes: _Shape) -> _Elements:
+def _find_elements(shape: Ints, strides: _Strides, sizes: Ints) -> _Elements:
     is_wide = math.prod(shape) >= _NARROW
     shape, strides = merged(shape, strides)
     if len(shape) > 1:
@@ -360,7 +360,7 @@ def _reduced(spec: ReductionSpec) -> _Reduced:
 
 
 @functools.lru_cache(4096)
-def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape) -> _Reduced:
+def _find_reduced(shape: Ints, axes: Ints, strides: _Strides, sizes: Ints) -> _Reduced:
     staying = [axis for axis in range(len(shape)) if axis not in axes]
     kept_shape, reduced_shape = (tuple(shape[axis] for axis in each) for each in (staying, axes))
     outputs, count = math.prod(kept_shape), math.prod(reduced_shape)
@@ -377,7 +377,7 @@ def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape)
     return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
 
 
-def _access(strides: _Shape, size: int) -> Access:
+def _access(strides: Ints, size: int) -> Access:
     if not strides or not strides[0]:
         return "same"
     return "dense" if strides[0] == size else "strided"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..contract.device_array import DeviceArray, merged
 from ..contract.device_info import DeviceInfo
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray, Ints
 from ..contract.ops import ArraySpec, HostUse
 from ..contract.protocols import LibraryUsage
 from ..contract.values import as_bits, scalar
@@ -28,8 +28,6 @@ from ..kit.memory import BlockMemory, no_such_block
 from ..kit.pools import PagePool
 from .driver import GpuContext, GpuStream, Kernels, with_axes
 from .workspace import Arena
-
-HostArray: TypeAlias = npt.NDArray[Any]
 
 # The layouts are those of the structures in the source `arrays`.
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
@@ -98,9 +96,9 @@ class ArrayKernels:
         stream: GpuStream,
         addresses: tuple[int, int],
         size: int,
-        shape: tuple[int, ...],
-        ins: tuple[int, ...],
-        outs: tuple[int, ...],
+        shape: Ints,
+        ins: Ints,
+        outs: Ints,
     ) -> bool:
         """Copy by squares, or along a short axis, where neighbours in one array are apart in the other."""
         if size not in ins or size not in outs:
@@ -158,8 +156,8 @@ class ArrayKernels:
 
 
 def _widened(
-    size: int, addresses: tuple[int, int], shape: tuple[int, ...], ins: tuple[int, ...], outs: tuple[int, ...]
-) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    size: int, addresses: tuple[int, int], shape: Ints, ins: Ints, outs: Ints
+) -> tuple[int, Ints, Ints, Ints]:
     """Take elements that follow one another in both arrays of a copy for fewer and larger ones."""
     along = [axis for axis in range(len(shape)) if ins[axis] == outs[axis] == size]
     if not along:
@@ -404,7 +402,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         # By block, the functions to call when its contents change (D26).
         self._believed: dict[int, set[Callable[[int], None]]] = {}
         self.believed: Collection[int] = self._believed
-        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
+        self._spans: dict[tuple[Ints, Ints, int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
@@ -484,7 +482,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         return span
 
 
-def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+def _span(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     if 0 in shape:
         return -sys.maxsize, -sys.maxsize
     reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]

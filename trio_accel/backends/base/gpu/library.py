@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..contract.device_array import DeviceArray, transposed
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray, Ints
 from ..contract.errors import AccelError
 from ..contract.ops import ArraySpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelStream
@@ -83,7 +82,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
             self._region = self.device.arena.begin(self.stream, self._library)
         return self._region.take(nbytes)
 
-    def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
+    def workspace_array(self, dtype: DType, shape: Ints) -> DeviceArray:
         """Return an array without gaps in workspace; raises as `workspace` does."""
         return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
@@ -96,7 +95,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         self.stream.after(partial(_let_go, room))
         return int(room.ctypes.data)
 
-    def uploaded(self, words: npt.NDArray[Any]) -> int:
+    def uploaded(self, words: HostArray) -> int:
         """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
         place, pinned = self.workspace(words.nbytes), self.device.pinned
         host = pinned.take(words.nbytes)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..contract import ops
 from ..contract.device_array import DeviceArray
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, Ints
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec
 from ..expressions._source import cast_of, element_of, literal_of, prelude, register_of
@@ -493,7 +493,7 @@ def _needs_no_order(spec: ops.GroupSpec) -> bool:
 def _rows(array: DeviceArray, axis: int) -> DeviceArray:
     """See an axis as the last one."""
 
-    def moved(extents: tuple[int, ...]) -> tuple[int, ...]:
+    def moved(extents: Ints) -> Ints:
         return (*extents[:axis], *extents[axis + 1 :], extents[axis])
 
     return DeviceArray(array.address, array.dtype, moved(array.shape), moved(array.strides))

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..contract.dtypes import Ints
 from ..contract.ops import ArraySpec, OperationSpec, Side, contiguous_strides
 
 _ACROSS = {"N": "T", "T": "N"}
@@ -119,12 +120,12 @@ class Plan:
     """
 
     is_complex: bool
-    stack: tuple[int, ...] = ()
+    stack: Ints = ()
     routine: Routine | None = None
     plain: Routine | None = None
     copies: dict[str, Literal["C", "F"]] = attrs.field(factory=dict[str, Literal["C", "F"]])
-    steps: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
-    _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
+    steps: dict[str, Ints] = attrs.field(factory=dict[str, Ints])
+    _shapes: dict[str, Ints] = attrs.field(factory=dict[str, Ints])
 
     def routine_for(self, spec: OperationSpec) -> Routine | None:
         """Return the name of the routine for an operation."""
@@ -176,7 +177,7 @@ class Plan:
         self._step(field, contiguous_strides(self._shapes[field], size))
         return attrs.evolve(matrix, strides=(size, matrix.shape[0] * size))
 
-    def _step(self, field: str, strides: tuple[int, ...]) -> None:
+    def _step(self, field: str, strides: Ints) -> None:
         shape = self._shapes[field][:-2]
         # A matrix that serves several results stays where it is.
         steps = [0 if extent == 1 else step for extent, step in zip(shape, strides, strict=False)]

@@ -9,6 +9,11 @@ from ..contract.dtypes import DType
 from ..contract.errors import LibraryError, NotSupportedError, OutOfRangeError
 from ..contract.ops import ArraySpec, OperationSpec
 
+__all__ = [
+    "INEXACT", "INTEGERS", "NATIVE", "check_dtype", "check_structure", "misplaced", "no_element", "no_length",
+    "scalar_of", "unordered",
+]  # fmt: skip
+
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 NATIVE = (DType.float32, DType.float64, DType.complex64, DType.complex128)

@@ -268,7 +268,7 @@ class CodeCache:
             os.close(folder)
 
     @contextmanager
-    def _quietly(self, what: str) -> Generator[None, None, None]:
+    def _quietly(self, what: str) -> Generator[None]:
         """Go on without the cache when the system refuses something; say so once."""
         try:
             yield

@@ -73,7 +73,7 @@ class Communicator:
             self._handle = make()
 
     @contextmanager
-    def calling(self, waiting: Waiting) -> Generator[None, None, None]:
+    def calling(self, waiting: Waiting) -> Generator[None]:
         """Tell the watchdog that the calls inside wait for others, until the communicator is given up."""
         self._waiting = waiting
         waiting.is_over, waiting.is_calling = self._is_aborted, True

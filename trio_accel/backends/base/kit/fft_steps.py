@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, Ints
 from ..contract.ops import ArraySpec, FftSpec, FusedFftSpec, complex_of, contiguous_strides
 
 MOST_AXES = 3
@@ -37,16 +37,16 @@ class View:
 
     buffer: int
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Ints
+    strides: Ints
     is_aligned: bool = True
 
-    def cut(self, shape: tuple[int, ...]) -> View:
+    def cut(self, shape: Ints) -> View:
         """Return the part that it has in common with an array of another shape."""
         return attrs.evolve(self, shape=tuple(map(min, self.shape, shape)))
 
     @classmethod
-    def packed(cls, buffer: int, dtype: DType, shape: tuple[int, ...], last: tuple[int, ...] = ()) -> View:
+    def packed(cls, buffer: int, dtype: DType, shape: Ints, last: Ints = ()) -> View:
         """One without gaps, in C order but for some axes that come last."""
         order = [axis for axis in range(len(shape)) if axis not in last] + list(last)
         inner = contiguous_strides(tuple(shape[axis] for axis in order), dtype.itemsize)
@@ -59,11 +59,11 @@ class PlanKey:
 
     kind: str
     is_double: bool
-    lengths: tuple[int, ...]
-    inembed: tuple[int, ...]
+    lengths: Ints
+    inembed: Ints
     istride: int
     idist: int
-    onembed: tuple[int, ...]
+    onembed: Ints
     ostride: int
     odist: int
     batch: int
@@ -121,7 +121,7 @@ def _steps(view: View) -> list[int]:
     return [0 if stride % itemsize else stride // itemsize for stride in view.strides]
 
 
-def _embedding(steps: list[int], extents: tuple[int, ...]) -> tuple[int, ...] | None:
+def _embedding(steps: list[int], extents: Ints) -> Ints | None:
     """Storage dimensions: each step is a multiple of the next, and has room for the axes within."""
     if steps[-1] < 1:
         return None
@@ -297,7 +297,7 @@ class TransformPlan:
             group = self._some(axes)
             axes = axes[: len(axes) - len(group)]
 
-    def _some(self, axes: list[int]) -> tuple[int, ...]:
+    def _some(self, axes: list[int]) -> Ints:
         """Transform some of the axes, the last ones."""
         groups = [group for group in _groups(axes, MOST_AXES) if group]
         at, out = self._at, self._out
@@ -323,10 +323,10 @@ class TransformPlan:
         shape = self._shape(self._source.dtype)
         return self._is_shorter(shape) or not self._source.is_aligned
 
-    def _is_shorter(self, shape: tuple[int, ...]) -> bool:
+    def _is_shorter(self, shape: Ints) -> bool:
         return any(have < need for have, need in zip(self._source.shape, shape, strict=True))
 
-    def _shape(self, dtype: DType) -> tuple[int, ...]:
+    def _shape(self, dtype: DType) -> Ints:
         """Return the shape of real and of complex numbers on their way."""
         shape = list(self._source.shape)
         for axis, length in self._lengths.items():
@@ -335,7 +335,7 @@ class TransformPlan:
             shape[self._halved] = shape[self._halved] // 2 + 1
         return tuple(shape)
 
-    def _temporary(self, dtype: DType, last: tuple[int, ...] = ()) -> View:
+    def _temporary(self, dtype: DType, last: Ints = ()) -> View:
         """Room in a temporary buffer, but not in that where the numbers are."""
         buffer = next(buffer for buffer in TEMPORARIES if buffer != self._at.buffer)
         return View.packed(buffer, dtype, self._shape(dtype), last)
@@ -371,10 +371,10 @@ class TransformPlan:
         if self._at.buffer != OUT or self._scale != 1.0 or self._conjugate:
             self.steps.append(Convert(self._at, self._out, self._scale, self._conjugate))
 
-    def _fit(self, source: View, out: View, axes: tuple[int, ...]) -> Fit | None:
+    def _fit(self, source: View, out: View, axes: Ints) -> Fit | None:
         return fit(source, out, {axis: self._lengths[axis] for axis in axes})
 
-    def _transform(self, source: View, out: View, axes: tuple[int, ...]) -> bool:
+    def _transform(self, source: View, out: View, axes: Ints) -> bool:
         """Transform axes from one array to another, if one plan does it."""
         found = self._fit(source, out, axes)
         if found is not None:
@@ -383,7 +383,7 @@ class TransformPlan:
         return found is not None
 
 
-def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
+def _groups(axes: list[int], most: int) -> Iterator[Ints]:
     """Yield the last of some axes, fewer and fewer."""
     for count in range(min(most, len(axes)), -1, -1):
         yield tuple(axes[len(axes) - count :])

@@ -10,11 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
-import numpy.typing as npt
 
 from ..contract.device_array import DeviceArray
 from ..contract.device_info import DeviceInfo
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelStream
@@ -104,7 +103,7 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         ...
 
 
-HostCall: TypeAlias = KernelCall[npt.NDArray[Any], PlanT_co]
+HostCall: TypeAlias = KernelCall[HostArray, PlanT_co]
 """A launch where the kernel computes in the thread of the stream, as on the CPU backend: `array` gives a view
 of memory. The parameter is the type of `plan`: ``HostCall[Plan]``."""
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
+from ..contract.dtypes import HostArray
 from ..contract.errors import AccelError, NotSupportedError, OutOfMemoryError
 from ..contract.ops import DESCRIPTORS, ArraySpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelDevice, AccelStream, CacheCounts, InThread
@@ -288,7 +288,7 @@ class PlanCache:
 class ComputingDevice(AccelDevice, Protocol):
     """An open device whose kernels compute with arrays that the host can address."""
 
-    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> npt.NDArray[Any]:
+    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> HostArray:
         """Make the array of a specification; without `write`, of memory that cannot be made writable.
 
         Raises:
@@ -317,9 +317,9 @@ class ComputingCall:
     plan: Any
     device: ComputingDevice
     stream: AccelStream
-    _rooms: tuple[npt.NDArray[Any], ...] = attrs.field(default=(), init=False)
+    _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
 
-    def array(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:
+    def array(self, array: ArraySpec, *, write: bool = True) -> HostArray:
         """Return an array, as a view of its memory; raises as `ComputingDevice.host_view` does."""
         return self.device.host_view(array, write=write)
 

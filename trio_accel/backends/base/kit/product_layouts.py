@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import attrs
 
 from ..contract.device_array import merged
+from ..contract.dtypes import Ints, Strs
 from ..contract.ops import Transpose, contiguous_strides
 from .blas import leading
 
 Packing: TypeAlias = Literal["plain", "conjugate"]
 """Copy of an operand in C order, before the product."""
 
-_Strides: TypeAlias = tuple[int, ...]
 _LETTERS = {"N": 0, "T": 1, "C": 2}
 # The most calls for one product: more would cost as much as to lay its operands out in full.
 _MOST_GROUPS = 1024
@@ -72,7 +72,7 @@ class Matrices(NamedTuple):
 
     shape: tuple[int, int]
     strides: tuple[int, int]
-    batch_strides: tuple[int, ...]
+    batch_strides: Ints
 
 
 class Contraction(NamedTuple):
@@ -83,7 +83,7 @@ class Contraction(NamedTuple):
         product: The product of these. What is packed is packed in that order.
     """
 
-    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    axes: tuple[Ints, Ints, Ints]
     product: Product
 
 
@@ -103,7 +103,7 @@ class _Operand(NamedTuple):
 def plan_gemm(
     letters: tuple[Transpose, Transpose],
     shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
-    strides: tuple[_Strides, _Strides, _Strides],
+    strides: tuple[Ints, Ints, Ints],
     itemsize: int,
     *,
     is_complex: bool,
@@ -138,8 +138,8 @@ def _product(
 
 
 def plan_matmul(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    strides: tuple[_Strides, _Strides],
+    shapes: tuple[Ints, Ints],
+    strides: tuple[Ints, Ints],
     itemsize: int,
     *,
     is_fused: bool = False,
@@ -174,8 +174,8 @@ def plan_matmul(
 
 def plan_contraction(
     terms: tuple[str, str, str],
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
-    strides: tuple[_Strides, _Strides, _Strides],
+    shapes: tuple[Ints, Ints, Ints],
+    strides: tuple[Ints, Ints, Ints],
     itemsize: int,
 ) -> Contraction:
     """Find the calls for a contraction of arrays with any strides; nothing is empty.
@@ -223,13 +223,13 @@ def plan_contraction(
     return least[1]
 
 
-def _by_strides(strides: dict[str, int], letters: set[str]) -> tuple[str, ...]:
+def _by_strides(strides: dict[str, int], letters: set[str]) -> Strs:
     """Put axes into the order in which they lie, the one with the longest steps first."""
     return tuple(sorted(letters, key=lambda letter: (-strides[letter], letter)))
 
 
 def _lay_out(
-    order: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
+    order: tuple[Strs, Strs, Strs],
     strides: dict[str, int],
     extents: dict[str, int],
     itemsize: int,
@@ -250,12 +250,12 @@ def _lay_out(
     return _packed((*(extents[letter] for letter in batch), *shape), itemsize), True
 
 
-def _packed(shape: tuple[int, ...], itemsize: int) -> Matrices:
+def _packed(shape: Ints, itemsize: int) -> Matrices:
     steps = contiguous_strides(shape, itemsize)
     return Matrices((shape[-2], shape[-1]), (steps[-2], steps[-1]), steps[:-2])
 
 
-def _of_arrays(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
+def _of_arrays(batch: Ints, stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
     """Find the calls for stacks of matrices, of which some have to be packed."""
     (left, right, out), packed = zip(*stacks, strict=True)
     product = _of_stacks(batch, (left, right, out), itemsize)
@@ -267,7 +267,7 @@ def _of_arrays(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], 
 
 
 def _of_stacks(
-    batch: tuple[int, ...],
+    batch: Ints,
     stacks: tuple[Matrices, Matrices, Matrices],
     itemsize: int,
     *,
@@ -291,8 +291,8 @@ def _of_stacks(
 
 
 def _batched(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    strides: tuple[_Strides, _Strides],
+    shapes: tuple[Ints, Ints],
+    strides: tuple[Ints, Ints],
     itemsize: int,
     is_fused: bool,
     keeps_stack: bool,
@@ -310,9 +310,7 @@ def _batched(
     return _of_stacks(batch, (left, right, out), itemsize, is_fused=is_fused)
 
 
-def _groups(
-    batch: tuple[int, ...], a_steps: _Strides, b_steps: _Strides, c_steps: _Strides
-) -> tuple[int, Group, tuple[Group, ...]]:
+def _groups(batch: Ints, a_steps: Ints, b_steps: Ints, c_steps: Ints) -> tuple[int, Group, tuple[Group, ...]]:
     """Cut a batch into runs of one distance in each operand: their length, the distances, the beginnings."""
     shape, steps = merged(batch, (a_steps, b_steps, c_steps))
     if not shape:
@@ -328,9 +326,7 @@ def _groups(
     return shape[longest], Group(*(row[longest] for row in steps)), groups
 
 
-def _operand(
-    shape: Sequence[int], strides: _Strides, letter: str, itemsize: int, is_swapped: bool
-) -> _Operand:
+def _operand(shape: Sequence[int], strides: Ints, letter: str, itemsize: int, is_swapped: bool) -> _Operand:
     side = _side(shape, strides, itemsize)
     packing: Packing | None = None if side is not None else "plain"
     if side is None:
@@ -346,7 +342,7 @@ def _operand(
     return _Operand(_LETTERS["T" if letter == "N" else "N"], side.leading, packing)
 
 
-def _side(shape: Sequence[int], strides: _Strides, itemsize: int) -> _Side | None:
+def _side(shape: Sequence[int], strides: Ints, itemsize: int) -> _Side | None:
     rows, columns = shape
     found = leading(rows, columns, strides[0], strides[1], itemsize)
     if found is not None:
@@ -355,7 +351,7 @@ def _side(shape: Sequence[int], strides: _Strides, itemsize: int) -> _Side | Non
     return None if found is None else _Side(False, found)
 
 
-def _is_addressable(shape: tuple[int, ...], strides: _Strides, itemsize: int) -> bool:
+def _is_addressable(shape: Ints, strides: Ints, itemsize: int) -> bool:
     if len(shape) == 1:
         return shape[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
     return _side(shape[-2:], strides[-2:], itemsize) is not None and all(
@@ -365,8 +361,8 @@ def _is_addressable(shape: tuple[int, ...], strides: _Strides, itemsize: int) ->
 
 
 def broadcast_operands(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides]
-) -> tuple[tuple[int, ...], Matrices, Matrices]:
+    shapes: tuple[Ints, Ints], strides: tuple[Ints, Ints]
+) -> tuple[Ints, Matrices, Matrices]:
     """The batch of a product by NumPy's rules, and both operands in it: a vector is a row, or a column."""
     pairs = itertools.zip_longest(*(reversed(shape[:-2]) for shape in shapes), fillvalue=1)
     batch = tuple(b if a == 1 else a for a, b in pairs)[::-1]
@@ -382,12 +378,12 @@ def broadcast_operands(
     return batch, operands[0], operands[1]
 
 
-def _batch_strides(shape: tuple[int, ...], strides: _Strides, batch: tuple[int, ...]) -> _Strides:
+def _batch_strides(shape: Ints, strides: Ints, batch: Ints) -> Ints:
     missing = (0,) * (len(batch) - len(shape))
     return missing + tuple(0 if extent == 1 else step for extent, step in zip(shape, strides, strict=True))
 
 
-def vectors(shape: tuple[int, ...], itemsize: int, *strides: _Strides) -> list[tuple[int, int]] | None:
+def vectors(shape: Ints, itemsize: int, *strides: Ints) -> list[tuple[int, int]] | None:
     """See arrays of one shape as vectors, alike in all of them.
 
     Returns:
@@ -395,7 +391,7 @@ def vectors(shape: tuple[int, ...], itemsize: int, *strides: _Strides) -> list[t
         above 0; None where one of them has no one increment in an order that suits all.
     """
     offsets = [0] * len(strides)
-    axes: list[tuple[int, tuple[int, ...]]] = []
+    axes: list[tuple[int, Ints]] = []
     for axis, extent in enumerate(shape):
         steps = tuple(row[axis] for row in strides)
         if steps[-1] < 0:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ....actors import ActorError, describe
 from ..contract import ops
+from ..contract.dtypes import Ints
 from ..contract.errors import AccelError, LibraryError, Refused
 from ..contract.program_definition import (
     MOST_TEXT,
@@ -113,7 +114,7 @@ class ProgramArrays(Protocol):
         """
         ...
 
-    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+    def found(self, value: object) -> tuple[str, Ints] | None:
         """Return the dtype and shape of an array that a method has returned; None if it is no array.
 
         Raises:
@@ -311,7 +312,7 @@ class ProgramHost:
     @contextmanager
     def _code(
         self, spec: ops.ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
-    ) -> Generator[None, None, None]:
+    ) -> Generator[None]:
         """Run code of a method: it may write to what it declares, and to these arrays, and may refuse."""
         declared = getattr(function, UPDATES, ())
         changed = [*updated, *[view for name in declared for view in self._state.get(name, ())]]
@@ -460,12 +461,10 @@ class ProgramHost:
         for source, out in zip(arrays, outputs, strict=True):
             self._arrays.copy(source, out)
 
-    def _flattened(
-        self, where: str, returned: object
-    ) -> tuple[object, list[object], list[tuple[str, tuple[int, ...]]]]:
+    def _flattened(self, where: str, returned: object) -> tuple[object, list[object], list[tuple[str, Ints]]]:
         """Return how a result is nested, its arrays, and their types and shapes."""
         arrays: list[object] = []
-        found: list[tuple[str, tuple[int, ...]]] = []
+        found: list[tuple[str, Ints]] = []
 
         def leaf(where: str, value: object) -> int | None:
             try:

@@ -21,9 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from ..contract.dtypes import DType
+from ..contract.dtypes import DType, HostArray
 from ..contract.errors import Refused
 from ..contract.ops import Asker
 
@@ -64,7 +63,7 @@ def current_rank() -> ProgramRank:
 
 
 @contextmanager
-def as_rank(rank: ProgramRank | None) -> Generator[None, None, None]:
+def as_rank(rank: ProgramRank | None) -> Generator[None]:
     """Let the code inside be a rank."""
     token = _RANK.set(rank)
     try:
@@ -223,7 +222,7 @@ class Memory:
         """Return some elements."""
         return Memory(self.address + first * self.dtype.itemsize, self.dtype, size)
 
-    def on_host(self) -> npt.NDArray[Any]:
+    def on_host(self) -> HostArray:
         """Return memory of the host as an array of NumPy, with one axis."""
         memory: Any = (ctypes.c_byte * self.nbytes).from_address(self.address)
         return np.ndarray(self.size, self.dtype.dtype, memory)

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
-from ...base import AccelError
+from ...base import AccelError, Strs
 from ...base.kit.code_cache import CompiledCode, code_key, default_code_cache, remove_stale
 from ..runtime._stream import COMPILED
 
@@ -127,21 +127,21 @@ class Compiler:
         options: Options of every text.
     """
 
-    command: tuple[str, ...]
+    command: Strs
     version: str
-    options: tuple[str, ...]
+    options: Strs
 
     @property
     def title(self) -> str:
         """Its name and version, for people."""
         return self.version or " ".join(self.command)
 
-    def options_of(self, text: str) -> tuple[str, ...]:
+    def options_of(self, text: str) -> Strs:
         """Return the options of a text."""
         is_of_gcc = _OF_GCC[0] in self.options
         return (*self.options, *((_WIDE_ALONE,) if is_of_gcc and _CALLS_VECTORS in text else ()))
 
-    def key(self, text: str, options: tuple[str, ...] = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
+    def key(self, text: str, options: Strs = (), headers: tuple[str | bytes, ...] = ()) -> bytes:
         """Return the key of a text and its headers: code for another processor would end the process."""
         return code_key(
             kind="cpu",
@@ -152,7 +152,7 @@ class Compiler:
             machine=machine(),
         )
 
-    def compile(self, text: str, options: tuple[str, ...] = (), limit: float | None = None) -> bytes:
+    def compile(self, text: str, options: Strs = (), limit: float | None = None) -> bytes:
         """Compile a text; blocks.
 
         Raises:
@@ -171,7 +171,7 @@ def _sweep(root: Path) -> None:
     remove_stale(root, rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
-def _run(folder: Path, source: bytes, arguments: tuple[str, ...], limit: float) -> bytes:
+def _run(folder: Path, source: bytes, arguments: Strs, limit: float) -> bytes:
     """Run a compiler in a new folder, and return the library that it makes there."""
     environment = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
     environment |= {"TMPDIR": str(folder), "LC_ALL": "C"}
@@ -201,7 +201,7 @@ def _run(folder: Path, source: bytes, arguments: tuple[str, ...], limit: float) 
 
 
 @functools.cache
-def machine() -> tuple[str, ...]:
+def machine() -> Strs:
     """Return what code depends on: the C library, and what the system says about the processor."""
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
     library, whole = "", ""
@@ -303,7 +303,7 @@ def _begin() -> None:
 os.register_at_fork(after_in_child=_begin)
 
 
-def compile_text(text: str, options: tuple[str, ...] = ()) -> Entry | None:
+def compile_text(text: str, options: Strs = ()) -> Entry | None:
     """Compile a text that begins with `head`, or find it in the disk cache; blocks.
 
     Returns:
@@ -320,7 +320,7 @@ def compile_text(text: str, options: tuple[str, ...] = ()) -> Entry | None:
         return _state.entries.get(key)
 
 
-def _made(found: Compiler, key: bytes, text: str, options: tuple[str, ...]) -> Entry | None:
+def _made(found: Compiler, key: bytes, text: str, options: Strs) -> Entry | None:
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:

@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...base import CompilationError, LibraryError, NotSupportedError
+from ...base import CompilationError, HostArray, HostCall, LibraryError, NotSupportedError, Strs
 from ...base.contract.ops import KernelCode, KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.code_cache import CompiledCode, default_code_cache, header_parts
-from ...base.kit.kernels import HostCall
-from ..runtime._memory import HostArray
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
 # The last option keeps a number that becomes a whole one and comes back from being -0.0.
@@ -134,7 +132,7 @@ def find(text: str) -> Entry:
 
 
 def _told(
-    definition: KernelDefinition, code: KernelCode, options: tuple[str, ...], log: str
+    definition: KernelDefinition, code: KernelCode, options: Strs, log: str
 ) -> CompilationError | NotSupportedError:
     for line in log.splitlines():
         if _REFUSED in line:
@@ -148,7 +146,7 @@ def _told(
     )  # fmt: skip
 
 
-def _options(definition: KernelDefinition) -> tuple[str, ...]:
+def _options(definition: KernelDefinition) -> Strs:
     """Return NVRTC's options that a C++ compiler has, too."""
     given: dict[str, Any] = dict(definition.options)
     std = [f"-std={given['std']}"] if given.get("std") else []

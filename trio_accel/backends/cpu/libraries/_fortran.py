@@ -17,11 +17,8 @@ import numpy as np
 import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
-from ...base import DType, NotSupportedError
-from ...base.contract.ops import ArraySpec
+from ...base import ArraySpec, DType, HostArray, Ints, NotSupportedError, scalar_of
 from ...base.kit.blas import Factor, Matrix, Plan, Routine
-from ...base.kit.checks import scalar_of
-from ..runtime._memory import HostArray
 
 FortranRoutine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""
@@ -218,7 +215,7 @@ class Lapack:
         self(name, *before, work, len(work), *more, info)
 
 
-def each(array: HostArray, axes: int = 2, stack: tuple[int, ...] | None = None) -> list[int]:
+def each(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int]:
     """Return the addresses of the matrices of a stack, broadcast to another one if wanted.
 
     Args:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...base.contract.dtypes import DType
-from ..runtime._memory import HostArray
+from ...base import DType, HostArray, Ints
 
 # NumPy inserts the elements of so short rows one by one, which is stable, and the fastest.
 _SHORT = 24
@@ -22,7 +21,7 @@ def comparable(x: HostArray) -> HostArray:
     return x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
 
 
-def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: tuple[int, ...] = ()) -> None:
+def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: Ints = ()) -> None:
     """Sort along the last axis. NaN counts as larger than every number; equal elements keep their order.
 
     Args:

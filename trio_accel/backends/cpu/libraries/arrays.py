@@ -9,9 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base.contract import ops
-from ...base.contract.dtypes import DType
-from ...base.contract.values import by_way_of_int64
+from ...base import DType, HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
 from ...base.expressions import (
     Argument,
     Places,
@@ -25,10 +23,9 @@ from ...base.expressions import (
     places_of,
     unpack_scalars,
 )
-from ...base.kit.kernels import HostCall, kernel
 from ..compiled import _plans as compiled
 from ..compiled import _reductions as compiled_rows
-from ..runtime._memory import HostArray, pieces
+from ..runtime._memory import pieces
 from ._order import comparable, first_of, order_of, sort_to
 
 # Elements of the rows that are made at a time.
@@ -124,9 +121,7 @@ def rows(spec: ops.RowsSpec, call: HostCall) -> None:
         out[piece] = _evaluated(specialized, list(given), here[0].shape, spec.axes)
 
 
-def _evaluated(
-    specialized: SpecializedRows, given: Sequence[Any], shape: tuple[int, ...], axes: tuple[int, ...]
-) -> HostArray:
+def _evaluated(specialized: SpecializedRows, given: Sequence[Any], shape: Ints, axes: Ints) -> HostArray:
     """Compute rows as usual, and in the way that takes longer only where a step over- or underflows."""
     if specialized.typed_usual is not None:
         with suppress(FloatingPointError):
@@ -134,7 +129,7 @@ def _evaluated(
     return evaluate_rows(specialized.typed, given, shape, axes)
 
 
-def _row_pieces(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
     """Cut whole rows into pieces of at most 2**18 elements, as far as cuts along one axis make these."""
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     longest = max(kept, key=shape.__getitem__, default=None)
@@ -155,7 +150,7 @@ def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
     return unpack_scalars(data, _scalar_dtypes(arguments))
 
 
-def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
+def _indices(axis: int, shape: Ints) -> HostArray:
     """Return the index of each element along an axis: an array of this shape, in the memory of one axis."""
     along = [1] * len(shape)
     along[axis] = shape[axis]

@@ -8,13 +8,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import DType
-from ...base.contract import ops
+from ...base import (
+    INEXACT,
+    INTEGERS,
+    NATIVE,
+    DType,
+    HostArray,
+    HostCall,
+    check_dtype,
+    kernel,
+    ops,
+    scalar_of,
+)
 from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
-from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert, pieces, to_float32, widened
+from ..runtime._memory import convert, pieces, to_float32, widened
 from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, HostArray, HostCall, Ints, kernel
 from ...base.contract.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert
+from ..runtime._memory import convert
 from ..runtime.blas_threads import matrix_product
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
@@ -69,7 +68,7 @@ def _multiplied(
     return x
 
 
-def _spread(scale: HostArray, shape: tuple[int, ...]) -> HostArray:
+def _spread(scale: HostArray, shape: Ints) -> HostArray:
     """Repeat scales of blocks for each of their elements."""
     for axis in (-2, -1):
         if scale.shape[axis] != shape[axis]:

@@ -16,11 +16,8 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...base.contract import ops
-from ...base.contract.dtypes import DType
-from ...base.kit.checks import no_element, no_length
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert, widened
+from ...base import DType, HostArray, HostCall, Ints, kernel, no_element, no_length, ops
+from ..runtime._memory import convert, widened
 from ..runtime.blas_threads import matrix_product
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -299,7 +296,7 @@ class _Windows:
         return np.minimum(self.stops, self.extent + behind) - self.starts
 
 
-def _with_extent(array: HostArray, axis: int, extent: int) -> tuple[int, ...]:
+def _with_extent(array: HostArray, axis: int, extent: int) -> Ints:
     return (*array.shape[:axis], extent, *array.shape[axis + 1 :])
 
 
@@ -336,7 +333,7 @@ def _windows(
     spec: ops.MaxPoolSpec | ops.AvgPoolSpec | ops.AvgPoolGradSpec,
     x: HostArray,
     out: HostArray,
-    dilation: tuple[int, ...],
+    dilation: Ints,
 ) -> list[_Windows]:
     """Return the windows along each axis."""
     extents = zip(x.shape[2:], out.shape[2:], strict=True)
@@ -556,7 +553,7 @@ def _merged(array: HostArray) -> HostArray:
 
 
 def _lengths(
-    call: HostCall, argument: str, lengths: ops.ArraySpec | None, most: int, stack: tuple[int, ...]
+    call: HostCall, argument: str, lengths: ops.ArraySpec | None, most: int, stack: Ints
 ) -> HostArray:
     """Return lengths of an axis, of which none is larger than the axis."""
     if lengths is None:

@@ -10,11 +10,9 @@ import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
+from ...base import NATIVE, HostArray, HostCall, kernel
 from ...base.contract.ops import ArraySpec, FftSpec, FusedFftSpec
-from ...base.kit.checks import NATIVE
 from ...base.kit.host import usable_cores
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray
 from . import arrays
 
 _TRANSFORMS: dict[tuple[str, str], object] = {

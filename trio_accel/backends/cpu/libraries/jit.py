@@ -12,12 +12,10 @@ from weakref import ref
 import numpy as np
 
 from ....actors import describe
-from ...base import LibraryError
+from ...base import HostArray, HostCall, LibraryError, kernel
 from ...base.contract.ops import KernelDefinition, KernelSpec, scalar_offsets
-from ...base.kit.kernels import HostCall, kernel
 from ...base.kit.lent import Keepers, Lent
 from ..compiled import _kernels as kernels
-from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
 
 __all__ = ["elementwise", "launch", "reduce"]
@@ -110,7 +108,7 @@ def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Generator[None, None, None]:
+def _told(what: str) -> Generator[None]:
     """Tell what code of the user's raises as an error of its kernel: one of ours would be the engine's."""
     try:
         yield

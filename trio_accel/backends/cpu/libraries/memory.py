@@ -6,12 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from ...base import AccelStream, as_bits, scalar
-from ...base.contract import ops
-from ...base.kit.kernels import HostCall, kernel
+from ...base import AccelStream, HostArray, HostCall, as_bits, kernel, ops, scalar
 from ...base.kit.library import ComputingCall
 from ..kit._library import CpuLibrary
-from ..runtime._memory import HostArray, convert
+from ..runtime._memory import convert
 
 
 class MemoryLibrary(CpuLibrary):

@@ -9,15 +9,13 @@ from weakref import ref
 
 import numpy as np
 
-from ...base import DType
-from ...base.contract import ops
+from ...base import DType, HostArray, Ints, ops
 from ...base.kit.kernels import KernelCall, KernelEntry, kernel
 from ...base.kit.lent import Lent
 from ...base.kit.library import ComputingDevice
 from ...base.kit.programs import ProgramHost
 from ...base.kit.ranks import RoomRank
 from ..kit._library import CpuLibrary
-from ..runtime._memory import HostArray
 
 
 class ProgramLibrary(CpuLibrary):
@@ -65,7 +63,7 @@ class _Arrays:
     def view(self, array: ops.ArraySpec, *, write: bool) -> HostArray:
         return self._device.host_view(array, write=write)
 
-    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+    def found(self, value: object) -> tuple[str, Ints] | None:
         if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
             return None
         array = _host(value)

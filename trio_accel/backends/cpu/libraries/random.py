@@ -17,11 +17,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ...base import HostArray, HostCall, kernel
 from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
-from ...base.kit.kernels import HostCall, kernel
 from ..compiled._compiler import has_fma, mode
 from ..compiled._plans import Plan
-from ..runtime._memory import HostArray
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.

@@ -13,11 +13,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import scipy.linalg
 
-from ...base import DType
+from ...base import NATIVE, DType, HostArray, HostCall, Ints, kernel
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
-from ...base.kit.checks import NATIVE
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray
 from ..runtime.blas_threads import SCIPY, matrix_product
 from ._fortran import Lapack, check_size, each
 
@@ -395,7 +392,7 @@ def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:
     return root
 
 
-def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, Ints]]:
     """Give number and index of the matrices of a stack, if they have elements and all of these are finite."""
     if _is_finite(a, info) and a.size:
         yield from enumerate(np.ndindex(a.shape[:-2]))

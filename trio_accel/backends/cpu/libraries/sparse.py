@@ -17,9 +17,16 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import _sparsetools, linalg
 
-from ...base.kit.checks import NATIVE, check_structure, misplaced, scalar_of, unordered
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray
+from ...base import (
+    NATIVE,
+    HostArray,
+    HostCall,
+    check_structure,
+    kernel,
+    misplaced,
+    scalar_of,
+    unordered,
+)
 from ..runtime.blas_threads import NUMPY, SCIPY
 
 _tools: Any = _sparsetools

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ...base import INEXACT, HostArray, HostCall, kernel, scalar_of
 from ...base.contract.ops import ContractionSpec
-from ...base.kit.checks import INEXACT, scalar_of
-from ...base.kit.kernels import HostCall, kernel
-from ..runtime._memory import HostArray, convert, to_float32
+from ..runtime._memory import convert, to_float32
 from ..runtime.blas_threads import matrix_product
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from ...base import BlockMemory, ChunkKeeper, NotSupportedError
-from ...base.contract.dtypes import DType
-from ...base.contract.ops import ArraySpec
-from ...base.contract.values import by_way_of_int64
+from ...base import (
+    ArraySpec,
+    BlockMemory,
+    ChunkKeeper,
+    DType,
+    HostArray,
+    NotSupportedError,
+    by_way_of_int64,
+)
 from ...base.kit.chunks import ALIGNMENT
 from ...base.kit.host import available_bytes, make_shared, map_shared
-
-HostArray: TypeAlias = npt.NDArray[Any]
 
 
 class CpuMemory(BlockMemory[HostArray, HostArray]):

@@ -17,7 +17,7 @@ from types import ModuleType
 import numpy as np
 import scipy
 
-from ._memory import HostArray
+from ...base import HostArray
 
 BOUND = 1 << 22
 """The most multiplications of a call that has one thread: with two it would save 0.07 ms at most."""

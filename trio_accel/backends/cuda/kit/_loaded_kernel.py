@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from ...base import AccelError, CompilationError, DriverError, NotSupportedError
+from ...base import AccelError, CompilationError, DriverError, NotSupportedError, Strs
 from ...base.contract.ops import MAP_BYTES, ArraySpec, KernelDefinition, KernelInfoSpec, KernelSpec, TensorMap
 from ...base.gpu.driver import GpuStream
 from ...base.gpu.kernels import UserKernel
@@ -89,7 +89,7 @@ class LoadedKernel(UserKernel):
             )
         return self._context.check((code, kernel))
 
-    def _names(self, library: Any) -> tuple[str, ...]:
+    def _names(self, library: Any) -> Strs:
         data = self.definition.code[0].data
         if isinstance(data, str) and self.definition.code[0].format == "c++":
             return kernels_in(data)

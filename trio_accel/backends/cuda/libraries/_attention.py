@@ -13,12 +13,10 @@ from typing import Any, TypeAlias
 import attrs
 from nvmath.bindings import cublas
 
-from ...base import DType
+from ...base import DType, Ints, kernel, no_length
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ...base.gpu.driver import with_axes
-from ...base.kit.checks import no_length
-from ...base.kit.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas
@@ -74,7 +72,7 @@ class Sizes:
         block: Keys of a block; 0 where there are no blocks.
     """
 
-    stack: tuple[int, ...]
+    stack: Ints
     heads: int
     served: int
     rows: int
@@ -107,7 +105,7 @@ class Sizes:
         return self.heads // self.served * self.rows if self.served else 0
 
 
-def _headed(array: ArraySpec) -> tuple[int, ...]:
+def _headed(array: ArraySpec) -> Ints:
     """Return the shape with an axis for the heads."""
     return array.shape if array.ndim > 2 else (1, *array.shape)
 
@@ -460,7 +458,7 @@ class _Plan:
 
     graph: Graph | None = None
     has_lengths: bool = False
-    mask: tuple[int, ...] | None = None
+    mask: Ints | None = None
     numbers: tuple[float, ...] = ()
 
 
@@ -605,7 +603,7 @@ class AttentionLibrary(AttentionKernels):
             found[name] = room
         return found
 
-    def _bias(self, call: KernelCall, mask: ArraySpec, dtype: DType, shape: tuple[int, ...]) -> int:
+    def _bias(self, call: KernelCall, mask: ArraySpec, dtype: DType, shape: Ints) -> int:
         """Return the address of what is added to scores."""
         given = call.array(mask)
         above = (*(1,) * (4 - mask.ndim), *mask.shape) if mask.ndim < 4 else mask.shape
@@ -623,11 +621,11 @@ class AttentionLibrary(AttentionKernels):
         return made.address
 
 
-def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _padded(shape: Ints) -> Ints:
     return (*shape[:-1], -(-shape[-1] // _EIGHT) * _EIGHT)
 
 
-def _mask_shape(spec: _Spec, sizes: Sizes) -> tuple[int, ...] | None:
+def _mask_shape(spec: _Spec, sizes: Sizes) -> Ints | None:
     """Return the shape of what is added to scores: sequences and heads may be one for all."""
     if spec.mask is None:
         return None
@@ -693,7 +691,7 @@ def _is_direct(array: ArraySpec) -> bool:
     )
 
 
-def _layout(array: ArraySpec, shape: tuple[int, ...]) -> Layout:
+def _layout(array: ArraySpec, shape: Ints) -> Layout:
     """Return the layout of an array as it lies, or without gaps."""
     if not _is_direct(array):
         return Layout.packed(array.dtype, shape)

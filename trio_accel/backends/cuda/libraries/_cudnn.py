@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ...base import DType, LibraryError
+from ...base import DType, Ints, LibraryError
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function, LoadedCode, with_axes
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
@@ -50,8 +50,8 @@ class Layout:
     """
 
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Ints
+    strides: Ints
 
     @classmethod
     def packed(cls, dtype: DType, shape: Sequence[int]) -> Layout:
@@ -413,7 +413,7 @@ def wide_result(call: KernelCall, array: ArraySpec) -> Generator[int]:
     call.convert(room, call.array(array))
 
 
-def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: tuple[int, ...]) -> tuple[int, ...]:
+def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: Ints) -> Ints:
     """Return the numbers of a grid with three axes, the first of which may have one element.
 
     Args:

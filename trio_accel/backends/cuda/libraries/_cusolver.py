@@ -11,10 +11,9 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cusolverDn
 
-from ...base import DType
+from ...base import NATIVE, DType, Ints, Strs
 from ...base.contract.device_array import DeviceArray, stacked
 from ...base.gpu.driver import Kernels
-from ...base.kit.checks import NATIVE
 from ..runtime._context import CudaContext
 from ..runtime._stream import scratch
 from ._cublas import KINDS
@@ -68,7 +67,7 @@ class Routine:
     work: tuple[int, int] = (0, 0)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Strs:
         """Its arguments, in order."""
         return _WORDS[self.name]
 
@@ -248,7 +247,7 @@ class SolverKernels:
 
     def _launch(
         self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, c: int = 0, status: int = 0,
-        step: int = 0, shape: tuple[int, ...] = (1, 1), code: int = 0, mode: int = 0,
+        step: int = 0, shape: Ints = (1, 1), code: int = 0, mode: int = 0,
     ) -> None:  # fmt: skip
         values = a, b, c, status, count, step, *shape, code, mode
         self._functions[name].run(stream, count, _ARGUMENTS, *values)

@@ -33,7 +33,7 @@ class Marks:
     _pairs: dict[int, tuple[StatusWord, StatusWord]] = attrs.field(factory=dict[int, Any], init=False)
 
     @contextmanager
-    def around(self, stream: int) -> Generator[None, None, None]:
+    def around(self, stream: int) -> Generator[None]:
         """Have a stream tell when it comes to what is enqueued inside, and when it has left that."""
         if stream not in self._pairs:
             self._pairs[stream] = self.words.take(), self.words.take()

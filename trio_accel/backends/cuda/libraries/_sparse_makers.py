@@ -15,11 +15,10 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType, NotSupportedError
+from ...base import NATIVE, DType, Ints, NotSupportedError, misplaced
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function
 from ...base.gpu.primitives import CountScan
-from ...base.kit.checks import NATIVE, misplaced
 from ..kit._library import KernelCall, LibraryDevice
 from ._cublas import KINDS
 from ._radix_sort import RadixSort
@@ -123,7 +122,7 @@ class Job:
     """
 
     function: str
-    numbers: tuple[int, ...]
+    numbers: Ints
     arrays: tuple[ArraySpec, ...]
     out: tuple[int, int, int]
     limit: int
@@ -214,11 +213,11 @@ class Maker:
                 self._call.handle, items, _ARGUMENTS, *[told[field] for field in _FIELDS]
             )
 
-    def _take(self, shape: tuple[int, ...], arrays: Any) -> tuple[int, int, int]:
+    def _take(self, shape: Ints, arrays: Any) -> tuple[int, int, int]:
         """Return the addresses of a matrix of rows, once its structure is found right."""
         return *self._right((shape[0], shape[1]), *arrays[:2]), self._call.packed(arrays[2])
 
-    def _read(self, shape: tuple[int, ...]) -> None:
+    def _read(self, shape: Ints) -> None:
         """Set the addresses of the first matrix, likewise."""
         self.set_matrix(self._take(shape, self._job.arrays))
 

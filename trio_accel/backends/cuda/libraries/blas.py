@@ -13,13 +13,11 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cublas
 
-from ...base import AccelStream, DType
+from ...base import INEXACT, INTEGERS, NATIVE, AccelStream, DType, Ints, check_dtype, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, MatmulSpec, OperationSpec, contiguous_strides
 from ...base.gpu.driver import Function, with_axes
 from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
-from ...base.kit.checks import INEXACT, INTEGERS, NATIVE, check_dtype
-from ...base.kit.kernels import kernel
 from ...base.kit.launch_cache import GraphCall, Key
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
@@ -265,7 +263,7 @@ def _batched(plan: Plan) -> Routine | None:
     return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
 
 
-def _small(spec: Any, stack: tuple[int, ...]) -> Any:
+def _small(spec: Any, stack: Ints) -> Any:
     """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
     arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
     return attrs.evolve(spec, **arrays)
@@ -275,7 +273,7 @@ def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
     return {field.name: getattr(spec, field.name) for field in spec.descriptor().fields if field.is_array}
 
 
-def _small_array(array: ArraySpec, stack: tuple[int, ...]) -> ArraySpec:
+def _small_array(array: ArraySpec, stack: Ints) -> ArraySpec:
     rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
     size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
     strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)

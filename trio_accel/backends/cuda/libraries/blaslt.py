@@ -11,14 +11,12 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
-from ...base import DType, NotSupportedError
+from ...base import DType, HostArray, Ints, NotSupportedError, Strs, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, FusedMatmulSpec, OperationSpec, contiguous_strides, fused_dtypes
-from ...base.kit.kernels import kernel
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_matmul
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
@@ -79,7 +77,7 @@ class Problem:
     is_zero: bool
     product: Product
     orders: _Orders
-    stack: tuple[int, ...] | None
+    stack: Ints | None
     nbytes: int
 
     @classmethod
@@ -127,13 +125,13 @@ class Routine:
         self._handle = handle
         self.problem: Problem = problem
         spec, product = problem.spec, problem.product
-        self.fields: tuple[str, ...] = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self.fields: Strs = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
         self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
         self._pointer = np.full(1, _SOMEWHERE, np.int64)
         self._address = int(self._pointer.ctypes.data)
         compute, scale = _computed(spec)
         # Read by the library at each call.
-        self._factors: npt.NDArray[Any] = np.zeros(2, scale.dtype)
+        self._factors: HostArray = np.zeros(2, scale.dtype)
         self._alpha = int(self._factors.ctypes.data)
         with ExitStack() as undo:
             self._desc: int = cublasLt.matmul_desc_create(compute, _CODES[scale])
@@ -344,7 +342,7 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     return evolved
 
 
-def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, tuple[int, ...] | None]:
+def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, Ints | None]:
     """Find the one call for both operands, and which of them are copied to be read by it, in which stack."""
     size, operands, shapes = spec.a.dtype.itemsize, (spec.a, spec.b), (spec.a.shape, spec.b.shape)
     # Some types have to lie along the axis that is added along; an operand whose sums are wanted, across it.
@@ -380,7 +378,7 @@ def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, tuple[int, ...] |
     return product, (orders[0], orders[1]), stack
 
 
-def _packed(shape: tuple[int, ...], size: int, order: Order) -> tuple[int, ...]:
+def _packed(shape: Ints, size: int, order: Order) -> Ints:
     if order == "C":
         return contiguous_strides(shape, size)
     *leads, down, across = contiguous_strides((*shape[:-2], shape[-1], shape[-2]), size)
@@ -400,7 +398,7 @@ def _lies(array: ArraySpec, order: Order) -> bool:
     return is_matrix and is_aligned and min(leads, default=0) >= 0
 
 
-def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: tuple[int, ...]) -> int:
+def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: Ints) -> int:
     """Return how much memory has what a call reads and writes, if each array is in a place of its own."""
     total = 0
     for one in (*spec.inputs(), *spec.outputs()):

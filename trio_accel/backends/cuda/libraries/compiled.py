@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...base import DType
-from ...base.contract import ops
+from ...base import DType, kernel, ops
 from ...base.gpu.kernels import CompiledLibrary, PhiloxLibrary
 from ...base.gpu.primitives import PRIMITIVE_DTYPES, SORTED_DTYPES, PrimitivesLibrary, Sorter
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel

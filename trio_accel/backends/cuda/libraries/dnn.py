@@ -7,11 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...base import DType
-from ...base.contract import ops
-from ...base.contract.device_array import DeviceArray
-from ...base.kit.checks import no_element
-from ...base.kit.kernels import kernel
+from ...base import DeviceArray, DType, Ints, kernel, no_element, ops
 from ..kit._library import KernelCall, LibraryDevice
 from ._attention import AttentionLibrary
 from ._cudnn import (
@@ -111,9 +107,7 @@ class ConvolutionLibrary(DnnKernels):
         self._load_kernels()
         return _Plan()
 
-    def _graph_of(
-        self, spec: _Spec, roles: _Roles, behind: tuple[int, ...], bias: ops.ArraySpec | None
-    ) -> Graph | None:
+    def _graph_of(self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None) -> Graph | None:
         """Build cuDNN's graph; None where it has no kernels for it."""
         cudnn = self._find_cudnn()
         if cudnn is None:
@@ -193,7 +187,7 @@ class ConvolutionLibrary(DnnKernels):
             self.launch(roles.kernel, call, count, *addresses, out, *numbers, is_double)
 
 
-def _behind(spec: _Spec, roles: _Roles) -> tuple[int, ...]:
+def _behind(spec: _Spec, roles: _Roles) -> Ints:
     """Return how many zeros the last window has behind the images, or how many elements are left over."""
     axes = len(spec.stride)
     each = zip(
@@ -246,7 +240,7 @@ class PoolingLibrary(DnnKernels):
         source, images, windows = (
             (spec.grad, out, spec.grad) if isinstance(spec, ops.AvgPoolGradSpec) else (spec.x, spec.x, out)
         )
-        means: tuple[int, ...] = (0, 0, 0, 0, False)
+        means: Ints = (0, 0, 0, 0, False)
         indices, is_mean = 0, not isinstance(spec, ops.MaxPoolSpec)
         if isinstance(spec, ops.MaxPoolSpec):
             indices = 0 if spec.indices is None else call.result(spec.indices)

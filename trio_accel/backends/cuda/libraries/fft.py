@@ -14,13 +14,11 @@ import numpy as np
 from cuda.bindings import driver
 from nvmath.bindings import cufft
 
-from ...base import DType, LibraryError, NotSupportedError
-from ...base.contract.device_array import DeviceArray
+from ...base import NATIVE, DeviceArray, DType, Ints, LibraryError, NotSupportedError, kernel
 from ...base.contract.ops import ArraySpec, ElementwiseSpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
 from ...base.gpu.driver import LoadedCode
 from ...base.gpu.kernels import CompiledExpression
-from ...base.kit.checks import NATIVE
 from ...base.kit.fft_steps import (
     OUT,
     SOURCE,
@@ -34,7 +32,6 @@ from ...base.kit.fft_steps import (
     scale_of,
     single,
 )
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._compiler import compiled as compile_source
 from ..runtime._context import CudaContext
@@ -194,9 +191,7 @@ class _VendorPlan(LoadedCode):
         self.users: int = 0
         kind = _DOUBLE[key.kind] if key.is_double else key.kind
         self._execute: Callable[..., None] = getattr(cufft, f"exec_{kind}")
-        self._signs: tuple[tuple[int, ...], tuple[int, ...]] = (
-            ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
-        )
+        self._signs: tuple[Ints, Ints] = ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
         self._area = 0
         self._stream: CudaStream | None = None
         self._handle = cufft.create()
@@ -257,7 +252,7 @@ class _Plan:
 
     steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
     workspace: int = 0
-    offsets: tuple[int, ...] = (0,)
+    offsets: Ints = (0,)
     vendor_plans: tuple[_VendorPlan, ...] = ()
     sides: tuple[CompiledExpression | compiled.KernelSource | None, ...] = (None, None)
 

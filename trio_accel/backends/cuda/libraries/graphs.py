@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from ...base import LibraryError
+from ...base import LibraryError, kernel
 from ...base.contract.ops import ArraySpec, BranchSpec, ChainSpec, GraphSpec, LoopSpec
 from ...base.gpu.driver import Function
 from ...base.gpu.graphs import AnyChain, ChainLibrary, Works, run_works
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream

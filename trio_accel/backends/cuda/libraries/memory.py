@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
-from ...base.contract.device_array import DeviceArray
-from ...base.contract.foreign import ForeignArray
+from ...base import (
+    CopyFromForeignSpec,
+    DeviceArray,
+    DriverError,
+    ForeignArray,
+    LibraryError,
+    NotSupportedError,
+    kernel,
+)
 from ...base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ...base.gpu.kernels import TransferLibrary
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall
 
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL

@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ...base import DType, InThread, LibraryError, NotSupportedError
-from ...base.contract import ops
+from ...base import DType, InThread, LibraryError, NotSupportedError, kernel, ops
 from ...base.kit.communicators import Communicators
-from ...base.kit.kernels import kernel
 from ...base.kit.ranks import Collective, Memory, Move
 from ..kit._library import CudaLibrary, KernelCall
 

@@ -11,13 +11,9 @@ from typing import Any, cast
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 from cuda.bindings import driver
 
-from ...base import AccelError, InThread, Refused
-from ...base.contract import ops
-from ...base.contract.device_array import DeviceArray
-from ...base.kit.kernels import kernel
+from ...base import AccelError, DeviceArray, HostArray, InThread, Ints, Refused, kernel, ops
 from ...base.kit.lent import Lent
 from ...base.kit.programs import ProgramHost
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
@@ -156,7 +152,7 @@ class _Arrays:
         self._lent: list[DeviceArray] = []
 
     @contextmanager
-    def of(self, call: KernelCall) -> Generator[None, None, None]:
+    def of(self, call: KernelCall) -> Generator[None]:
         """Arrays are those of a call, until the end."""
         self._call = call
         try:
@@ -179,7 +175,7 @@ class _Arrays:
             self._lent.append(at)
         return ProgramArray(at, device.info, device.context, stream, is_read_only=not write)
 
-    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+    def found(self, value: object) -> tuple[str, Ints] | None:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError("a masked array; fill it first: array.filled(value)")
         is_array = isinstance(value, np.ndarray) or any(
@@ -228,7 +224,7 @@ class _Arrays:
         if not math.prod(shape):
             return DeviceArray.packed(0, dtype, shape)
         if isinstance(value, np.ndarray):
-            return self._uploaded(cast("npt.NDArray[Any]", value), call)
+            return self._uploaded(cast("HostArray", value), call)
         torch, index = loaded("torch", "Tensor"), self._device.info.index
         if torch is not None and isinstance(value, torch.Tensor):
             value = value.detach().resolve_conj().resolve_neg()
@@ -248,7 +244,7 @@ class _Arrays:
             self._in_call().stream.after(partial(_let_go, owner))
         return array
 
-    def _uploaded(self, host: npt.NDArray[Any], call: KernelCall) -> DeviceArray:
+    def _uploaded(self, host: HostArray, call: KernelCall) -> DeviceArray:
         dtype, shape = described(host)
         room = call.workspace_array(dtype, shape)
         self._device.transfers.to_device(
@@ -257,7 +253,7 @@ class _Arrays:
         return room
 
 
-def _place_of(value: Any, index: int) -> tuple[int, tuple[int, ...]] | None:
+def _place_of(value: Any, index: int) -> tuple[int, Ints] | None:
     """Address and strides in bytes of an array of PyTorch or CuPy; None if it is neither, or is elsewhere.
 
     DLPack says the same, but takes longer than a copy.

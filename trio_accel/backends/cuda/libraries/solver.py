@@ -15,12 +15,9 @@ from typing import Any, ClassVar
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType
+from ...base import NATIVE, ArraySpec, DType, Ints, kernel
 from ...base.contract.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
-from ...base.contract.ops import ArraySpec
 from ...base.gpu.library import Order
-from ...base.kit.checks import NATIVE
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
@@ -366,7 +363,7 @@ def _rows(array: ArraySpec | None) -> int:
     return 0 if array is None else array.shape[-2]
 
 
-def _pivots(call: KernelCall, shape: tuple[int, ...]) -> DeviceArray:
+def _pivots(call: KernelCall, shape: Ints) -> DeviceArray:
     """Room for the pivots of the planned routine."""
     is_batched = call.plan[0].name == "?getrf_batched"
     return call.workspace_array(DType.int32 if is_batched else DType.int64, shape)
@@ -378,7 +375,7 @@ def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 
 
-def _repeated(call: KernelCall, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+def _repeated(call: KernelCall, array: DeviceArray, shape: Ints) -> DeviceArray:
     """Return an array broadcast in full."""
     full = call.workspace_array(array.dtype, shape)
     call.convert(broadcast(array, shape), full)

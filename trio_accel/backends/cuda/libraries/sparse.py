@@ -11,14 +11,22 @@ from typing import Any, ClassVar
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 from nvmath.bindings import cudss, cusparse
 
-from ...base import DType, LibraryError, NotSupportedError
-from ...base.contract.device_array import DeviceArray
+from ...base import (
+    NATIVE,
+    DeviceArray,
+    DType,
+    HostArray,
+    Ints,
+    LibraryError,
+    NotSupportedError,
+    check_structure,
+    kernel,
+    scalar_of,
+    unordered,
+)
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_key
-from ...base.kit.checks import NATIVE, check_structure, scalar_of, unordered
-from ...base.kit.kernels import kernel
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._cublas import KINDS
@@ -313,7 +321,7 @@ class SparseLibrary(CudaLibrary):
         self._harmless(_structure(spec), call)
 
     def _launch_unchecked(
-        self, spec: Any, call: KernelCall, addresses: tuple[int, ...], words: int, *, is_dense: bool
+        self, spec: Any, call: KernelCall, addresses: Ints, words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
         types = TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
@@ -362,7 +370,7 @@ class SparseLibrary(CudaLibrary):
         seen.used = self._uses = self._uses + 1
         return True
 
-    def _look(self, structure: Structure, call: KernelCall, addresses: tuple[int, ...], phase: int) -> None:
+    def _look(self, structure: Structure, call: KernelCall, addresses: Ints, phase: int) -> None:
         count = max(structure.indptr.size, structure.stored)
         values = *addresses, *structure.shape, structure.stored, structure.is_wide
         self._guard.run(call.handle, count, _GUARD, *values, phase)
@@ -631,7 +639,7 @@ class SparseLibrary(CudaLibrary):
         return _Looked(addresses, left, self._inspect(self._maker_of(spec, call), call, addresses, 0))
 
 
-def _read(call: KernelCall, address: int, dtype: Any, count: int = 1) -> npt.NDArray[Any]:
+def _read(call: KernelCall, address: int, dtype: Any, count: int = 1) -> HostArray:
     """Wait for what is enqueued, and read some numbers; blocks, and raises as `read_now` does."""
     return np.frombuffer(read_now(call.device, call.stream, address, count * np.dtype(dtype).itemsize), dtype)
 

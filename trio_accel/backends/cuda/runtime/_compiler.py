@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import attrs
 from cuda.bindings import driver
 
-from ...base import AccelError, CompilationError, NotSupportedError
+from ...base import AccelError, CompilationError, NotSupportedError, Strs
 from ...base.contract.ops import KernelCode, KernelDefinition
 from ...base.kit.code_cache import CodeCache, CompiledCode, code_key, default_code_cache, header_parts
 
@@ -232,7 +232,7 @@ def _told(
 
 
 def _error(
-    definition: KernelDefinition, code: KernelCode, options: tuple[str, ...], verb: str, text: str
+    definition: KernelDefinition, code: KernelCode, options: Strs, verb: str, text: str
 ) -> CompilationError:
     log = text.partition(_LOG)[2].strip() if _LOG in text else text.strip()
     names = kernels_in(code.data) if isinstance(code.data, str) else ()
@@ -253,7 +253,7 @@ def _error(
 
 
 @functools.cache
-def _header_folders() -> tuple[str, ...]:
+def _header_folders() -> Strs:
     """Find the folders of installed headers of CUDA, such as cuda_fp16.h and cooperative_groups.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
@@ -282,7 +282,7 @@ def ptx_log(code: bytes) -> str:
     return ""
 
 
-def kernels_in(text: str) -> tuple[str, ...]:
+def kernels_in(text: str) -> Strs:
     """Name the kernels that a source declares, as far as that can be told without compiling it."""
     names: list[str] = []
     for declaration in text.split("__global__")[1:]:

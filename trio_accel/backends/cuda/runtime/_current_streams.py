@@ -74,7 +74,7 @@ class CurrentStreams:
             undo.append(before.use)
 
     @contextmanager
-    def current(self, handle: int) -> Generator[None, None, None]:
+    def current(self, handle: int) -> Generator[None]:
         """Make it so for a block, in this thread."""
         undo = self._use(handle)
         try:

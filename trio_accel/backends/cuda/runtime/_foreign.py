@@ -13,9 +13,15 @@ import attrs
 import numpy as np
 from cuda.bindings import driver
 
-from ...base import ContextPoisonedError, DeviceInfo, DType, StaleRefError
-from ...base.contract.device_array import DeviceArray
-from ...base.contract.foreign import ForeignArray
+from ...base import (
+    ContextPoisonedError,
+    DeviceArray,
+    DeviceInfo,
+    DType,
+    ForeignArray,
+    Ints,
+    StaleRefError,
+)
 from ._context import CudaContext
 from ._stream import CudaEvent, CudaStream
 
@@ -60,12 +66,12 @@ class CudaArray:
         return f"<CudaArray {self._array.dtype} {self.shape} on {self._info.name}{state}>"
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         """Elements along each axis."""
         return self._array.shape
 
     @property
-    def strides(self) -> tuple[int, ...]:
+    def strides(self) -> Ints:
         """Bytes from one element to the next along each axis."""
         return self._array.strides
 
@@ -427,7 +433,7 @@ def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceAr
     return DeviceArray(view.ptr, dtype, shape, strides), view
 
 
-def described(value: Any) -> tuple[DType, tuple[int, ...]]:
+def described(value: Any) -> tuple[DType, Ints]:
     """Return the dtype and shape of an array of any library.
 
     Raises:

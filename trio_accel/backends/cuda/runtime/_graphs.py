@@ -345,7 +345,7 @@ class CaptureStream(CudaStream):
         return int(self._context.check(driver.cuGraphConditionalHandleCreate(graph, context, 0, 0)))
 
     @contextmanager
-    def part(self, condition: int, *, is_loop: bool) -> Generator[None, None, None]:
+    def part(self, condition: int, *, is_loop: bool) -> Generator[None]:
         """Capture a part that runs if a condition is set; a loop, as long as it is.
 
         The driver has a graph of its own for it. The capture so far ends, and goes on behind that.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from cuda.bindings import driver
 
-from ...base import Poison
+from ...base import Poison, Strs
 from ...base.gpu.driver import Function, Kernels, Launch
 from ._compiler import compiled
 from ._context import CudaContext
@@ -72,7 +72,7 @@ _ARGUMENTS = struct.Struct("<QQqQ")
 _ILLEGAL = 16
 _ITEM = 4
 _ENDLESS = "endless"
-_NAMES: tuple[str, ...] = (*get_args(Poison), _ENDLESS)
+_NAMES: Strs = (*get_args(Poison), _ENDLESS)
 
 
 class CudaFaults:

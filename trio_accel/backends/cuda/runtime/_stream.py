@@ -155,7 +155,7 @@ class CudaStream:
             raise failure
 
     @contextmanager
-    def in_use(self) -> Generator[None, None, None]:
+    def in_use(self) -> Generator[None]:
         """Enqueue on it in a thread that the device does not wait for when it is closed: it has not ended.
 
         Raises:

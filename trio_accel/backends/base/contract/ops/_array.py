@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 
 __all__ = [
     "ArraySpec", "NumberRole", "Role", "StatusArray", "contiguous_strides", "exact", "number", "packed",
@@ -38,8 +38,8 @@ class ArraySpec:
     block: int
     offset: int
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: Ints
+    strides: Ints
 
     @property
     def ndim(self) -> int:
@@ -58,7 +58,7 @@ class ArraySpec:
 
 
 @functools.lru_cache(_MOST_LAYOUTS)
-def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def contiguous_strides(shape: Ints, itemsize: int) -> Ints:
     """Compute the strides in bytes of a C-ordered array."""
     strides: list[int] = []
     step = itemsize

@@ -24,12 +24,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints, Strs
 from ._array import ArraySpec
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "real_of",
 ]  # fmt: skip
 
-Shape: TypeAlias = tuple[int, ...]
 
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 _COMPLEX = {real: number for number, real in _REAL.items()}
@@ -131,11 +130,11 @@ class Shapes:
     line: str
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
-    updated: tuple[str, ...]
+    updated: Strs
 
     def fit(
-        self, name: str, shapes: tuple[Shape | None, ...], letters: tuple[object, ...] = ()
-    ) -> tuple[tuple[Shape, ...], Shape, bool]:
+        self, name: str, shapes: tuple[Ints | None, ...], letters: tuple[object, ...] = ()
+    ) -> tuple[tuple[Ints, ...], Ints, bool]:
         """Hold arrays against the line.
 
         Args:
@@ -165,16 +164,16 @@ class Shapes:
 class _Match:
     """Find the values of the letters, as far as the inputs tell them."""
 
-    def __init__(self, name: str, shapes: Shapes, given: tuple[Shape | None, ...]) -> None:
+    def __init__(self, name: str, shapes: Shapes, given: tuple[Ints | None, ...]) -> None:
         self._name = name
         self._shapes = shapes
         self._given = given
         self._extents: dict[str, int] = {}
-        self._broadcast: Shape = ()
-        self._same: dict[str, Shape] = {}
+        self._broadcast: Ints = ()
+        self._same: dict[str, Ints] = {}
         self.is_flat = False
 
-    def take(self, item: Item, shape: Shape, *, is_turned: bool) -> None:
+    def take(self, item: Item, shape: Ints, *, is_turned: bool) -> None:
         """Take an input."""
         if item.stack == "*":
             if self._same.setdefault("*", shape) != shape:
@@ -194,7 +193,7 @@ class _Match:
         self._take_extents(item, dims, own)
         self._take_stack(item, shape[:split])
 
-    def _take_extents(self, item: Item, dims: tuple[Any, ...], own: Shape) -> None:
+    def _take_extents(self, item: Item, dims: tuple[Any, ...], own: Ints) -> None:
         for dim, extent in zip(dims, own, strict=True):
             known = dim if isinstance(dim, int) else self._extents.setdefault(str(dim), extent)
             self._extents.setdefault(f"{dim}+1", known + 1)
@@ -203,7 +202,7 @@ class _Match:
             if dim in item.positive and not extent:
                 raise ValueError(f"{self._name}: {item.name} must not be empty")
 
-    def _take_stack(self, item: Item, stack: Shape) -> None:
+    def _take_stack(self, item: Item, stack: Ints) -> None:
         if item.stack == "...":
             common = common_shape(self._broadcast, stack)
             if common is None:
@@ -212,7 +211,7 @@ class _Match:
         elif item.stack and self._same.setdefault(item.stack, stack) != stack:
             self._refuse(item, " with the same leading axes")
 
-    def made(self, item: Item) -> Shape:
+    def made(self, item: Item) -> Ints:
         """Return the shape of an output."""
         stack = {"...": self._broadcast, "": ()}.get(item.stack)
         if stack is None:
@@ -225,7 +224,7 @@ class _Match:
             return dim
         return self._extents[dim] if isinstance(dim, str) else min(self._extents[one] for one in dim)
 
-    def _refuse_axes(self, item: Item, shape: Shape) -> NoReturn:
+    def _refuse_axes(self, item: Item, shape: Ints) -> NoReturn:
         if len(item.dims) == 2 and item.stack and not item.optional:
             raise np.linalg.LinAlgError(
                 f"{self._name}: {item.name} must be at least two-dimensional, got shape {shape}"
@@ -333,7 +332,7 @@ def _item(found: re.Match[str]) -> Item:
 
 
 @lru_cache
-def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+def common_shape(*shapes: Ints) -> Ints | None:
     """Return the shape that all broadcast to; None where there is none."""
     try:
         return np.broadcast_shapes(*shapes)

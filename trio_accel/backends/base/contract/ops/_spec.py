@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 import attrs
 import numpy as np
 
+from ..dtypes import Ints, Strs
 from ..values import ALWAYS_HELD, element, factor
 from ._array import (
     Access,
@@ -89,13 +90,13 @@ class Descriptor:
 
     cls: type[Any]
     fields: tuple[SpecField, ...]
-    keywords: tuple[str, ...]
+    keywords: Strs
     values: Callable[[Any], Iterable[Any]]
     blocks: Callable[[Any], _Blocks]
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
-    packed: tuple[int, ...]
-    status: tuple[int, ...]
+    packed: Ints
+    status: Ints
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:

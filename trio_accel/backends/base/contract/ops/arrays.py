@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 from ..errors import LibraryError
 from ._array import ArraySpec, StatusArray, exact, reads, status, writes
 from ._spec import OperationSpec, specification
@@ -70,7 +70,7 @@ class SortSpec(OperationSpec):
     x: ArraySpec = reads()
     values: ArraySpec | None = writes(optional=True)
     indices: ArraySpec | None = writes(optional=True)
-    kth: tuple[int, ...] = exact()
+    kth: Ints = exact()
 
 
 @specification

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from ..dtypes import Ints
 from ._array import ArraySpec, exact, reads, scalar, writes
 from ._spec import OperationSpec, specification
 
@@ -21,9 +22,9 @@ __all__ = [
 class _Convolution(OperationSpec):
     """Fields of a convolution and of its transposed maps; see `ConvolutionSpec`."""
 
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    dilation: tuple[int, ...] = exact()
+    stride: Ints = exact()
+    padding: Ints = exact()
+    dilation: Ints = exact()
     groups: int = exact()
 
 
@@ -107,10 +108,10 @@ class MaxPoolSpec(OperationSpec):
         indices: Where the elements were, counted over the spatial axes in C order: int64.
     """
 
-    window: tuple[int, ...] = exact()
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    dilation: tuple[int, ...] = exact()
+    window: Ints = exact()
+    stride: Ints = exact()
+    padding: Ints = exact()
+    dilation: Ints = exact()
     x: ArraySpec = reads()
     out: ArraySpec = writes()
     indices: ArraySpec | None = writes(optional=True)
@@ -137,10 +138,10 @@ class MaxPoolGradSpec(OperationSpec):
 class _Means(OperationSpec):
     """Fields of a pooling of means and of its transposed map; see `AvgPoolSpec`."""
 
-    window: tuple[int, ...] = exact()
-    stride: tuple[int, ...] = exact()
-    padding: tuple[int, ...] = exact()
-    behind: tuple[int, ...] = exact()
+    window: Ints = exact()
+    stride: Ints = exact()
+    padding: Ints = exact()
+    behind: Ints = exact()
     divisor: int = exact()
     count_include_pad: bool = exact()
 

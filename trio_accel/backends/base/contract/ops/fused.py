@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 from ._array import ArraySpec, exact, reads, scalar, writes
 from ._signature import refuse_shapes
 from ._spec import OperationSpec, specification
@@ -119,7 +119,7 @@ def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
     return FusedDtypes(out, c, bias, factor, DType.float64 if a is DType.int8 else factor)
 
 
-def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> tuple[int, ...]:
+def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> Ints:
     """Find the shape of a product of matrices.
 
     Raises:
@@ -227,7 +227,7 @@ class FusedMatmulSpec(OperationSpec):
         *stack, m, n = shape
         bits = DType.uint8 if epilogue.startswith("relu") else dtypes.c
         rows, summed = (*stack, m, aux_columns(epilogue, n)), (*stack, m if epilogue == "sum_a" else n)
-        wanted: dict[str, tuple[DType, *tuple[tuple[int, ...], ...]]] = {
+        wanted: dict[str, tuple[DType, *tuple[Ints, ...]]] = {
             "c": (dtypes.c, shape),
             "bias": (dtypes.bias, (n,), summed),
             "aux": (bits, rows),
@@ -282,7 +282,7 @@ class FusedMatmulSpec(OperationSpec):
             )
 
 
-def _scale_shapes(shape: tuple[int, ...], *, is_turned: bool = False) -> list[tuple[int, ...]]:
+def _scale_shapes(shape: Ints, *, is_turned: bool = False) -> list[Ints]:
     """List the shapes of scales of an operand: of all, of rows, of parts of rows, of blocks."""
     *stack, m, k = shape
     rows, along = -(-m // SCALED_BLOCK), -(-k // SCALED_BLOCK)
@@ -290,7 +290,7 @@ def _scale_shapes(shape: tuple[int, ...], *, is_turned: bool = False) -> list[tu
     return [(), *((*stack, *(pair[::-1] if is_turned else pair)) for pair in pairs)]
 
 
-def _scale_kind(shape: tuple[int, ...], rows: int) -> ScaleKind:
+def _scale_kind(shape: Ints, rows: int) -> ScaleKind:
     """Tell the kind of scales by how many there are along rows and along k."""
     if not shape:
         return "one"

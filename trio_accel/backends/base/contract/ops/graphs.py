@@ -11,7 +11,7 @@ from weakref import ref
 import attrs
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 from ._array import ArraySpec, StatusArray, exact, packed, reads, status, updates, writes
 from ._spec import OperationSpec, map_arrays, specification
 
@@ -60,7 +60,7 @@ class ChainSpec(OperationSpec):
     """
 
     recipe: bytes = exact()
-    result: tuple[int, ...] = exact()
+    result: Ints = exact()
     given: bytes = packed()
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status, updates, writes
 from ._asker import Asker
 from ._spec import OperationSpec, specification
@@ -180,7 +180,7 @@ class KernelInfoSpec(OperationSpec):
 
 
 @functools.lru_cache(256)
-def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
+def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[Ints, int]:
     """Return offsets of scalars, aligned to their sizes as in a C structure, and the bytes of all."""
     offsets: list[int] = []
     end = 0
@@ -247,7 +247,7 @@ class ProgramReturn(ProgramCall):
     """
 
     slot: int = scalar()
-    forget: tuple[int, ...] = scalar()
+    forget: Ints = scalar()
     words: StatusArray = status()
 
 

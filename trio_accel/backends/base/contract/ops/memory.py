@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import numpy.typing as npt
-
+from ..dtypes import HostArray
 from ._array import ArraySpec, NumberRole, exact, number, reads, writes
 from ._signature import refuse_shapes
 from ._spec import OperationSpec, specification
@@ -27,11 +25,11 @@ class HostUse:
 
     __slots__ = ("_array", "_is_over")
 
-    def __init__(self, array: npt.NDArray[Any] | None) -> None:
-        self._array: list[npt.NDArray[Any]] = [] if array is None else [array]
+    def __init__(self, array: HostArray | None) -> None:
+        self._array: list[HostArray] = [] if array is None else [array]
         self._is_over = array is None
 
-    def begin(self) -> npt.NDArray[Any] | None:
+    def begin(self) -> HostArray | None:
         """Take the array to copy; None if that was withdrawn."""
         try:
             return self._array.pop()
@@ -42,7 +40,7 @@ class HostUse:
         """End the use: the copy is over, or has failed."""
         self._is_over = True
 
-    def run(self, copy: Callable[[npt.NDArray[Any]], object]) -> None:
+    def run(self, copy: Callable[[HostArray], object]) -> None:
         """Copy from or to the array, unless that was withdrawn."""
         array = self.begin()
         if array is not None:
@@ -98,7 +96,7 @@ class _HostCopySpec(OperationSpec):
 class CopyFromHostSpec(_HostCopySpec):
     """Copy a host array of the same shape and dtype into device memory."""
 
-    host: npt.NDArray[Any]
+    host: HostArray
     out: ArraySpec = writes()
 
     def check_shapes(self, name: str) -> None:
@@ -110,7 +108,7 @@ class CopyFromHostSpec(_HostCopySpec):
 class CopyToHostSpec(_HostCopySpec):
     """Copy device memory into a writable host array of the same shape and dtype."""
 
-    host: npt.NDArray[Any]
+    host: HostArray
     source: ArraySpec = reads()
 
     def check_shapes(self, name: str) -> None:
@@ -184,7 +182,7 @@ class JoinSpec(OperationSpec):
             refuse_shapes(name, self, f"out must have a place for each element along axis {axis}", out=out)
 
 
-def _check_host(name: str, spec: OperationSpec, host: npt.NDArray[Any], **arrays: ArraySpec) -> None:
+def _check_host(name: str, spec: OperationSpec, host: HostArray, **arrays: ArraySpec) -> None:
     """Require the shape and dtype of the host array of the other one."""
     [(field, array)] = arrays.items()
     if host.shape != array.shape:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from ..dtypes import DType
+from ..dtypes import DType, Ints
 from ._array import ArraySpec, contiguous_strides, exact, packed, reads, scalar, updates, writes
 from ._signature import check_one_dtype, common_shape, refuse_shapes
 from ._spec import OperationSpec, specification
@@ -63,8 +63,8 @@ class _Transform(OperationSpec):
 
     kind: FftKind = exact()
     direction: FftDirection = exact()
-    lengths: tuple[int, ...] = exact()
-    axes: tuple[int, ...] = exact()
+    lengths: Ints = exact()
+    axes: Ints = exact()
     norm: FftNorm = exact()
 
 
@@ -182,7 +182,7 @@ class ElementwiseSpec(OperationSpec):
     scalars: bytes = packed()
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         """Shape of the results."""
         return self.results[0].shape
 
@@ -208,7 +208,7 @@ class FusedFftSpec(_Transform):
     """
 
     dtype: str = exact()
-    shape: tuple[int, ...] = exact()
+    shape: Ints = exact()
     prolog: str = exact()
     has_prolog: int = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
@@ -253,7 +253,7 @@ class FusedFftSpec(_Transform):
                 raise ValueError(f"{name}: FusedFftSpec: arrays of an expression must have its shape {shape}")
 
 
-def in_between(block: int, dtype: DType, shape: tuple[int, ...]) -> ArraySpec:
+def in_between(block: int, dtype: DType, shape: Ints) -> ArraySpec:
     """Describe an array that is in no memory of its own, without gaps."""
     return ArraySpec(block, 0, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
@@ -285,7 +285,7 @@ class ScatterSpec(OperationSpec):
     scalars: bytes = packed()
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         """Shape of the values."""
         return self.arrays[0].shape
 
@@ -313,7 +313,7 @@ class ReductionSpec(OperationSpec):
     """
 
     reduction: str = exact()
-    axes: tuple[int, ...] = exact()
+    axes: Ints = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()
     scalars: bytes = packed()
@@ -332,16 +332,14 @@ class RowsSpec(OperationSpec):
     """
 
     rows: str = exact()
-    axes: tuple[int, ...] = exact()
+    axes: Ints = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()
     scalars: bytes = packed()
 
 
 @lru_cache
-def transformed_shape(
-    shape: tuple[int, ...], axes: tuple[int, ...], lengths: tuple[int, ...], *, is_halved: bool
-) -> tuple[int, ...]:
+def transformed_shape(shape: Ints, axes: Ints, lengths: Ints, *, is_halved: bool) -> Ints:
     """Shape of a Fourier transform along axes that are there; `is_halved` is for the kind r2c."""
     extents = list(shape)
     for axis, length in zip(axes, lengths, strict=True):
@@ -352,7 +350,7 @@ def transformed_shape(
 
 
 @lru_cache
-def product_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+def product_shape(name: str, a: Ints, b: Ints) -> Ints:
     """Shape of a product by the rules of `numpy.matmul`.
 
     Raises:

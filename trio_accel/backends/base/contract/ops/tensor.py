@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ..dtypes import Ints
 from ..subscripts import extents_of, parse_subscripts
 from ._array import ArraySpec, NumberRole, exact, number, reads, writes
 from ._signature import check_one_dtype, refuse_shapes
@@ -58,9 +59,7 @@ class ContractionSpec(OperationSpec):
 
 
 @lru_cache
-def contraction_terms(
-    name: str, subscripts: str, a: tuple[int, ...], b: tuple[int, ...]
-) -> tuple[str, str, str, tuple[int, ...]]:
+def contraction_terms(name: str, subscripts: str, a: Ints, b: Ints) -> tuple[str, str, str, Ints]:
     """Read the subscripts of a contraction: the letters of both arrays and of the result, and its shape.
 
     Raises:
