@@ -197,6 +197,8 @@ class Line:
             if one is not None:
                 one.links.append(self)
 
+    wait_answered = links.Link.wait_answered
+
     async def ask(self, request: Any, *, at_once: bool = False) -> Any:
         if self.lost.is_set():
             raise links.LinkLostError(f"node {self._name} is gone", is_begun=False)

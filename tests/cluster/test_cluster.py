@@ -246,6 +246,23 @@ async def test_nodes_leave_and_come() -> None:
         ]
 
 
+async def test_large_requests_that_wait_for_their_link_while_a_node_is_drained() -> None:
+    async with opened(2, hand_off=20.0) as (made, _):
+        replies = dict[str, Any]()
+
+        async def ask(key: str) -> None:
+            replies[key] = await made.entity(Counter, key).ask(Echo(np.full(1 << 20, 7.0)))
+
+        await homes(made)
+        async with trio.open_nursery() as asks:
+            for key in KEYS:
+                asks.start_soon(ask, key)
+            await trio.testing.wait_all_tasks_blocked()
+            await made.drain("node-1")
+        assert len(replies) == len(KEYS)
+        assert all((reply == 7.0).all() for reply in replies.values())
+
+
 async def test_a_stopped_agent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async with opened(2, heartbeat_timeout=1.0) as (made, nodes):
         before = await homes(made)
@@ -270,6 +287,7 @@ async def test_a_hand_off_that_never_ends(caplog: pytest.LogCaptureFixture) -> N
             except cluster.NodeLostError as error:
                 caught.append(error)
 
+        [before] = made.members
         async with trio.open_nursery() as nursery:
             for key in KEYS:
                 nursery.start_soon(ask, key)
@@ -279,7 +297,7 @@ async def test_a_hand_off_that_never_ends(caplog: pytest.LogCaptureFixture) -> N
             await trio.sleep(0.5)
             nodes.add("node-9")
         assert len(caught) == len(KEYS)
-        await until(lambda: len(made.members) == 2)
+        await until(lambda: len(made.members) == 2 and before not in made.members)
         assert {*names(await homes(made)).values()} == {"node-0", "node-9"}
         assert {*(await add_to_all(made)).values()} == {1.0}
     assert "node node-0 has not ended its hand-off" in caplog.text

@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -205,14 +205,15 @@ class Cluster(Router):
             elif leaver is not None:
                 losers = [] if is_lost else [leaver]
             table = Table(epoch, tuple([members[one] for one in sorted(members)]))
-            leaving = self._links[leaver] if leaver in losers else None
             await self._give(table, losers)
-            if leaving is not None:
-                with suppress(LinkLostError), trio.move_on_after(self._options.hand_off):
-                    # Its reply comes behind the large ones that are on their way.
-                    await leaving.ask(("flush",), at_once=True)
             await self._give(table, [one for one in table.members if one not in losers])
+            # The update would close it, with replies on their way and requests that were not read yet.
+            leaving = self._links.pop(leaver) if leaver is not None and leaver in losers else None
             self.update(table)
+            if leaving is not None:
+                with trio.move_on_after(self._options.hand_off):
+                    await leaving.wait_answered()
+                leaving.close()
 
     async def _give(self, table: Table, members: Iterable[Member]) -> None:
         """Give agents a table; each has ended by then what is at home elsewhere."""

@@ -189,6 +189,13 @@ class Link:
         for event in self._replies.values():
             event.set()
 
+    async def wait_answered(self) -> None:
+        """Wait until no request waits for its reply, or the other end is gone."""
+        while self._replies and not self.lost.is_set():
+            await next(iter(self._replies.values())).wait()
+            # Who asked takes the reply in its own task.
+            await trio.lowlevel.checkpoint()
+
     async def ask(self, request: object, *, at_once: bool = False) -> Any:
         """Have the other end serve a request.
 
