@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
     "start_soon of a call": (
         lambda g: _in_nursery("start_soon", g.x + 1),
         TypeError,
-        r"(?s)^Trio was expecting an async function, .*<Call arrays\.add, not run>.*start_soon\(arrays\.add, \.\.\.\)",
+        r"(?s)^Trio was expecting .*<Call arrays\.add, not run>.*start_soon\(arrays\.add, \.\.\.\)",
     ),
     "start of a call": (
         lambda g: _in_nursery("start", g.x + 1),
