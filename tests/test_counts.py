@@ -38,8 +38,8 @@ FILES = {
 }
 TOKENS_PER_FUNCTION = 600
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 703_930  # 700 000 is the ceiling, which checked checkpoints, gather and blame have passed.
-PRIVATE_NAMES = 159
+TOKENS = 708_510  # 700 000 is the ceiling, which http, ta.blocking, gather and blame have passed.
+PRIVATE_NAMES = 162
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])

@@ -18,7 +18,6 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices.base._bridge import LoopNotifier
 from trio_accel.devices.base._waits import Availability
-from trio_accel.devices.engine import _context_state
 from trio_accel.devices.operations._blocks import Block, BlockTable
 
 LARGE = 8 << 20
@@ -51,7 +50,7 @@ async def test_what_is_small_waits_longer_and_is_freed_when_the_engine_comes_to_
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine the five operations take longer than the time after which the engine looks.
-    monkeypatch.setattr(_context_state, "_INTERVAL", 0.5)
+    monkeypatch.setattr("trio_accel.devices.engine._context_state._INTERVAL", 0.5)
     with trio.fail_after(5):
         while device.state.blocks.is_watched:  # noqa: ASYNC110  # nobody is told
             await trio.sleep(0.001)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import trio
 
+from ..actors._errors import leaves
 from ..backends.base import DeviceLostError
 from ..devices import Device
 
@@ -253,9 +254,7 @@ def _confirm(future: Future[Any], has_begun: Event) -> None:
 
 def is_cancellation(error: BaseException) -> bool:
     """Return whether an error is Trio's cancellation, alone or of several tasks."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(trio.Cancelled)[1] is None
-    return isinstance(error, trio.Cancelled)
+    return all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
 
 
 def _spawn_system_task(call: Callable[[], Awaitable[None]]) -> None:

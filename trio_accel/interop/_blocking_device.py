@@ -11,6 +11,7 @@ one of which closes the device.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,6 +21,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import trio
 
+from ..actors._errors import single
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
@@ -74,7 +76,7 @@ class BlockingDevice:
         return f"<BlockingDevice {self.device!r}>"
 
     def _repr_html_(self) -> str:
-        return self.device._repr_html_()
+        return self.device._repr_html_()  # pyright: ignore[reportPrivateUsage]  # the name is that of notebooks
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +194,7 @@ class BlockingDevice:
         try:
             trio.run(self._serve, spec, options, name)
         except BaseException as error:  # noqa: BLE001  # the thread that opens or closes raises it
-            failure = _alone(error)
+            failure = single(error)
             if self._opened.done():
                 self._calls.failure = failure
                 return
@@ -260,15 +262,8 @@ def blocking(
     return BlockingDevice(spec, options, name)
 
 
-async def _awaited(name: str, awaited: _Asked[ResultT], args: tuple[Any, ...]) -> ResultT:
-    result = awaited if isinstance(awaited, Awaitable) else awaited(*args)
-    if not isinstance(result, Awaitable):
+async def _awaited(name: str, awaited: Any, args: tuple[Any, ...]) -> Any:
+    result: Any = awaited(*args) if callable(awaited) and not inspect.isawaitable(awaited) else awaited
+    if not inspect.isawaitable(result):
         raise TypeError(f"{name}: {awaited!r} is not an async function: it has returned {result!r}")
     return await result
-
-
-def _alone(error: BaseException) -> BaseException:
-    """Return the error of a group that has only one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

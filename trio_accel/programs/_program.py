@@ -30,6 +30,7 @@ from ..backends.base import LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
 from ..backends.base.kit.programs import GONE
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
+from ..devices.base._progress import chosen_listener
 from ._messages import (
     Expectations,
     Fetch,
@@ -42,7 +43,7 @@ from ._messages import (
 )
 from ._method import Method, PlainT, describe_function, find_method
 from ._opened import Anew, Opened, StateArray, lost, never, own_error
-from ._progress import heard
+from ._progress import chosen_callback, heard
 from ._streams import END, Items, ItemStream, bind_items
 
 __all__ = ["FunctionProgram", "Program"]
@@ -238,8 +239,11 @@ class OpenProgram:
 
     async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Ask for a call of a method."""
-        if (ask := heard(self.name, partial(self._ask, given, args, kwargs))) is not None:
-            return await ask
+        # Both are functions of C, and most asks have neither.
+        if chosen_callback() is not None or chosen_listener() is not None:
+            ask = heard(self.name, partial(self._ask, given, args, kwargs))
+            if ask is not None:
+                return await ask
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)
@@ -322,8 +326,10 @@ class OpenProgram:
 
     async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
         """Ask for an item of a method that yields; `END` where there is none."""
-        if (ask := heard(self.name, partial(self._item, given, bound, item))) is not None:
-            return await ask
+        if chosen_callback() is not None or chosen_listener() is not None:
+            ask = heard(self.name, partial(self._item, given, bound, item))
+            if ask is not None:
+                return await ask
         if self._resets:
             await self._wait_reset()
         method, state = self._method(given)

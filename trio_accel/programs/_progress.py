@@ -16,7 +16,7 @@ from ..backends.base.contract.ops import Asker
 from ..backends.base.contract.program_definition import build, tree_of
 from ..devices import ProgressReport, track_progress
 from ..devices.base._bridge import LoopNotifier
-from ..devices.base._progress import is_progress_watched
+from ..devices.base._progress import chosen_listener
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ _Callback: TypeAlias = Callable[[Any], object]
 _CALLBACK: ContextVar[_Callback | None] = ContextVar("trio_accel.on_progress", default=None)
 _PROGRESS: ContextVar[Progress | None] = ContextVar("trio_accel.progress", default=None)
 
+chosen_callback: Callable[[], _Callback | None] = _CALLBACK.get
+"""Returns the callback of the asks of this task; None if it has none."""
 chosen_progress: Callable[[], Progress | None] = _PROGRESS.get
 """Returns what hears the ask of this task; None if nothing does."""
 
@@ -70,7 +72,7 @@ def heard(name: str, ask: Callable[[], Awaitable[T]]) -> Awaitable[T] | None:
     """
     if (callback := _CALLBACK.get()) is not None:
         return Progress(callback).of(ask)
-    return _tracked(name, ask) if _PROGRESS.get() is None and is_progress_watched() else None
+    return _tracked(name, ask) if _PROGRESS.get() is None and chosen_listener() is not None else None
 
 
 async def _tracked(name: str, ask: Callable[[], Awaitable[T]]) -> T:

@@ -62,9 +62,8 @@ class ProgressReport(Protocol):
         """Report the finished part, the whole if it is known by now, and a note."""
 
 
-def is_progress_watched() -> bool:
-    """Return whether this task has a listener."""
-    return _LISTENER.get() is not None
+chosen_listener: Callable[[], ProgressListener | None] = _LISTENER.get
+"""Returns the listener of this task; None if it has none."""
 
 
 @contextmanager
