@@ -411,7 +411,6 @@ def test_connections_have_a_bound(service: Serving) -> None:
     assert service.get("health").status_code == 200
 
 
-@pytest.mark.xfail(reason="`serve` holds a connection for `Limits.wait` seconds after its client has left")
 def test_clients_that_leave_after_their_answer_hold_nothing(service: Serving) -> None:
     before = descriptors_of(service.process.pid)
     for _ in range(40):

@@ -59,6 +59,7 @@ class Connection:
     _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
     # Whether Hypercorn has a request without the end of its answer.
     _is_answering: bool = attrs.field(default=False, init=False)
+    _has_left: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
 
     @property
@@ -86,7 +87,7 @@ class Connection:
                 if data:
                     self._framing.feed(data)
                 elif data is not None:
-                    self.on_leave()
+                    self._leave()
                     return b""
         except RefusedError as refused:
             # In the middle of a request, Hypercorn answers the early end of the body.
@@ -94,7 +95,7 @@ class Connection:
                 await self._refuse(refused.status)
             return b""
         except BROKEN:
-            self.on_leave()
+            self._leave()
             raise
         raise trio.ClosedResourceError("the connection is closed")
 
@@ -103,6 +104,20 @@ class Connection:
         self._is_answering = False
         if len(self._framing) and self._receiving is not None:
             self._receiving.cancel()
+
+    def _leave(self) -> None:
+        self._has_left = True
+        self.on_leave()
+        self.end_if_over()
+
+    def end_if_over(self) -> None:
+        """End the tasks of the connection if no request may follow, because Hypercorn waits for its idle time.
+
+        A request that Hypercorn has and the application has not begun is still answered.
+        """
+        is_over = self._is_closed or (self._has_left and not self._is_answering)
+        if is_over and not self.requests:
+            self.scope.cancel(reason="the client has left")
 
     async def _refuse(self, status: int) -> None:
         phrase = HTTPStatus(status).phrase
@@ -152,6 +167,7 @@ class Connection:
             await self._sent.wait()
         with suppress(*BROKEN):
             await self.stream.send_eof()
+        self.end_if_over()
 
     async def linger(self) -> None:
         """Read what the client still sends, because a reset would destroy the answer on its way."""

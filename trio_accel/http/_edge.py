@@ -144,6 +144,7 @@ class Edge:
             # After the answer the next request may have begun, while the application was still at work.
             if not exchange.has_ended:
                 connection.end_answer()
+            connection.end_if_over()
             if connection.on_leave == exchange.leave:
                 connection.on_leave = ignore
             self.body_bytes -= exchange.body_bytes
