@@ -28,6 +28,8 @@ SIZE = 1 << 18
 # Seconds of processor time: of a step of the loop, and of a request of that size. The largest are 0.03, and
 # 0.23 for 500 requests in one. The spaces in a header took 1.3 s before they had a bound.
 LONGEST_STEP, LONGEST_REQUEST = 0.1, 0.4
+# Seconds for each further one of pipelined requests; Hypercorn alone takes 0.6 to 1 ms.
+EACH_REQUEST = 1e-3
 PATHS = {"/v1/chat/completions": "AskedChat", "/v1/completions": "AskedText"}
 
 pytestmark = [
@@ -79,7 +81,8 @@ async def check_costs(
         finally:
             trio.lowlevel.remove_instrument(step)
         whole = time.process_time() - began
-        if step.longest > LONGEST_STEP or whole > LONGEST_REQUEST:
+        most = LONGEST_REQUEST + EACH_REQUEST * max(data.count(b" HTTP/1.1\r\n") - 1, 0)
+        if step.longest > LONGEST_STEP or whole > most:
             found.append(f"{name}: longest step {step.longest:.3f} s, {whole:.3f} s of all")
     return found
 
