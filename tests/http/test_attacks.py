@@ -340,7 +340,7 @@ async def test_connections_with_requests_have_a_limit_too(app: Any, seen: Seen) 
         await busy[0].aclose()
         # Its place is free a moment after its request has ended.
         with trio.fail_after(2):
-            while await ask(port, get("/ping")) == b"":
+            while await ask(port, get("/ping", "Connection: close")) == b"":  # noqa: ASYNC110  # no event
                 await trio.sleep(0.01)
         for stream in busy:
             await stream.aclose()

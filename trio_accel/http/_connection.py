@@ -111,7 +111,7 @@ class Connection:
         self.end_if_over()
 
     def end_if_over(self) -> None:
-        """End the tasks of the connection if no request may follow, because Hypercorn waits for its idle time.
+        """End the tasks of the connection if no request may follow. Hypercorn would wait for its idle time.
 
         A request that Hypercorn has and the application has not begun is still answered.
         """
@@ -122,7 +122,8 @@ class Connection:
     async def _refuse(self, status: int) -> None:
         phrase = HTTPStatus(status).phrase
         head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-        await self.send_all(head.encode())
+        with suppress(*BROKEN):
+            await self.send_all(head.encode())
         await self.aclose()
 
     async def send_all(self, data: bytes) -> None:
