@@ -122,7 +122,8 @@ class Connection:
     async def _refuse(self, status: int) -> None:
         phrase = HTTPStatus(status).phrase
         head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-        await self.send_all(head.encode())
+        with suppress(*BROKEN):
+            await self.send_all(head.encode())
         await self.aclose()
 
     async def send_all(self, data: bytes) -> None:
