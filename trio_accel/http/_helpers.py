@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _logger = logging.getLogger("trio_accel.http")
 _MESSAGE_CHARACTERS = 200
 
 
-def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Awaitable[Any]]]:
+def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Coroutine[Any, Any, Any]]]:
     """Return exception handlers for Starlette or FastAPI: ``FastAPI(exception_handlers=errors(ValueError))``.
 
     Errors of devices and actors become 503 with ``Retry-After``, because another try may succeed:
