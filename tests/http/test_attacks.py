@@ -388,7 +388,8 @@ async def test_rude_clients_leave_nothing_behind(
     app: Any, seen: Seen, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    async with serving(app, limits=Limits(wait=0.5)) as port:
+    # A connection that waited would stay for a minute.
+    async with serving(app, limits=Limits(wait=60.0)) as port:
         await be_rude(port, 1)
         assert await status(port, get("/ping")) == 200
         before = len(os.listdir("/proc/self/fd"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -39,7 +40,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(app: Any, seen: Seen) -> None:
+async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
+    app: Any, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trio_accel.http")
     async with serving(app, limits=Limits(grace=0.8), signals=STOP) as port:
         idle = await connect(port, get("/ping"))
         assert b" 200 " in await idle.receive_some()
@@ -60,6 +64,7 @@ async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(app: Any, seen:
         assert not (await read_all(late)).endswith(b"0\r\n\r\n")
         assert 0.7 < trio.current_time() - began < 2.0
         await seen.until(lambda them: (them.served, them.cancelled, them.running) == (1, 1, 0))
+    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 0.8 s"]
 
 
 async def test_it_ends_as_soon_as_the_last_request_has_ended(app: Any, seen: Seen) -> None:

@@ -111,7 +111,7 @@ class Connection:
         self.end_if_over()
 
     def end_if_over(self) -> None:
-        """End the tasks of the connection if no request may follow. Hypercorn would wait for its idle time.
+        """End the tasks of the connection if no request may follow, because Hypercorn would wait.
 
         A request that Hypercorn has and the application has not begun is still answered.
         """

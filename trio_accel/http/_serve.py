@@ -136,6 +136,7 @@ class _Hypercorn:
     async def end(self, edge: Edge) -> None:
         """End connections without a request at once, and wait for the others, within the grace."""
         edge.is_ending = True
+        _logger.info("ending: %d requests are open, and have %g s", edge.requests, self._grace)
         await self._context.terminated.set()
         with trio.move_on_after(self._grace):
             await edge.wait_empty()
