@@ -1,4 +1,4 @@
-"""Finds the request that ends one agent after another, as devices find what loses their contexts (D136).
+"""Finds the request that ends agent after agent, as devices find what loses their contexts (D136, D205).
 
 A request with an id is asked again when its agent is lost, because the store knows whether it was executed.
 One that ends its process would take agent after agent. So requests that were in flight when an agent crashed

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are complete or absent, read by any number of ranks.
+"""Checkpoints: folders that are complete or absent, read by any number of ranks (D206).
 
 A checkpoint is a folder ``step-00000500`` with safetensors files and `training.json`, the manifest. The
 manifest lists every other file with its size and CRC-32, and has a CRC-32 of itself. So a reader detects a
