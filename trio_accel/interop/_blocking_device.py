@@ -193,11 +193,11 @@ class BlockingDevice:
         """Run the thread."""
         try:
             trio.run(self._serve, spec, options, name)
-        except BaseException as error:  # noqa: BLE001  # the thread that opens or closes raises it
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread that opens or closes raises it
             failure = single(error)
             if self._opened.done():
                 self._calls.failure = failure
-                return
+                return  # noqa: ASYNC104
             if not self._begun.done():
                 self._begun.set_exception(failure)
             self._opened.set_exception(failure)
