@@ -38,7 +38,7 @@ FILES = {
 }
 TOKENS_PER_FUNCTION = 600
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 703_930  # 700 000 is the ceiling, which checked checkpoints, gather and blame have passed.
+TOKENS = 703_990  # 700 000 is the ceiling, which checked checkpoints, gather and blame have passed.
 PRIVATE_NAMES = 159
 
 
