@@ -159,7 +159,7 @@ def is_possible(
     near, rows = 2 * rounding, logits.astype(np.float64)
     if sampling.temperature == 0:
         return bool(rows[token] >= rows.max() - near)
-    shares: npt.NDArray[np.float32] = np.exp((rows - rows.max()) / sampling.temperature)
+    shares: npt.NDArray[np.float64] = np.exp((rows - rows.max()) / sampling.temperature)
     # The quotient of two sums of shares changes by this factor at most.
     loose = np.exp(2 * near / sampling.temperature) * (1 + 1e-6)
     first = shares[rows > rows[token] + near].sum()

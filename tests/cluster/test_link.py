@@ -356,6 +356,24 @@ async def test_cancelled_asks_hold_no_place() -> None:
                 nursery.start_soon(link.ask, ("sleep", 0.01))
 
 
+async def test_who_waits_for_answers_waits_for_no_cancelled_ask() -> None:
+    scope = trio.CancelScope()
+
+    async def ask() -> None:
+        with scope:
+            await link.ask(("sleep", 1000))
+
+    async with linked(Served()) as link:
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(link.wait_answered)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(nursery.child_tasks) == 2
+                scope.cancel(reason="nobody waits for its reply")
+
+
 async def test_a_large_ask_that_is_cancelled_is_not_overtaken_by_that() -> None:
     served = Served()
     async with linked(served) as link:

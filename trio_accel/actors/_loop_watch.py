@@ -91,6 +91,7 @@ class _Look:
     def level(self, seconds: float) -> int:
         """Return the level at which a hold of so many seconds is logged."""
         has_run = process_time() - self.used >= seconds / 2
+        # A process that is stopped uses no time, and one whose code keeps the interpreter's lock does.
         return logging.INFO if self.is_logged or not (self.lines or has_run) else logging.WARNING
 
 

@@ -61,7 +61,7 @@ class Opening(NotAwaited):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self._manager.__aexit__(kind, error, traceback)  # noqa: ASYNC102  # it shields itself
+        return await self._manager.__aexit__(kind, error, traceback)  # noqa: ASYNC102  # as without this
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
         raise TypeError(self.what_to_do)

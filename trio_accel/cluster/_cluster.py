@@ -213,6 +213,7 @@ class Cluster(Router):
             if leaving is not None:
                 with trio.move_on_after(self._options.hand_off):
                     await leaving.wait_answered()
+                # After a cancellation the end of its agent closes it.
                 leaving.close()
 
     async def _give(self, table: Table, members: Iterable[Member]) -> None:

@@ -221,7 +221,8 @@ class Link:
                 stream.posted.send_nowait((number, _CANCEL, []))
                 raise
             finally:
-                del self._replies[number]
+                # A cancelled ask has no reply to wait for.
+                self._replies.pop(number).set()
                 found = self._outcomes.pop(number, None)
         if found is None:
             text = f"node {self._name} was lost with this request in flight"
