@@ -38,7 +38,7 @@ FILES = {
 }
 TOKENS_PER_FUNCTION = 600
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 708_510  # 700 000 is the ceiling, which http, ta.blocking, gather and blame have passed.
+TOKENS = 708_630  # 700 000 is the ceiling, which http, ta.blocking, gather and blame have passed.
 PRIVATE_NAMES = 162
 
 

@@ -80,7 +80,7 @@ def _fail_if_expired() -> Generator[None, object, object]:
     except BaseException as error:
         if _Limit.expired is None:
             raise
-        raise pytest.fail.Exception(f"Timeout (>{_Limit.expired:g}s)") from error
+        raise pytest.fail.Exception(f"Timeout (>{_Limit.expired:g}s)") from error  # noqa: ASYNC104  # the failure that replaces it names the limit
     if _Limit.expired is not None:
         pytest.fail(f"Timeout (>{_Limit.expired:g}s)")
     return result

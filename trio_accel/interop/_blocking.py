@@ -99,7 +99,7 @@ class RunCalls:
             return future.result()
         except BaseException as error:
             if isinstance(error, CancelledError) and future.cancelled():
-                raise self._ended(name) from self.failure
+                raise self._ended(name) from self.failure  # noqa: ASYNC104  # the cancellation was this future's, whose run has ended
             if future.cancel():
                 # Ctrl-C may have come before the run was asked. What is asked later is called later, too.
                 confirm = partial(_confirm, future, has_begun)
