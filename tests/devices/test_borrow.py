@@ -318,12 +318,12 @@ async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
     """An asker that has gone leaves its operation: the array is not changed before that has ended."""
     async with pair.other.borrow(pair.array) as borrowed:
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.5)
+        start = trio.current_time()
         with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:
             await ta.arrays.sum(borrowed)
         assert scope.cancelled_caught
-    start = trio.current_time()
     await pair.array.fill(1.0)
-    assert trio.current_time() - start > 0.1
+    assert trio.current_time() - start > 0.5
 
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is no mapping of a file")

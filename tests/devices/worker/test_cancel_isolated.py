@@ -392,11 +392,11 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
         await balanced(device, 1)
 
 
-@pytest.mark.parametrize("finish", [60.0, 0.5])
+@pytest.mark.parametrize(("finish", "grace"), [(60.0, 1.0), (0.5, 10.0)])
 async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
-    system: ta.System, finish: float
+    system: ta.System, finish: float, grace: float
 ) -> None:
-    device = await system.open_device(BACKEND, options=options(close_grace=1.0))
+    device = await system.open_device(BACKEND, options=options(close_grace=grace))
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, delay=finish)
     found: list[object] = []
@@ -413,9 +413,9 @@ async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
         start = trio.current_time()
         await device.close()
         took = trio.current_time() - start
-    if finish < 1:
+    if finish < grace:
         assert found == [x]
-        assert took < 1.0
+        assert took < grace
     else:
         assert [type(outcome) for outcome in found] == [ta.DeviceLostError]
-        assert took < 4.0
+        assert took < grace + 3.0

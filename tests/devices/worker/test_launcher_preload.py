@@ -422,6 +422,7 @@ async def test_faults_are_traced_if_the_environment_says_so(
     run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.delenv("PYTHONFAULTHANDLER", raising=False)
     assert await run(program, preload=("colorsys",)) == "was killed by SIGSEGV"
     assert "Fatal Python error" not in capfd.readouterr().err
     monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
