@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
@@ -10,11 +11,37 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, 
 
 from trio.lowlevel import enable_ki_protection
 
-__all__ = ["NotAwaited", "Opening", "not_copied", "opens"]
+__all__ = ["NotAwaited", "Opening", "Silenced", "not_copied", "opens", "silence"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
+
+
+class Silenced:
+    """Base of objects that warn at their end if nobody has awaited them."""
+
+    __slots__ = ()
+
+    def silence(self) -> None:
+        """Let it end without a warning."""
+
+
+def silence(*values: object) -> None:
+    """Let awaitables end without the warning that nobody awaited them, because an error has refused them.
+
+    Args:
+        values: The awaitables, and lists, tuples and dictionaries of them. Other objects stay as they are.
+    """
+    for value in values:
+        if isinstance(value, (list, tuple, dict)):
+            given: Any = value  # pyright: ignore[reportUnknownVariableType]
+            members = given.values() if isinstance(value, dict) else given
+            silence(*[each for each in members if not isinstance(each, (list, tuple, dict))])
+        elif isinstance(value, Silenced):
+            value.silence()
+        elif inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+            value.close()
 
 
 class NotAwaited:
