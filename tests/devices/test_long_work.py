@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import io
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import rich.console
@@ -17,6 +18,8 @@ from chosen import INLINE, NAME
 from tqdm import tqdm
 
 import trio_accel as ta
+from trio_accel.devices.front import _memory
+from trio_accel.patterns import ContinuousBatcher, Last, open_parts
 from trio_accel.programs import Array, report_progress
 
 
@@ -168,6 +171,204 @@ async def test_tasks_inherit_the_listener(system: ta.System) -> None:
             nursery.start_soon(work)
             nursery.start_soon(work)
     assert len({event.work for event in events}) == 2
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pieces so small that arrays of a test have many."""
+    monkeypatch.setattr(_memory, "_PIECE", 4096)
+
+
+HOSTS = {
+    "rows": np.arange(30_000.0).reshape(300, 100),
+    "long rows": np.arange(6000, dtype=np.int32).reshape(2, 3000),
+    "one axis": np.arange(20_001, dtype=np.uint8),
+    "columns": np.arange(12_000.0).reshape(100, 120).T,
+    "every second": np.arange(9000.0)[::2],
+}
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("has_out", [False, True])
+async def test_a_large_array_to_the_device_and_back(device: ta.Device, name: str, has_out: bool) -> None:
+    host, events = HOSTS[name], list[ta.ProgressEvent]()
+    out = np.empty(host.shape, host.dtype) if has_out else None
+    with ta.watch_progress(events.append):
+        x = await device.put(host)
+        back = await x.to_host(out=out)
+    assert back.flags.c_contiguous
+    np.testing.assert_array_equal(back, host)
+    if has_out:
+        assert back is out
+    for work in (f"copy to {device.name}", f"copy from {device.name}"):
+        own = [event for event in events if event.name == work]
+        done = [event.done for event in own]
+        assert done == sorted(done)
+        assert len(set(done)) > 2
+        assert {(event.total, event.unit) for event in own} == {(host.nbytes, "B")}
+        assert (own[-1].done, own[-1].is_over) == (host.nbytes, True)
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_the_result_of_a_chain_comes_in_pieces(device: ta.Device) -> None:
+    host, events = np.arange(20_000.0).reshape(200, 100), list[ta.ProgressEvent]()
+    x = await device.put(host)
+    with ta.watch_progress(events.append):
+        for _ in range(3):
+            np.testing.assert_array_equal(await (x + 1.0).to_host(), host + 1)
+    assert len({event.work for event in events}) == 3
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_transfers_without_a_listener_are_one_operation(device: ta.Device) -> None:
+    host = HOSTS["rows"]
+
+    async def launched(listener: Any = None) -> int:
+        before = (await device.statistics()).launched
+        with nullcontext() if listener is None else ta.watch_progress(listener):
+            await (await device.put(host)).to_host()
+            await (await device.put(host[:3])).to_host()
+        return (await device.statistics()).launched - before
+
+    assert await launched() == 4
+    assert await launched(lambda event: None) > 50
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_small_transfers_report_nothing(device: ta.Device) -> None:
+    events: list[ta.ProgressEvent] = []
+    with ta.watch_progress(events.append):
+        for host in (np.ones(512), np.float64(3), np.ones(0), np.ones((2, 0))):
+            await (await device.put(host)).to_host()
+        await device.put(list(range(9)))
+    assert events == []
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_a_later_operation_changes_no_array_that_is_read_in_pieces(device: ta.Device) -> None:
+    x, found = await device.full((4000,), 1.0), list[Any]()
+
+    async def read() -> None:
+        with ta.watch_progress(lambda event: None):
+            found.append(await x.to_host())
+
+    for _ in range(20):
+        found.clear()
+        await x.fill(1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.lowlevel.checkpoint()
+            await x.fill(2.0)
+        (host,) = found
+        assert len(set(host.tolist())) == 1
+
+
+WRONG: dict[str, Any] = {
+    "no array": [1.0],
+    "shape": np.empty(7000),
+    "shape of more rows": np.empty((600, 100)),
+    "dtype": np.empty((300, 100), np.float32),
+    "overlapping": np.lib.stride_tricks.as_strided(np.empty(100), (300, 100), (0, 8)),
+}
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_out_is_refused_as_without_a_listener(device: ta.Device, name: str) -> None:
+    x, texts = await device.put(HOSTS["rows"]), list[str]()
+    for listener in (None, lambda event: None):
+        with (
+            pytest.raises((TypeError, ValueError)) as refused,
+            nullcontext() if listener is None else ta.watch_progress(listener),
+        ):
+            await x.to_host(out=WRONG[name])
+        texts.append(str(refused.value))
+    assert texts[0] == texts[1]
+    assert "out must" in texts[0]
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_a_listener_that_fails_ends_a_transfer_which_leaves_nothing(device: ta.Device) -> None:
+    x = await device.put(HOSTS["rows"])
+    used = (await device.statistics()).memory.used
+
+    def fail(event: ta.ProgressEvent) -> None:
+        raise KeyError("mine")
+
+    out = np.empty((300, 100))
+    with ta.watch_progress(fail):
+        with pytest.raises(KeyError, match="mine"):
+            await device.put(HOSTS["rows"])
+        with pytest.raises(KeyError, match="mine"):
+            await x.to_host()
+        with pytest.raises(KeyError, match="mine"):
+            await x.to_host(out=out)
+    # No piece is written from here on.
+    out[:] = -1.0
+    await device.synchronize()
+    assert (out == -1.0).all()
+    assert (await device.statistics()).memory.used == used
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("retry", [0, 1])
+async def test_a_loss_in_the_middle_of_a_transfer(system: ta.System, retry: int) -> None:
+    host, is_lost = HOSTS["rows"], False
+
+    def lose(event: ta.ProgressEvent) -> None:
+        nonlocal is_lost
+        if not is_lost:
+            is_lost = True
+            ta.testing.poison(device)
+
+    options = attrs.evolve(INLINE, retry=retry, intensity=ta.Intensity(99, 1.0))
+    async with system.open_device(NAME, options=options) as device:
+        with ta.watch_progress(lose):
+            if not retry:
+                with pytest.raises((ta.ContextLostError, ta.StaleRefError)):
+                    await device.put(host)
+            else:
+                x = await device.put(host)
+                np.testing.assert_array_equal(await x.to_host(), host)
+                assert device.losses == 1
+
+
+@pytest.mark.usefixtures("pieces")
+async def test_a_full_queue_makes_it_one_operation(system: ta.System) -> None:
+    host, events = HOSTS["rows"], list[ta.ProgressEvent]()
+    async with system.open_device(NAME, options=attrs.evolve(INLINE, in_flight=3)) as device:
+        x = await device.put(host)
+        with ta.watch_progress(events.append):
+            np.testing.assert_array_equal(await x.to_host(), host)
+            np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
+    assert {event.name for event in events} == {f"copy to {device.name}"}
+
+
+@pytest.mark.usefixtures("pieces")
+def test_transfers_of_code_that_blocks() -> None:
+    events: list[ta.ProgressEvent] = []
+    host = HOSTS["rows"]
+    with ta.blocking(NAME, options=INLINE) as b, ta.watch_progress(events.append):
+        np.testing.assert_array_equal(b.get(b.wait(b.device.put(host))), host)
+        np.testing.assert_array_equal(np.asarray(b.xp.asarray(host)), host)
+    assert len({event.work for event in events}) == 4
+
+
+async def test_a_sequence_of_a_batcher(system: ta.System) -> None:
+    async def step(batch: list[Any]) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return [Last(["c"]) if len(one.parts) == 2 else ["ab"[len(one.parts)]] for one in batch]
+
+    events: list[ta.ProgressEvent] = []
+    batcher = await system.spawn(ContinuousBatcher[str, str], step, name="batcher")
+    for listener in (events.append, lambda event: None):
+        with ta.watch_progress(listener):
+            async with open_parts(batcher, "prompt") as parts:
+                assert [part async for part in parts] == ["a", "b", "c"]
+    assert [(event.name, event.done, event.unit) for event in events] == [
+        ("sequence", count, "parts") for count in (1, 2, 3, 3)
+    ]
 
 
 def test_code_that_blocks(tmp_path: Path) -> None:

@@ -103,21 +103,27 @@ def track_progress(
     Yields:
         A function for the reports. The end of the body makes the last event.
     """
-    event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
     listener = _LISTENER.get()
+    if listener is None:
+        yield _ignore
+        return
+    event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
     last: ProgressEvent | None = None
 
     def report(done: float, total: float | None = None, note: str = "") -> None:
         nonlocal last
-        if listener is not None:
-            last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
-            listener(last)
+        last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
+        listener(last)
 
     try:
         yield report
     finally:
-        if listener is not None and last is not None:
+        if last is not None:
             listener(attrs.evolve(last, is_over=True))
+
+
+def _ignore(done: float, total: float | None = None, note: str = "") -> None:
+    """Take a report that nobody receives."""
 
 
 @contextmanager
