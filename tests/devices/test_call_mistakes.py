@@ -298,7 +298,7 @@ async def test_an_awaitable_as_an_argument_is_refused_without_a_warning(
 ) -> None:
     x = await device.put(np.ones(3))
     text = await refused(lambda: REFUSING[function](device, x, make(x)), TypeError)
-    assert "await" in text or "got" in text
+    assert re.search("Call|coroutine|list|AccelRef", text)
 
 
 async def test_a_coroutine_that_has_begun_is_not_closed(device: ta.Device) -> None:

@@ -355,13 +355,15 @@ def test_transfers_of_code_that_blocks() -> None:
     assert len({event.work for event in events}) == 4
 
 
-async def test_a_sequence_of_a_batcher(system: ta.System) -> None:
-    async def step(batch: list[Any]) -> list[Any]:
-        await trio.lowlevel.checkpoint()
-        return [Last(["c"]) if len(one.parts) == 2 else ["ab"[len(one.parts)]] for one in batch]
+async def three_parts(batch: list[Any]) -> list[Any]:
+    """Make a step of a model, which gives each sequence one part."""
+    await trio.lowlevel.checkpoint()
+    return [Last(["c"]) if len(one.parts) == 2 else ["ab"[len(one.parts)]] for one in batch]
 
+
+async def test_a_sequence_of_a_batcher(system: ta.System) -> None:
     events: list[ta.ProgressEvent] = []
-    batcher = await system.spawn(ContinuousBatcher[str, str], step, name="batcher")
+    batcher = await system.spawn(ContinuousBatcher[str, str], three_parts, name="batcher")
     for listener in (events.append, lambda event: None):
         with ta.watch_progress(listener):
             async with open_parts(batcher, "prompt") as parts:
@@ -379,38 +381,101 @@ def test_code_that_blocks(tmp_path: Path) -> None:
     assert parts(events) == [(24, 24), (24, 24)]
 
 
-def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = rich.console.Console(file=io.StringIO(), width=100, force_terminal=True)
-    monkeypatch.setattr("rich.get_console", lambda: console)
-    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """The terminal that bars are shown on."""
+    file = io.StringIO()
+    terminal = rich.console.Console(file=file, width=100, force_terminal=True)
+    monkeypatch.setattr("rich.get_console", lambda: terminal)
+    monkeypatch.setattr("rich.progress.get_console", lambda: terminal)
+    return file
+
+
+def test_bars(console: io.StringIO) -> None:
     with ta.show_progress():
         with ta.track_progress("load [/] weights", total=3_000_000, unit="B") as report:
             report(1_500_000)
         with ta.track_progress("train", unit="steps") as report:
             report(7, note="loss 0.12 [/]")
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = console.getvalue()
     assert "load [/] weights" in shown
     assert "1.5 MB/3.0 MB" in shown
     assert "7  steps  loss 0.12 [/]" in shown
 
 
-def test_tqdm_can_show_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the guide has it."""
-    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # it would start a thread
-    bars: dict[int, Any] = {}
-    file = io.StringIO()
+class Bars:
+    """Bars of tqdm, as the guide has them."""
 
-    def show(event: ta.ProgressEvent) -> None:
-        bar = bars.get(event.work)
+    def __init__(self) -> None:
+        self.made: dict[int, Any] = {}
+        self.file = io.StringIO()
+
+    def show(self, event: ta.ProgressEvent) -> None:
+        bar = self.made.get(event.work)
         if bar is None:
-            bar = bars[event.work] = tqdm(total=event.total, desc=event.name, unit=event.unit, file=file)
+            bar = tqdm(total=event.total, desc=event.name, unit=event.unit, file=self.file)
+            self.made[event.work] = bar
         bar.update(event.done - bar.n)
         if event.is_over:
             bar.close()
 
-    with ta.watch_progress(show), ta.track_progress("mine", total=4, unit="rows") as report:
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # it would start a thread
+    return Bars()
+
+
+async def put_and_fetch(device: ta.Device) -> None:
+    await (await device.put(HOSTS["rows"])).to_host()
+
+
+async def call_a_program(device: ta.Device) -> None:
+    async with ta.open_program(device, Reports) as program:
+        await program.ask("values", [(1, 4), (4, 4)])
+
+
+async def read_a_stream(device: ta.Device) -> None:
+    async with (
+        ta.open_program(device, Reports) as program,
+        program.stream("items", 3) as items,
+    ):
+        assert [item async for item in items] == [0, 1, 2]
+
+
+async def read_a_sequence(device: ta.Device) -> None:
+    batcher = await device.system.spawn(ContinuousBatcher[str, str], three_parts, name="batcher")
+    async with open_parts(batcher, "prompt") as parts:
+        assert [part async for part in parts] == ["a", "b", "c"]
+    await batcher.stop()
+
+
+SHOWN: dict[str, tuple[Any, list[str], list[float]]] = {
+    "transfers": (put_and_fetch, ["copy to ", "copy from ", "240.0 kB/240.0 kB"], [240_000, 240_000]),
+    "a call": (call_a_program, ["Reports.values", "4/4"], [4]),
+    "a stream": (read_a_stream, ["Reports.items", "3  items"], [3]),
+    "a sequence": (read_a_sequence, ["sequence", "3  parts"], [3]),
+}
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("work", SHOWN)
+async def test_both_libraries_show_it(device: ta.Device, console: io.StringIO, bars: Bars, work: str) -> None:
+    run, texts, done = SHOWN[work]
+    with ta.show_progress():
+        await run(device)
+    assert [text for text in texts if text not in console.getvalue()] == []
+    with ta.watch_progress(bars.show):
+        await run(device)
+    assert [bar.n for bar in bars.made.values()] == done
+    assert all(bar.disable for bar in bars.made.values())
+    assert texts[0] in bars.file.getvalue()
+
+
+def test_tqdm_can_show_events(bars: Bars) -> None:
+    with ta.watch_progress(bars.show), ta.track_progress("mine", total=4, unit="rows") as report:
         report(1)
         report(4)
-    (bar,) = bars.values()
+    (bar,) = bars.made.values()
     assert (bar.n, bar.total, bar.disable) == (4, 4, True)
-    assert "mine: 100%" in file.getvalue()
+    assert "mine: 100%" in bars.file.getvalue()

@@ -27,21 +27,18 @@ class Silenced:
         """Let it end without a warning."""
 
 
-def silence(*values: object) -> None:
+def silence(*values: Any) -> None:
     """Let awaitables end without the warning that nobody awaited them, because an error has refused them.
 
     Args:
-        values: The awaitables, and lists, tuples and dictionaries of them. Other objects stay as they are.
+        values: The awaitables, and lists and tuples of them. Other objects stay as they are.
     """
     for value in values:
-        if isinstance(value, (list, tuple, dict)):
-            given: Any = value  # pyright: ignore[reportUnknownVariableType]
-            members = given.values() if isinstance(value, dict) else given
-            silence(*[each for each in members if not isinstance(each, (list, tuple, dict))])
-        elif isinstance(value, Silenced):
-            value.silence()
-        elif inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
-            value.close()
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, Silenced):
+                each.silence()
+            elif inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                each.close()
 
 
 class NotAwaited:

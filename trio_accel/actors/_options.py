@@ -100,11 +100,7 @@ def named_arguments(function: FunctionT) -> FunctionT:
     def call(*values: Any, **options: Any) -> Any:
         if options or len(values) > most:
             check(values, options)
-        try:
-            return function(*values, **options)
-        except (TypeError, ValueError):
-            silence(*values, *options.values())
-            raise
+        return function(*values, **options)
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:

@@ -659,7 +659,7 @@ def _extents(shape: int | Sequence[int]) -> Ints:
         return (int(shape),)
     if isinstance(shape, Iterable):
         return tuple(shape)
-    raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
+    raise TypeError(f"shape must be a size or a sequence of sizes, got {shown(shape)}")
 
 
 class DeviceActor(Actor):
