@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -366,19 +367,10 @@ from typing import Any, Self
 b = ta.blocking(NAME, options=ta.DeviceOptions(isolation="process", retry=1))
 w = b.wait(b.device.put(np.eye(2) * 2))
 """
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "notebook.md"
+# The program of the page, with a port that the system chooses.
 FASTAPI = """
 import uvicorn
-from fastapi import FastAPI
-
-app = FastAPI()
-
-@app.post("/threads")
-def threads(rows: list[list[float]]):
-    return b.get(np.array(rows) @ w).tolist()
-
-@app.post("/futures")
-async def futures(rows: list[list[float]]):
-    return (await asyncio.wrap_future(b.submit((np.array(rows) @ w).to_host))).tolist()
 
 @app.get("/pid")
 def pid() -> int:
@@ -398,8 +390,8 @@ from werkzeug.serving import make_server
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 app = flask.Flask("app")
 
-@app.post("/threads")
-def threads():
+@app.post("/thread")
+def thread():
     return b.get(np.array(flask.request.json) @ w).tolist()
 
 @app.get("/pid")
@@ -418,14 +410,17 @@ except KeyboardInterrupt:
 @slow
 @pytest.mark.parametrize(
     ("library", "text", "paths"),
-    [("uvicorn", FASTAPI, ("/threads", "/futures")), ("flask", FLASK, ("/threads",))],
+    [("uvicorn", FASTAPI, ("/thread", "/future")), ("flask", FLASK, ("/thread",))],
 )
 def test_servers(library: str, text: str, paths: tuple[str, ...], processes: Processes) -> None:
     pytest.importorskip(library)
+    begin = SERVER.replace("NAME", repr(NAME))
     if library == "uvicorn":
         pytest.importorskip("fastapi")
+        *_, begin = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        begin = begin.replace('"cpu"', repr(NAME))
     program = subprocess.Popen(
-        [sys.executable, "-c", SERVER.replace("NAME", repr(NAME)) + text],
+        [sys.executable, "-c", begin + text],
         env=processes.environment,
         stdout=subprocess.PIPE,
         text=True,
