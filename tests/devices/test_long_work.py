@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,19 @@ def test_bars(console: io.StringIO) -> None:
     assert "load [/] weights" in shown
     assert "1.5 MB/3.0 MB" in shown
     assert "7  steps  loss 0.12 [/]" in shown
+
+
+def test_a_loop_of_much_work_keeps_few_bars(console: io.StringIO) -> None:
+    with ta.show_progress(), ta.track_progress("the loop") as loop:
+        for number in range(50):
+            loop(number)
+            with ta.track_progress(f"step {number}.") as report:
+                report(1)
+        before = len(console.getvalue())
+    last = console.getvalue()[before:]
+    # With the loop's own they are eight.
+    assert set(re.findall(r"step (\d+)\.", last)) == {str(number) for number in range(43, 50)}
+    assert "the loop" in last
 
 
 class Bars:

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import (
     AccelBackend,
@@ -429,10 +430,12 @@ def is_large(array: AccelRef | HostArray) -> bool:
     return array.nbytes > _PIECE
 
 
+@enable_ki_protection
 async def _ask_in_pieces(message: ToHost) -> HostArray:
     """Copy an array to the host in pieces, and report each; as a whole where that cannot be.
 
-    All pieces are handed over at once, because a later operation must not change an array that is half read.
+    All pieces are handed over at once, because a later operation must not change an array that is half read
+    (D212).
     """
     source, out, device = message.source, message.out, message.source.device
     if out is not None and not (
