@@ -17,6 +17,7 @@ import rich.console
 import trio
 from chosen import INLINE, NAME
 from tqdm import tqdm
+from tqdm.asyncio import tqdm as async_tqdm
 
 import trio_accel as ta
 from trio_accel.devices.front import _memory
@@ -484,6 +485,12 @@ async def test_both_libraries_show_it(device: ta.Device, console: io.StringIO, b
     assert [bar.n for bar in bars.made.values()] == done
     assert all(bar.disable for bar in bars.made.values())
     assert texts[0] in bars.file.getvalue()
+
+
+async def test_tqdm_wraps_an_iterator(device: ta.Device, bars: Bars) -> None:
+    async with ta.open_program(device, Reports) as program, program.stream("items", 3) as items:
+        assert [item async for item in async_tqdm(items, desc="items", total=3, file=bars.file)] == [0, 1, 2]
+    assert "items: 100%" in bars.file.getvalue()
 
 
 def test_tqdm_can_show_events(bars: Bars) -> None:

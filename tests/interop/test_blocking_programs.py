@@ -35,6 +35,7 @@ import numpy as np, trio, trio_accel as ta
 b = ta.blocking({NAME!r}, options=ta.DeviceOptions(isolation="process", retry=1))
 x = b.wait(b.device.put(np.ones((2, 2))))
 """
+KILL = "os.kill(b.wait(b.device.statistics).pid, signal.SIGKILL)"
 SECONDS = 60.0
 
 
@@ -166,7 +167,7 @@ SCRIPTS = {
         "did not close within 0.2 seconds",
     ),
     "a worker that is killed": Script(
-        "os.kill(b.wait(b.device.statistics).pid, 9)\nprint(b.get(x @ x).sum(), b.device.losses)",
+        f"{KILL}\nprint(b.get(x @ x).sum(), b.device.losses)",
         "8.0 1",
     ),
     "os._exit": Script("os._exit(4)", "", 4),
@@ -257,6 +258,9 @@ def test_the_interpreter_in_a_terminal(processes: Processes) -> None:
         terminal.expect("begun")
         assert "KeyboardInterrupt" in terminal.interrupt()
         assert "[3., 3.]" in terminal.ask("b.get(x @ x + 1)")
+        terminal.ask(KILL)
+        assert "[5., 5.]" in terminal.ask("b.get(x @ x + 3)")
+        assert "1" in terminal.ask("b.device.losses")
         assert terminal.end() == 0
 
 
@@ -267,6 +271,8 @@ def test_the_interpreter_of_asyncio(processes: Processes) -> None:
             terminal.ask(line)
         assert "[2., 2.]" in terminal.ask("b.get(x @ x)")
         assert "[4., 4.]" in terminal.ask("await asyncio.wrap_future(b.submit((x @ x * 2).to_host))")
+        terminal.ask(KILL)
+        assert "[5., 5.]" in terminal.ask("await asyncio.wrap_future(b.submit((x @ x + 3).to_host))")
         assert terminal.end() == 0
 
 
@@ -304,7 +310,7 @@ CELLS = [
     ("float(xp.sum(a))", "6.0"),
     ("b.get(ta.linalg.qr(x))[0].shape", "(2, 2)"),
     ("b.device", "<table"),
-    ("os.kill(b.wait(b.device.statistics).pid, signal.SIGKILL)\nb.get(x @ x)", "[2., 2.]"),
+    (f"{KILL}\nb.get(x @ x)", "[2., 2.]"),
     ("b.device.losses", "1"),
     (THREE, "all three"),
     (LONG, "KeyboardInterrupt"),
