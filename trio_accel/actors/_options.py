@@ -100,7 +100,11 @@ def named_arguments(function: FunctionT) -> FunctionT:
     def call(*values: Any, **options: Any) -> Any:
         if options or len(values) > most:
             check(values, options)
-        return function(*values, **options)
+        try:
+            return function(*values, **options)
+        except (TypeError, ValueError):
+            silence(*values, *options.values())
+            raise
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
