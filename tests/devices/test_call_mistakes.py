@@ -227,7 +227,7 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "slice": (lambda call: [1, 2][call:], "a Call is not an index"),
     "range": (range, "a Call is not an index"),
     "index of NumPy": (lambda call: np.ones(3)[call], "a Call is not"),
-    "shape": (np.zeros, "a Call is not"),
+    "shape": (np.zeros, "expected a sequence of integers|a Call is not"),
     "reshape": (lambda call: call.args[0].reshape(call), "a Call is not an index"),
     "trunc": (math.trunc, r"trunc\(\) of a Call"),
     "floor": (math.floor, r"float\(\) of a Call"),
@@ -299,7 +299,7 @@ async def test_an_awaitable_as_an_argument_is_refused_without_a_warning(
 ) -> None:
     x = await device.put(np.ones(3))
     text = await refused(lambda: REFUSING[function](device, x, make(x)), TypeError)
-    assert re.search("Call|coroutine|list|AccelRef", text)
+    assert re.search("Call|coroutine|list|AccelRef|NoneType", text)
 
 
 async def test_a_coroutine_that_has_begun_is_not_closed(device: ta.Device) -> None:
