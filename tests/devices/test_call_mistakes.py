@@ -362,7 +362,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "axis": (lambda x, i: arrays.sum(x + 1.0, axis=5), (ValueError, IndexError), r"^arrays\.sum: axis"),
     "axis that is a call": (lambda x, i: arrays.sum(x, axis=x + 1.0), TypeError, r"^arrays\.sum: axis"),
     "unknown option": (lambda x, i: arrays.sum(x + 1.0, axes=1), TypeError, r"^arrays\.sum.*axes"),
-    "too few": (lambda x, i: linalg.matmul(x + 1.0), TypeError, r"^matmul\(\) missing 1 required .*'b'"),
+    "too few": (lambda x, i: linalg.matmul(x), TypeError, r"^matmul\(\) missing 1 required .*'b'"),
     "index": (lambda x, i: (x + 1.0)[9], IndexError, r"9"),
     "list as an index": (lambda x, i: (x + 1.0)[[0, 1]], TypeError, r"index"),
     "call as an index": (lambda x, i: (x + 1.0)[i + 1], TypeError, r"index"),
