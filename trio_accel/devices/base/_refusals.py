@@ -153,7 +153,8 @@ _REFUSED = {
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
-    def refuse(self: OnDevice, *_: object, **__: object) -> NoReturn:
+    def refuse(self: OnDevice, *given: object, **_: object) -> NoReturn:
+        silence(*given)
         self.refuse(text.format(noun=self.noun, first=self.first))
 
     return refuse
