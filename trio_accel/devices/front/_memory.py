@@ -43,7 +43,7 @@ from ._layout import leaves_of, map_tree
 
 __all__ = [
     "Assign", "Copy", "Empty", "Fill", "MemoryActor", "PeerCopy", "PeerCopyActor", "Put", "PutFirst",
-    "PutPart", "Stack", "ToHost", "copy_between", "is_large",
+    "PutPart", "Stack", "ToHost",
 ]  # fmt: skip
 
 _PIECE = 16 << 20
