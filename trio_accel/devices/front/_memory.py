@@ -367,10 +367,7 @@ class _Shared:
 
     async def read(self, part: _Part) -> HostArray:
         """Return a piece."""
-        # With the dots it is an array in any case.
-        index: tuple[Any, ...] = (*part, ...)
-        piece: HostArray = self._array[index]
-        return piece
+        return _piece(self._array, part)
 
 
 @attrs.define(eq=False)
@@ -388,6 +385,13 @@ class _Staged:
             self._memory = self._source.device.host_empty(count, piece.dtype)
         host = self._memory[: piece.size].reshape(piece.shape)
         return await self._source.device.ask(ToHost(piece, host))
+
+
+def _piece(array: HostArray, part: _Part) -> HostArray:
+    # With the dots it is an array in any case.
+    index: tuple[Any, ...] = (*part, ...)
+    piece: HostArray = array[index]
+    return piece
 
 
 def _parts(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[_Part]:
@@ -445,7 +449,7 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
     host = np.empty(source.shape, source.dtype.dtype) if out is None else out
     parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
     try:
-        pieces = [device.submit(ToHost(source[part], host[(*part, ...)])) for part in parts]
+        pieces = [device.submit(ToHost(source[part], _piece(host, part))) for part in parts]
     except (AccelError, TypeError, ValueError):
         # The queue is full, or the whole message says better what is wrong.
         return await device.ask(message)
