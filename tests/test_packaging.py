@@ -34,6 +34,7 @@ EXTRAS = {
     "dev",
     "docs",
     "generate",
+    "http",
     "lint",
     "metrics",
     "nvtx",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 __all__ = [
     "ActorError", "ActorFailedError", "ActorRestartingError", "ActorStoppedError", "AskCycleError",
-    "MailboxFullError", "NotExecutedError", "describe",
+    "MailboxFullError", "NotExecutedError", "describe", "leaves", "single",
 ]  # fmt: skip
 
 

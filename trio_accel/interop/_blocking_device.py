@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import trio
 
-from ..actors._errors import single
+from ..actors import single
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
