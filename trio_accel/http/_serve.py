@@ -11,8 +11,7 @@ from typing import Any
 
 import trio
 
-from ..actors import named_arguments
-from ..actors._errors import single
+from ..actors import named_arguments, single
 from ..backends.base.kit.modules import import_extra
 from ..devices import System
 from ..devices.base._errors import is_shortage
