@@ -65,12 +65,16 @@ class Router:
 
     Attributes:
         table: The newest table.
+        before: The table before, until all of its members have taken the newest one; then the same.
+        settled: Set when they have.
         is_closed: Whether its cluster has ended, and nobody answers any more.
     """
 
     def __init__(self) -> None:
         self._blame = Blame(self._is_quiet)
         self.table: Table = Table()
+        self.before: Table = self.table
+        self.settled: trio.Event = trio.Event()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
         self._changed = trio.Event()
@@ -85,13 +89,40 @@ class Router:
         """The nodes that have an agent."""
         return self.table.members
 
-    def update(self, table: Table) -> None:
-        """Take a newer table; links to those that are no members any more end."""
-        self.table = table
-        for member in [one for one in self._links if one not in table.members]:
-            self._links.pop(member).close()
+    def update(self, table: Table, before: Table | None = None) -> None:
+        """Take a newer table; links to lost members end.
+
+        Args:
+            table: The table.
+            before: The table before, whose members answer until `settle`; None if the missing ones are lost.
+        """
+        self.settled.set()
+        self.settled = trio.Event()
+        self.table, self.before = table, before or table
+        if before is None:
+            self.settled.set()
+        for link in self._pop_links():
+            link.close()
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+
+    async def settle(self, seconds: float) -> None:
+        """End the links to members that have left, after their answers or so many seconds."""
+        self.before = self.table
+        self.settled.set()
+        left = self._pop_links()
+        with trio.move_on_after(seconds):
+            for link in left:
+                await link.wait_answered()
+        # After a cancellation the ends of their agents close them.
+        for link in left:
+            link.close()
+
+    def _is_reached(self, member: Member) -> bool:
+        return member in self.table.members or member in self.before.members
+
+    def _pop_links(self) -> list[Link]:
+        return [self._links.pop(one) for one in [*self._links] if not self._is_reached(one)]
 
     def close(self) -> None:
         """End it: asks that wait have their errors, and later ones too."""
@@ -101,6 +132,11 @@ class Router:
     async def wait_changed(self) -> None:
         """Wait for the next table."""
         await self._changed.wait()
+
+    async def wait_epoch(self, epoch: int) -> None:
+        """Wait for a table of this number, or a later one."""
+        while self.epoch < epoch:
+            await self.wait_changed()
 
     async def link(self, member: Member) -> Link:
         """Return the way to a member.

@@ -1,0 +1,162 @@
+"""Entities that ask each other while nodes leave and come in order: each ask runs once and is answered."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from cluster_entities import Add, Counter, Echo, Pass, until
+
+import trio_accel as ta
+from trio_accel import cluster
+from trio_accel.cluster import _link as links
+
+AGENT: Any = __import__("trio_accel.cluster._agent", fromlist=["Agent"])
+NUMBERS = range(16)
+
+
+@asynccontextmanager
+async def opened(nodes: int) -> AsyncGenerator[tuple[cluster.Cluster, cluster.LocalNodes], None]:
+    local = cluster.LocalNodes(nodes)
+    # An agent that waits for its own hand-off is ended after 10 s.
+    options = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"), hand_off=10.0)
+    with trio.fail_after(50):
+        async with (
+            ta.open_system("test") as system,
+            cluster.open_cluster(system, local, options=options) as made,
+        ):
+            # All entities are there.
+            for number in NUMBERS:
+                for letter in "abc":
+                    await made.entity(Counter, f"{letter} {number}").ask(Add(1.0))
+            yield made, local
+
+
+class Asks:
+    """Asks in flight from entity to entity, and their replies."""
+
+    def __init__(self, made: cluster.Cluster, file: Path) -> None:
+        self._made, self._file = made, file
+        self.replies = dict[int, Any]()
+        file.touch()
+
+    def begun(self) -> list[str]:
+        return self._file.read_text().split("\n")[:-1]
+
+    async def ask(self, number: int, value: Any, seconds: float) -> None:
+        """Have entity a ask entity b, which asks entity c; both wait before they ask."""
+        inner = Pass(str(self._file), f"c {number}", Echo(value, seconds), seconds)
+        outer = Pass(str(self._file), f"b {number}", inner, seconds)
+        self.replies[number] = await self._made.entity(Counter, f"a {number}").ask(outer)
+
+    def check(self, value: Any) -> None:
+        assert self.replies.keys() == {*NUMBERS}
+        assert all(np.array_equal(reply, value) for reply in self.replies.values())
+        # Nothing ran twice.
+        assert Tally(self.begun()) == Tally([f"{letter} {number}" for letter in "ab" for number in NUMBERS])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "begun"
+
+
+@pytest.mark.parametrize("begun", [1, len(NUMBERS), len(NUMBERS) + 1])
+async def test_entities_ask_each_other_while_a_node_is_drained(file: Path, begun: int) -> None:
+    value = np.full(1 << 17, 7.0)
+    async with opened(2) as (made, _):
+        asks = Asks(made, file)
+        async with trio.open_nursery() as nursery:
+            for number in NUMBERS:
+                nursery.start_soon(asks.ask, number, value, 0.2)
+            await until(lambda: len(asks.begun()) >= begun)
+            await made.drain("node-1")
+        asks.check(value)
+
+
+async def test_entities_ask_entities_that_move_to_a_new_node(file: Path) -> None:
+    async with opened(1) as (made, nodes):
+        asks = Asks(made, file)
+        async with trio.open_nursery() as nursery:
+            for number in NUMBERS:
+                nursery.start_soon(asks.ask, number, None, 1.0)
+            await until(asks.begun)
+            nodes.add("node-9")
+            await until(lambda: len(made.members) == 2)
+        asks.check(None)
+
+
+async def test_a_link_that_opens_while_its_member_leaves_is_closed() -> None:
+    """A request by it has not begun, and is asked again at the new home."""
+    begun, go, made = trio.Event(), trio.Event(), links.Link([], "b")
+
+    class Address:
+        async def connect(self, *_: object) -> links.Link:
+            begun.set()
+            await go.wait()
+            return made
+
+    member = cluster.Member("b", (), 1, Address())
+    async with trio.open_nursery() as nursery:
+        peers = AGENT._Peers(4, nursery, links.allocate_any)
+        peers.update(cluster.Table(1, (member,)))
+
+        async def ask() -> None:
+            with pytest.raises(links.LinkLostError, match="node b is gone") as caught:
+                await peers.link(member)
+            assert not caught.value.is_begun
+
+        nursery.start_soon(ask)
+        await begun.wait()
+        peers.update(cluster.Table(2), peers.table)
+        await peers.settle(1.0)
+        go.set()
+    assert made.lost.is_set()
+
+
+async def test_links_to_who_leaves_end_after_their_answers_and_to_who_is_lost_at_once() -> None:
+    members = [cluster.Member(name, (), 1, None) for name in "ab"]
+    router = cluster.Router()
+    lines = dict(zip(members, (links.Link([], "a"), links.Link([], "b")), strict=True))
+    router._links.update(lines)
+    table = cluster.Table(1, tuple(members))
+    router.update(table)
+    replied = lines[members[0]]._replies[1] = trio.Event()
+    router.update(cluster.Table(2, (members[1],)), table)
+    assert not lines[members[0]].lost.is_set()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(router.settle, 60.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert router.settled.is_set()
+        assert not lines[members[0]].lost.is_set()
+        lines[members[0]]._replies.clear()
+        replied.set()
+    assert lines[members[0]].lost.is_set()
+    router.update(cluster.Table(3))
+    assert lines[members[1]].lost.is_set()
+
+
+async def test_asks_in_flight_hear_that_their_cluster_is_closed(file: Path) -> None:
+    caught = list[Exception]()
+
+    async def ask(asks: Asks, number: int) -> None:
+        try:
+            await asks.ask(number, None, 1000.0)
+        except (cluster.NodeLostError, ta.ActorStoppedError) as error:
+            caught.append(error)
+
+    async with trio.open_nursery() as nursery:
+        async with opened(2) as (made, _):
+            asks = Asks(made, file)
+            for number in NUMBERS:
+                nursery.start_soon(ask, asks, number)
+            await until(lambda: len(asks.begun()) == len(NUMBERS))
+        with trio.fail_after(5):
+            await until(lambda: len(caught) == len(NUMBERS))
