@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
@@ -249,9 +249,7 @@ class Cluster(Router):
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
-                _logger.warning(
-                    "the table of the cluster waits for the store: %s", error, extra={"is_untold": True}
-                )
+                warn_untold(_logger.name, "the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
         return begun  # agents take no table of an earlier number than theirs
 

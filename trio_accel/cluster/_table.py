@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, Message, Request
+from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, Trial
 from ._errors import NodeLostError, NotAtHomeError
@@ -19,8 +18,6 @@ from ._link import Link, LinkLostError
 from ._members import Member, Target
 
 __all__ = ["EntityRef", "Router", "Table"]
-
-_logger = logging.getLogger("trio_accel.cluster")
 
 EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
@@ -207,9 +204,8 @@ class Router:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"
-            _logger.warning(
-                "%s waits for a home: the cluster has %s", target.text, where, extra={"is_untold": True}
-            )
+            text = "%s waits for a home: the cluster has %s"
+            warn_untold("trio_accel.cluster", text, target.text, where)
 
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
         """Return the address of an entity; it asks nothing.
