@@ -94,12 +94,12 @@ class Hold(ta.Request[Any, int]):
 
 @attrs.frozen
 class Pass(ta.Request[Any, Any]):
-    """Write the own key down, and ask the `Counter` of another key after some seconds; reply its reply."""
+    """Write the own key down, wait for a later table, and pass the request on to the `Counter` of a key."""
 
     file: str
     key: str
     request: ta.Request[Any, Any]
-    seconds: float = 0.0
+    epoch: int
 
 
 async def write_down(key: object, message: Write) -> None:
@@ -145,7 +145,7 @@ class Counter(cluster.Entity):
     async def pass_on(self, message: Pass) -> Any:
         with open(message.file, "a") as file:  # noqa: ASYNC230  # a line
             file.write(f"{self.home.key}\n")
-        await trio.sleep(message.seconds)
+        await until(lambda: self.home.cluster.epoch > message.epoch)
         return await self.home.cluster.entity(Counter, message.key).ask(message.request)
 
     @ta.handles(FailThere)

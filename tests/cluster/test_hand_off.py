@@ -50,10 +50,10 @@ class Asks:
     def begun(self) -> list[str]:
         return self._file.read_text().split("\n")[:-1]
 
-    async def ask(self, number: int, value: Any, seconds: float) -> None:
-        """Have entity a ask entity b, which asks entity c; both wait before they ask."""
-        inner = Pass(str(self._file), f"c {number}", Echo(value, seconds), seconds)
-        outer = Pass(str(self._file), f"b {number}", inner, seconds)
+    async def ask(self, number: int, request: ta.Request[Any, Any], epoch: int = 0) -> None:
+        """Have entity a ask entity b to ask entity c; a waits for a table after the epoch."""
+        inner = Pass(str(self._file), f"c {number}", request, 0)
+        outer = Pass(str(self._file), f"b {number}", inner, epoch)
         self.replies[number] = await self._made.entity(Counter, f"a {number}").ask(outer)
 
     def check(self, value: Any) -> None:
@@ -63,34 +63,35 @@ class Asks:
         assert Tally(self.begun()) == Tally([f"{letter} {number}" for letter in "ab" for number in NUMBERS])
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "begun"
-
-
-@pytest.mark.parametrize("begun", [1, len(NUMBERS), len(NUMBERS) + 1])
-async def test_entities_ask_each_other_while_a_node_is_drained(file: Path, begun: int) -> None:
+async def test_entities_ask_each_other_while_nodes_are_drained(tmp_path: Path) -> None:
     value = np.full(1 << 17, 7.0)
-    async with opened(2) as (made, _):
-        asks = Asks(made, file)
-        async with trio.open_nursery() as nursery:
-            for number in NUMBERS:
-                nursery.start_soon(asks.ask, number, value, 0.2)
-            await until(lambda: len(asks.begun()) >= begun)
-            await made.drain("node-1")
-        asks.check(value)
-
-
-async def test_entities_ask_entities_that_move_to_a_new_node(file: Path) -> None:
-    async with opened(1) as (made, nodes):
-        asks = Asks(made, file)
-        async with trio.open_nursery() as nursery:
-            for number in NUMBERS:
-                nursery.start_soon(asks.ask, number, None, 1.0)
-            await until(asks.begun)
-            nodes.add("node-9")
+    async with opened(2) as (made, nodes):
+        # Requests have asked on when the drain begins, some of them at least; or all ask on while it lasts.
+        for begun, is_late in ((1, False), (len(NUMBERS) + 1, False), (len(NUMBERS), True)):
+            asks = Asks(made, tmp_path / f"{begun}")
+            epoch = made.epoch if is_late else 0
+            async with trio.open_nursery() as nursery:
+                for number in NUMBERS:
+                    nursery.start_soon(asks.ask, number, Echo(value, 0.2), epoch)
+                await until(lambda asks=asks, begun=begun: len(asks.begun()) >= begun)
+                await made.drain("node-1")
+            asks.check(value)
+            nodes.remove("node-1")
+            await until(lambda: "node-1" not in made._agents)
+            nodes.add("node-1")
             await until(lambda: len(made.members) == 2)
+
+
+async def test_entities_ask_entities_that_move_to_a_new_node(tmp_path: Path) -> None:
+    async with opened(1) as (made, nodes):
+        asks = Asks(made, tmp_path / "begun")
+        async with trio.open_nursery() as nursery:
+            for number in NUMBERS:
+                nursery.start_soon(asks.ask, number, Echo(None), made.epoch)
+            await until(lambda: len(asks.begun()) == len(NUMBERS))
+            nodes.add("node-9")
         asks.check(None)
+        assert len(made.members) == 2
 
 
 async def test_a_link_that_opens_while_its_member_leaves_is_closed() -> None:
@@ -143,20 +144,20 @@ async def test_links_to_who_leaves_end_after_their_answers_and_to_who_is_lost_at
     assert lines[members[1]].lost.is_set()
 
 
-async def test_asks_in_flight_hear_that_their_cluster_is_closed(file: Path) -> None:
+async def test_asks_in_flight_hear_that_their_cluster_is_closed(tmp_path: Path) -> None:
     caught = list[Exception]()
 
     async def ask(asks: Asks, number: int) -> None:
         try:
-            await asks.ask(number, None, 1000.0)
+            await asks.ask(number, Echo(None, 1000.0))
         except (cluster.NodeLostError, ta.ActorStoppedError) as error:
             caught.append(error)
 
     async with trio.open_nursery() as nursery:
         async with opened(2) as (made, _):
-            asks = Asks(made, file)
+            asks = Asks(made, tmp_path / "begun")
             for number in NUMBERS:
                 nursery.start_soon(ask, asks, number)
-            await until(lambda: len(asks.begun()) == len(NUMBERS))
+            await until(lambda: len(asks.begun()) == 2 * len(NUMBERS))
         with trio.fail_after(5):
             await until(lambda: len(caught) == len(NUMBERS))

@@ -193,7 +193,7 @@ class Cluster(Router):
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
     ) -> None:
-        """Have a member, or no more: all agents get the new table, and then know that all have it (D198)."""
+        """Have a member, or no more: all agents get the new table, and then hear that all have it (D209)."""
         async with self._change:
             epoch = await self._next_epoch()
             members = {one.name: one for one in self.members if one.name != name}
