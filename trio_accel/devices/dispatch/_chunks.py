@@ -62,8 +62,8 @@ class Chunk:
     borrowers: weakref.WeakKeyDictionary[WorkerLink, bool] = attrs.field(
         factory=weakref.WeakKeyDictionary["WorkerLink", bool], init=False
     )
-    loans: int = attrs.field(default=0, init=False)
-    _is_dropped: bool = attrs.field(default=False, init=False)
+    loans: int = 0
+    _is_dropped: bool = False
 
     def send(self, worker: WorkerLink) -> None:
         """Have a worker of its device map it."""

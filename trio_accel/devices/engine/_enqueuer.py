@@ -64,7 +64,7 @@ class Enqueuer:
     _hooks: Sequence[EngineHook]
     _launching: Callable[[Launch], None] | None
     _ranges: Ranges | None
-    launched: int = attrs.field(default=0, init=False)
+    launched: int = 0
     # Holds of injected faults.
     _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
 

@@ -286,7 +286,7 @@ class Leases:
     _lose: Callable[[Exception], None]
     tails: list[_Tail] = attrs.field(factory=list[_Tail], init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _lost: Callable[[], Exception] | None = attrs.field(default=None, init=False)
+    _lost: Callable[[], Exception] | None = None
 
     @property
     def failure(self) -> Exception | None:
@@ -434,7 +434,7 @@ class Held:
     turn: Turn
     block: int
     write: bool
-    use: BlockUse | None = attrs.field(default=None, init=False)
+    use: BlockUse | None = None
 
     async def wait(self) -> None:
         """Wait until earlier operations on the block are done, or the context is lost; see `Leases.check`."""

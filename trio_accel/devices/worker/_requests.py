@@ -50,9 +50,9 @@ class WorkerRequests:
     _table: WorkerBlocks
     _memory: WorkerMemory
     serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"], init=False)
-    session: Session | None = attrs.field(default=None, init=False)
+    session: Session | None = None
     context: Ref[ContextActor] = attrs.field(init=False)
-    is_closing: bool = attrs.field(default=False, init=False)
+    is_closing: bool = False
     # Events that are set when the application gives a leased array back, by the number of the lease.
     _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
     # Arrays that the application has borrowed, by the number of the request, with the engine that reads them.
