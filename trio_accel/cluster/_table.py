@@ -74,7 +74,7 @@ class Router:
         self.settled: trio.Event = trio.Event()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     @property
     def epoch(self) -> int:
@@ -100,8 +100,7 @@ class Router:
             self.settled.set()
         for link in self._pop_links():
             link.close()
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.unpark_all()
 
     async def settle(self, seconds: float) -> None:
         """End the links to members that have left, after their answers or so many seconds."""
@@ -128,7 +127,7 @@ class Router:
 
     async def wait_changed(self) -> None:
         """Wait for the next table."""
-        await self._changed.wait()
+        await self._changed.park()
 
     async def wait_epoch(self, epoch: int) -> None:
         """Wait for a table of this number, or a later one."""
