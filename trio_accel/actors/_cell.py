@@ -83,7 +83,7 @@ class Cell:
     last_error: BaseException | None = None
     # The time when the incarnation, or the one that has ended, first made progress.
     progressed_at: float | None = None
-    gate: StartGate = attrs.field(factory=StartGate, init=False)
+    gate: StartGate = attrs.field(factory=StartGate)
     stop_reason: str | None = None
     is_draining: bool = False
     terminated: Terminated | None = None

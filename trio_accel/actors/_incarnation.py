@@ -61,9 +61,9 @@ class Incarnation:
     is_finished: bool = False
     # Name of the told message that it crashed over: no asker gets the error, so a log has to name it.
     told: str | None = None
-    watched: set[_Watched] = attrs.field(factory=set[_Watched], init=False)
+    watched: set[_Watched] = attrs.field(factory=set[_Watched])
     # Timers that may still send a message: they are cancelled when this ends (D121).
-    timers: set[_Timer] = attrs.field(factory=set[_Timer], init=False)
+    timers: set[_Timer] = attrs.field(factory=set[_Timer])
     # Whether it serves no message any more.
     has_served: bool = False
     # Actors below this one in other processes, for the tree.
@@ -76,7 +76,7 @@ class Incarnation:
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
-    _running: dict[Group, int] = attrs.field(factory=dict[Group, int], init=False)
+    _running: dict[Group, int] = attrs.field(factory=dict[Group, int])
     _group_left: trio.Event | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -46,9 +46,9 @@ class Mailbox:
     _outcomes: Outcomes
     _handlers: HandlerTable
     _options: MailboxOptions
-    _queue: _Messages = attrs.field(factory=_none, init=False)
-    _waiting: _Messages = attrs.field(factory=_none, init=False)
-    _stash: _Messages = attrs.field(factory=_none, init=False)
+    _queue: _Messages = attrs.field(factory=_none)
+    _waiting: _Messages = attrs.field(factory=_none)
+    _stash: _Messages = attrs.field(factory=_none)
     # Most actors never use it: an empty deque takes 700 bytes.
     _control: deque[Envelope] | None = None
     receiver: trio.lowlevel.Task | None = None

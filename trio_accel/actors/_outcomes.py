@@ -68,12 +68,12 @@ class Outcomes:
     handled: int = 0
     failed: int = 0
     expired: int = 0
-    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest], init=False)
+    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest])
     # Called once when no deferred request is left.
     on_settled: Callable[[], None] | None = None
     # Counters of the meter, by the class or name of the message.
     _meter: Meter | None = None
-    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured], init=False)
+    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured])
 
     def __attrs_post_init__(self) -> None:
         self.observers = self.system.observers

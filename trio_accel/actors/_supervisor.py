@@ -47,7 +47,7 @@ class Supervisor:
     _intensity: Intensity
     # Makes the task of a child, which has supervisors of its own.
     _life: Callable[[Supervisor, Cell, tuple[object, ...], Mapping[str, object]], _Life]
-    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
+    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell])
     stopping: bool = False
     # Names that its children must not have, of other actors under its path.
     taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)

@@ -63,7 +63,7 @@ class MessageTally:
     _on_failure: OnFailure
     _since: float
     most: int = 2 * _AT_ONCE
-    times: list[float] = attrs.field(factory=list[float], init=False)
+    times: list[float] = attrs.field(factory=list[float])
     failed_count: int = 0
     cancelled_count: int = 0
     dropped_count: int = 0

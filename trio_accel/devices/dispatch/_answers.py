@@ -64,7 +64,7 @@ class AnswerHandler:
     _alarms: Alarms
     _calls: Questions
     _lose: Callable[[WorkerLink, Exception], None]
-    actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
+    actors: WorkerActors = attrs.field(factory=WorkerActors)
     on_first_success: Callable[[], None] | None = None
     on_prepared: Callable[[], None] = lambda: None
     _nursery: trio.Nursery = attrs.field(init=False)

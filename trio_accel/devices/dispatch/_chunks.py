@@ -58,7 +58,7 @@ class Chunk:
     descriptor: int
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
-    abroad: int = attrs.field(factory=next_abroad, init=False)
+    abroad: int = attrs.field(factory=next_abroad)
     borrowers: weakref.WeakKeyDictionary[WorkerLink, bool] = attrs.field(
         factory=weakref.WeakKeyDictionary["WorkerLink", bool], init=False
     )

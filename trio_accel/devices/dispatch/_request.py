@@ -267,9 +267,9 @@ class HostArrays:
 
     _by_value: int
     staging: Staging | None
-    copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
+    copies: list[HostCopy] = attrs.field(factory=list[HostCopy])
     is_used: bool = False
-    filled: list[HostArray] = attrs.field(factory=list["HostArray"], init=False)
+    filled: list[HostArray] = attrs.field(factory=list["HostArray"])
     _next: int = 0
 
     def fit(self, launch: Launch) -> bool:

@@ -66,7 +66,7 @@ class Enqueuer:
     _ranges: Ranges | None
     launched: int = 0
     # Holds of injected faults.
-    _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
+    _holds: list[Hold] = attrs.field(factory=list[Hold])
 
     def enqueue(
         self, launch: Launch, library: KernelLibrary, queue: StreamQueue, failure: Exception | None = None

@@ -284,8 +284,8 @@ class Leases:
     _memory: MemoryInUse
     _watch: Callable[[AccelStream, AccelEvent], None]
     _lose: Callable[[Exception], None]
-    tails: list[_Tail] = attrs.field(factory=list[_Tail], init=False)
-    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    tails: list[_Tail] = attrs.field(factory=list[_Tail])
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     _lost: Callable[[], Exception] | None = None
 
     @property

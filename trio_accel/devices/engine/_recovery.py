@@ -72,7 +72,7 @@ class Losses:
     _intensity: Intensity | None
     count: int = 0
     _last: int = 0
-    _recent: deque[float] = attrs.field(factory=deque[float], init=False)
+    _recent: deque[float] = attrs.field(factory=deque[float])
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:

@@ -427,7 +427,7 @@ class BlockTable:
     device: Owner = attrs.field(init=False)
     valid_since: int = 0
     spare: Any = None
-    dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
+    dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped])
     kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
     _kept_count: int = 0
     _kept_bytes: int = 0

@@ -192,9 +192,9 @@ class Binding:
     allocations: tuple[tuple[int, int], ...]
     outputs: Ints
     uses: tuple[tuple[str, int], ...]
-    written: tuple[Block, ...] = attrs.field(default=(), init=False)
-    used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
-    _new: tuple[Block, ...] = attrs.field(default=(), init=False)
+    written: tuple[Block, ...] = ()
+    used: tuple[tuple[str, Block], ...] = ()
+    _new: tuple[Block, ...] = ()
     # Value of the table's `changes` at that time.
     _changes: int = -1
 

@@ -49,21 +49,21 @@ class WorkerRequests:
     _blocks: BlockTable
     _table: WorkerBlocks
     _memory: WorkerMemory
-    serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"], init=False)
+    serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"])
     session: Session | None = None
     context: Ref[ContextActor] = attrs.field(init=False)
     is_closing: bool = False
     # Events that are set when the application gives a leased array back, by the number of the lease.
-    _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
+    _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event])
     # Arrays that the application has borrowed, by the number of the request, with the engine that reads them.
     _borrowed: dict[int, tuple[PlacedBlock, Engine]] = attrs.field(
         factory=dict[int, "tuple[PlacedBlock, Engine]"], init=False
     )
     # Words of libraries that were being opened when the context turned out lost.
-    _opening: set[int] = attrs.field(factory=set[int], init=False)
+    _opening: set[int] = attrs.field(factory=set[int])
     # Launch templates that were used by now; and all, as they came.
-    _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
-    _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
+    _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate])
+    _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any])
     _nursery: trio.Nursery = attrs.field(init=False)
 
     def open(self, nursery: trio.Nursery) -> None:
