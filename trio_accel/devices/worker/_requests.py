@@ -175,8 +175,11 @@ class WorkerRequests:
         _all_addresses(allocations, engine)
         for block in invalid:
             self._table[block].spoil(name, error)
-        trouble = "done", False, False, encode_error(error), tuple(invalid)
-        self._channel.send(_answers.done(number, (), (), trouble), now=True)
+        self._end(number, "done", False, False, encode_error(error), tuple(invalid))
+
+    def _end(self, number: int, *trouble: Any) -> None:
+        """Answer a request that has no results, with its trouble if there is any."""
+        self._channel.send(_answers.done(number, (), (), trouble or None), now=True)
 
     def done(self, serving: _Serving, error: BaseException | None) -> None:
         """Answer what was served, or has failed."""
@@ -270,8 +273,7 @@ class WorkerRequests:
 
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
         _all_addresses(launch.allocations, engine)
-        trouble = "withdrawn", False, False, None, ()
-        self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
+        self._end(launch.number, "withdrawn", False, False, None, ())
 
     def on_lease(self, number: int, block: int, write: bool, released: Ints) -> None:
         """Hold a block, and tell its place once it is its turn."""
@@ -292,7 +294,7 @@ class WorkerRequests:
                 self._channel.send(_answers.granted(number, address[:]), now=True)
                 await over.wait()
         del self._leases[number]
-        self._channel.send(_answers.done(number, (), (), None), now=True)
+        self._end(number)
 
     def on_borrow(
         self,
@@ -313,8 +315,7 @@ class WorkerRequests:
             refused = NotSupportedError(
                 f"borrow: the worker cannot map the memory: {error}", operation="borrow"
             )
-            trouble = "done", False, False, encode_error(refused), ()
-            self._channel.send(_answers.done(number, (), (), trouble), now=True)
+            self._end(number, "done", False, False, encode_error(refused), ())
             return
         if session is not None:
             self._table.adopt(block.block, block.nbytes)
@@ -334,7 +335,7 @@ class WorkerRequests:
         if self.session is not None and self.session.engine is engine:
             engine.release_all((place.block,))
         self._memory.give_back(place.chunk)
-        self._channel.send(_answers.done(number, (), (), None), now=True)
+        self._end(number)
 
     def on_unlease(self, number: int) -> None:
         """End a lease: the application has given the block back."""
