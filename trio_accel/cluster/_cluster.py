@@ -202,8 +202,9 @@ class Cluster(Router):
                 self._links[member] = link
             table = Table(epoch, tuple([members[one] for one in sorted(members)]))
             before = None if is_lost else self.table
+            told = dict.fromkeys([*table.members, *(before or table).members])
             try:
-                await self._give(("table", table, before), {*table.members, *(before or table).members})
+                await self._give(("table", table, before), told)
             except BaseException:
                 with trio.CancelScope(shield=True):
                     # Some agents serve by this table, so its change is not taken back.
