@@ -213,6 +213,16 @@ def without_a_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ENTITIES.Residents, "release", release)
 
 
+def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
+    """An agent that takes every table for one that all agents have."""
+    update = TABLE.Router.update
+
+    def settled(self: Any, table: Any, before: Any = None) -> None:
+        update(self, table)
+
+    patch.setattr(TABLE.Router, "update", settled)
+
+
 def before_its_agent_has_the_table(patch: pytest.MonkeyPatch) -> None:
     """An agent that releases an entity by its old table, and serves it again."""
 
@@ -261,6 +271,7 @@ FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     without_the_fence,
     without_a_hand_off,
     without_a_release,
+    as_if_all_had_the_table,
     before_its_agent_has_the_table,
     without_an_end_when_alone,
     with_a_grace_when_alone,
