@@ -74,8 +74,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
         "NotAwaited Opening not_copied opens "
         "as_plain checked_options fits is_number must must_be_whole leaves named_options nearest "
-        "note_end quick running_beside signed_like single unknown_option ActorFigures ItemRequest "
-        "Serves Validator"
+        "note_end quick running_beside signed_like single unknown_option warn_untold ActorFigures "
+        "ItemRequest Serves Validator"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
