@@ -61,10 +61,6 @@ async def test_pipelined_requests_are_all_answered_in_their_order(app: Any) -> N
         (post("/echo", b"abcd", "Content-Length: 5"), 400),
         (get("/ping", "X: " + "y" * 200_000), 431),
         (get("/ping", "X: a", " b"), 400),
-        (
-            get("/ping", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
-            505,
-        ),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", 505),
         (
             get(
@@ -96,6 +92,17 @@ async def test_a_request_is_refused_and_ends_its_connection(app: Any, data: byte
         assert answers[:-1] == ([200] if b"Expect" in data else [])
         assert b"connection: close" in found
         assert await status(port, get("/ping")) == 200
+
+
+async def test_an_offer_of_http_2_is_ignored(app: Any) -> None:
+    """As Java's HTTP client and `curl --http2` make it with each request."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    async with serving(app) as port:
+        last = get("/ping", *offer).replace(b"Connection: ", b"Connection: close, ")
+        found = await ask(port, get("/ping", *offer) + post("/echo", b"abc", *offer) + last)
+    assert found.count(b"HTTP/1.1 200 ") == found.count(b"HTTP/1.1 ") == 3
+    assert b"upgrade" not in found.lower()
+    assert b"\r\n\r\nabc" in found
 
 
 async def test_a_path_of_http_2_ends_nothing(app: Any) -> None:
