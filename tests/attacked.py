@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -124,6 +126,17 @@ class Handlers:
                 await self._seen.release.wait()
 
         return PlainTextResponse("later", background=BackgroundTask(work))
+
+    async def state(self, request: Request) -> Response:
+        """Descriptors and bytes of this process, and requests that are served."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        seen = {"files": len(os.listdir("/proc/self/fd")), "bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+        return JSONResponse({**seen, "running": self._seen.running, "cancelled": self._seen.cancelled})
+
+    async def blocked(self, request: Request) -> Response:
+        """A mistake: nothing else runs meanwhile."""
+        time.sleep(float(request.query_params["s"]))  # noqa: ASYNC251  # this is the mistake
+        return PlainTextResponse("awake")
 
     async def bad_length(self, request: Request) -> Response:
         return Response(b"abc", headers={"content-length": "5"})

@@ -65,8 +65,8 @@ async def serve(
     seconds for operations in flight, and a handler that runs in a thread, such as a ``def`` of FastAPI,
     cannot be cancelled. Further signals change nothing.
 
-    WebSockets and HTTP/2 are refused with 505, and the offer ``Upgrade: h2c`` is ignored. TLS, HTTP/2 and limits by address are the work of a
-    proxy.
+    WebSockets and HTTP/2 are refused with 505, and the offer ``Upgrade: h2c`` is ignored. TLS, HTTP/2 and
+    limits by address are the work of a proxy.
 
     Args:
         app: The application. Its lifespan runs around all requests.
