@@ -24,6 +24,12 @@ from trio_accel.http import serve
 KINDS = ("starlette", "fastapi")
 
 
+def resources() -> dict[str, int]:
+    """Count the descriptors and the resident bytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return {"files": len(os.listdir("/proc/self/fd")), "bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
 class Seen:
     """What the application has done, and events of its changes."""
 
@@ -129,9 +135,7 @@ class Handlers:
 
     async def state(self, request: Request) -> Response:
         """Descriptors and bytes of this process, and requests that are served."""
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        seen = {"files": len(os.listdir("/proc/self/fd")), "bytes": pages * os.sysconf("SC_PAGE_SIZE")}
-        return JSONResponse({**seen, "running": self._seen.running, "cancelled": self._seen.cancelled})
+        return JSONResponse({**resources(), "running": self._seen.running, "cancelled": self._seen.cancelled})
 
     async def blocked(self, request: Request) -> Response:
         """A mistake: nothing else runs meanwhile."""

@@ -18,10 +18,13 @@ from attacked import Seen, make
 async def main(kind: str, grace: float) -> None:
     """Serve until SIGTERM."""
     options = ta.DeviceOptions(isolation="process")
-    async with ta.open_system("served") as system, system.open_device("cpu", options=options):
-        async with trio.open_nursery() as nursery:
-            serving = partial(serve, make(kind, Seen()), port=0, system=system, limits=Limits(grace=grace))
-            print(await nursery.start(serving), flush=True)
+    async with (
+        ta.open_system("served") as system,
+        system.open_device("cpu", options=options),
+        trio.open_nursery() as nursery,
+    ):
+        serving = partial(serve, make(kind, Seen()), port=0, system=system, limits=Limits(grace=grace))
+        print(await nursery.start(serving), flush=True)
 
 
 if __name__ == "__main__":

@@ -372,6 +372,9 @@ RUDE = [
     get("/big").replace(b"GET", b"HEAD"),
     get("/ping", "Expect: 100-continue", "Content-Length: 3"),
     get("/big") * 5,
+    get("/ping", "X: " + "y" * 20_000),
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+    b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3",
 ]
 
 
@@ -390,7 +393,7 @@ async def be_rude(port: int, rounds: int) -> None:
             await stream.aclose()
 
 
-@pytest.mark.parametrize("rounds", [6, pytest.param(560, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [6, pytest.param(480, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_rude_clients_leave_nothing_behind(
     app: Any, seen: Seen, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
