@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -26,6 +27,10 @@ pytestmark = [
 ]
 
 CHUNKED = "Transfer-Encoding: chunked"
+REMEDIES = {
+    431: "the headers must have at most 16384 bytes",
+    505: "speak HTTP/1.1: HTTP/2 and WebSockets are not served",
+}
 
 
 async def test_kept_connections_serve_any_number_of_requests(app: Any) -> None:
@@ -90,7 +95,10 @@ async def test_a_request_is_refused_and_ends_its_connection(app: Any, data: byte
         assert answers[-1] == expected
         # No second request is seen where the first one is not what it seems.
         assert answers[:-1] == ([200] if b"Expect" in data else [])
-        assert b"connection: close" in found
+        head, _, body = found.rpartition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        if expected in REMEDIES:
+            assert json.loads(body) == {"error": REMEDIES[expected]}
         assert await status(port, get("/ping")) == 200
 
 
@@ -136,7 +144,8 @@ async def test_slow_bodies_are_refused(app: Any, seen: Seen) -> None:
         slow = [await connect(port, begun) for _ in range(100)]
         assert await status(port, get("/ping")) == 200
         for stream in slow:
-            assert b"HTTP/1.1 408 " in await read_all(stream)
+            assert b"HTTP/1.1 408 " in (answer := await read_all(stream))
+            assert answer.endswith(b'{"error": "the body must arrive within 0.3 s"}')
         assert seen.most == 0
 
 
@@ -148,7 +157,8 @@ async def test_large_bodies_are_refused_and_leave_nothing(app: Any, seen: Seen) 
             post("/echo", b"x" * 1001),
             get("/echo", CHUNKED) + b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n",
         ):
-            assert b"HTTP/1.1 413 " in await ask(port, data)
+            assert b"HTTP/1.1 413 " in (answer := await ask(port, data))
+            assert answer.endswith(b'{"error": "the body must have at most 1000 bytes"}')
         assert (await ask(port, post("/echo", b"x" * 1000, "Connection: close"))).endswith(
             b"\r\n\r\n" + b"x" * 1000
         )
