@@ -60,6 +60,8 @@ BUSY = {
     "no reader": (["/big"] * 20, 4.0, 6.0),
     "places": (["/hold"] * 300, 4.0, 6.0),
     "idle": (["/ping"] * 5, 0.0, 2.5),
+    # The worker has its `close_grace` of 1 s and a second more.
+    "work": (["/work"], 4.0, 8.5),
 }
 
 

@@ -61,9 +61,9 @@ async def serve(
 
     A signal closes the listeners and lets open requests end. `serve` cuts the rest so early that the program
     ends within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s. The
-    lifespan gets half of that time. Two things take more: devices wait up to `DeviceOptions.close_grace`
-    seconds for operations in flight, and a handler that runs in a thread, such as a ``def`` of FastAPI,
-    cannot be cancelled. Further signals change nothing.
+    lifespan gets half of that time. Two things take more: a device whose operation is still running closes
+    after `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def``
+    of FastAPI, cannot be cancelled. Further signals change nothing.
 
     WebSockets and HTTP/2 are refused with 505, and the offer ``Upgrade: h2c`` is ignored. TLS, HTTP/2 and
     limits by address are the work of a proxy.
