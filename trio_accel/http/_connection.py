@@ -25,7 +25,7 @@ _SENT_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 16
 # Seconds in which a client may read the end of an answer and still send.
 _LINGER = 1.0
-# What a client can change, where the phrase of the status does not say it.
+# Texts of refusals that name the remedy, unlike the phrases of their statuses.
 _REMEDIES = {
     431: f"the headers must have at most {HEAD_BYTES} bytes",
     505: "speak HTTP/1.1: HTTP/2 and WebSockets are not served",
