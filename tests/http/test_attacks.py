@@ -287,6 +287,20 @@ async def test_requests_beyond_the_places_are_refused(app: Any, seen: Seen, syst
     assert seen.most == 256
 
 
+@pytest.mark.parametrize("path", ["/sse?n=1000&s=60", "/slow", "/hold"])
+async def test_places_come_back_when_their_clients_leave(app: Any, seen: Seen, path: str) -> None:
+    async with serving(app, limits=Limits(requests=4)) as port:
+        for number in (1, 2):
+            streams = [await connect(port, get(path)) for _ in range(4)]
+            await seen.until(lambda them: them.running == 4)
+            assert await status(port, get("/ping")) == 503
+            for stream in streams:
+                await stream.aclose()
+            assert await seen.until(lambda them: them.running == 0) < 0.2
+            assert (seen.cancelled, seen.served) == (4 * number, 0)
+            assert await status(port, get("/ping")) == 200
+
+
 async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(answer=0.2)) as port:
         assert await status(port, get("/slow")) == 504
