@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.http import Limits, errors, on_host, run, serve
@@ -66,6 +67,34 @@ async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
         assert 0.5 < trio.current_time() - began < 1.5
         await seen.until(lambda them: (them.served, them.cancelled, them.running) == (1, 1, 0))
     assert caplog.messages[1:] == ["ending: 2 requests are open, and have 0.6 s"]
+
+
+async def test_a_request_and_a_lifespan_that_do_not_end_share_the_grace(
+    seen: Seen, mock_clock: MockClock
+) -> None:
+    times: list[float] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncGenerator[None, None]:
+        yield
+        times.append(trio.current_time() - began)
+        try:
+            await trio.sleep_forever()
+        finally:
+            times.append(trio.current_time() - began)
+
+    app = make("starlette", seen, lifespan=lifespan)
+    async with serving(app, limits=Limits(grace=10.0), signals=STOP) as port:
+        stream = await connect(port, get("/slow"))
+        await seen.until(lambda them: them.running == 1)
+        began = trio.current_time()
+        signal.raise_signal(STOP[0])
+        for seconds in (8.9, 0.11, 0.5):
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(seconds)
+    assert times == pytest.approx([9.01, 9.51])
+    assert (seen.cancelled, seen.running) == (1, 0)
+    await stream.aclose()
 
 
 async def test_it_ends_as_soon_as_the_last_request_has_ended(app: Any, seen: Seen) -> None:
