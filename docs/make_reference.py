@@ -72,7 +72,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
         "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
-        "NotAwaited Opening not_copied opens "
+        "NotAwaited Opening Silenced not_copied opens silence "
         "as_plain checked_options fits is_number must must_be_whole leaves named_options nearest "
         "note_end quick running_beside signed_like single unknown_option warn_untold ActorFigures "
         "ItemRequest Serves Validator"
@@ -101,10 +101,10 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
         "contraction_terms in_between DESCRIPTORS"
     ),
-    "AccelRef": _names("first noun"),
+    "AccelRef": _names("first noun refuse refuse_numpy silence"),
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),
-    "Call": _names("args close first function named noun send throw"),
+    "Call": _names("args close first function named noun refuse refuse_numpy send silence throw"),
     "CompletionStrategy": _names("open"),
     "DeviceGroup": _names("add scope"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),

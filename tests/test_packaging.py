@@ -128,6 +128,61 @@ def test_every_extra_exists_and_refers_to_ones_that_exist(metadata: Message) -> 
     assert {name.strip() for names in referred for name in names.split(",")} <= EXTRAS
 
 
+def requirements(*extras: str) -> set[str]:
+    """Names of the packages that this one asks for with some extras; not what these ask for in turn."""
+    found = {_name(line) for line in PROJECT["dependencies"]}
+    for extra in extras:
+        for line in PROJECT["optional-dependencies"][extra]:
+            own = re.match(r"trio-accel\[(.*)\]", line)
+            found |= requirements(*own[1].split(",")) if own else {_name(line)}
+    return found
+
+
+def _name(requirement: str) -> str:
+    return re.sub("[-_.]+", "-", re.split(r"[<>=\[; ]", requirement)[0]).lower()
+
+
+IMPORT = re.compile(r"^ *(?:from (\w+)[\w.]* import |import (\w+)[\w.]*(?: as \w+)?$)", re.MULTILINE)
+
+
+def imported(folder: str) -> dict[str, str]:
+    """Packages that programs import, each with a file; without what their file skips tests for."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        text = path.read_text("utf-8")
+        skipped = re.findall(r"""(?:importorskip|find_spec)\(\s*["'](\w+)""", text)
+        for name in {one or other for one, other in IMPORT.findall(text)} - set(skipped):
+            found.setdefault(name, path.relative_to(ROOT).as_posix())
+    return found
+
+
+# Sessions of their own, and machines with a GPU, have these.
+NOT_IN_CI = {"numba", "ray", "torch"}
+FOLDERS = ("tests", "examples", "benchmarks", "docs")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_programs_import_is_installed_for_ci(folder: str) -> None:
+    installed = requirements("dev")
+    files = [path for one in FOLDERS for path in (ROOT / one).rglob("*") if path.suffix in {"", ".py"}]
+    own = {path.stem for path in files} | {"trio_accel", *FOLDERS}
+    providers = importlib.metadata.packages_distributions()
+    missing = {
+        name: path
+        for name, path in imported(folder).items()
+        if name not in sys.stdlib_module_names
+        and name not in own | NOT_IN_CI
+        and not {_name(provider) for provider in providers.get(name, [])} & installed
+    }
+    assert missing == {}
+
+
+def test_no_requirement_is_written_twice() -> None:
+    for extra, lines in PROJECT["optional-dependencies"].items():
+        names = [_name(line) for line in lines if not line.startswith("trio-accel[")]
+        assert sorted(set(names)) == sorted(names), extra
+
+
 def test_the_base_installation_is_light() -> None:
     base = {re.split(r"[<>=\[; ]", requirement)[0] for requirement in PROJECT["dependencies"]}
     assert base >= {"trio", "numpy", "scipy", "cuda-core", "cuda-bindings", "nvmath-python"}

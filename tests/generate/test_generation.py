@@ -75,6 +75,22 @@ async def test_a_reader_that_leaves_gives_its_pages_back(system: ta.System, devi
         assert made.pages.used == 0
 
 
+async def test_the_tokens_of_a_text_show_themselves(system: ta.System, device: ta.Device) -> None:
+    events: list[ta.ProgressEvent] = []
+    async with (
+        open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="operations") as model,
+        open_generation(system, model, LOADED, positions=70) as made,
+    ):
+        with ta.watch_progress(events.append):
+            async with open_parts(made.batcher, prompt(SYSTEM, 4)) as stream:
+                tokens = [token async for token in stream]
+        await made.batcher.stop(drain=True)
+    assert [event.done for event in events] == [*range(1, len(tokens) + 1), len(tokens)]
+    assert {(event.name, event.unit, event.work) for event in events} == {
+        ("sequence", "parts", events[0].work)
+    }
+
+
 async def test_a_prompt_that_needs_more_pages_than_there_are(system: ta.System, device: ta.Device) -> None:
     async with (
         open_model(device, TINY, LOADED.weights, pages=8, size=4, forward="operations") as model,

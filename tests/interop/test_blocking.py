@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -126,26 +128,62 @@ def test_the_error_of_a_function_comes_as_it_is(b: BlockingDevice) -> None:
     assert b.submit(fail, KeyError("mine")).exception(WAIT).args == ("mine",)
 
 
+async def numbers() -> AsyncGenerator[int, None]:
+    yield 1
+
+
+# None is followed by a warning that a call or a coroutine was never awaited: warnings are errors here.
 @pytest.mark.parametrize("ask", ["wait", "submit"])
 def test_what_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> None:
-    with pytest.raises(TypeError, match=f"{ask}: pass a call, or an async function and its arguments, got 3"):
-        getattr(b, ask)(3)
-    call = x @ x
-    with pytest.raises(TypeError, match=r"its arguments, got <Call linalg\.matmul"):
-        getattr(b, ask)(call, 3)
-    call.close()
+    for wrong in (3, None, np.ones(2), x, b, numbers(), iter([x]), [x + 1.0]):
+        with pytest.raises(TypeError) as error:
+            getattr(b, ask)(wrong)
+        text = f"{ask}: pass a call, or an async function and its arguments, got {wrong!r}"
+        assert str(error.value) == text
+    with pytest.raises(TypeError, match=r"got <Call linalg\.matmul, not run> with arguments$"):
+        getattr(b, ask)(x @ x, 3)
+    with pytest.raises(TypeError, match=r"got <coroutine object .*> with arguments$"):
+        getattr(b, ask)(never_run(), never_run())
 
 
-def test_a_function_that_is_not_async(b: BlockingDevice) -> None:
-    with pytest.raises(
-        TypeError, match="wait: <built-in function len> is not an async function: it has retur"
-    ):
-        b.wait(len, "abc")
+def test_functions_that_are_not_async(b: BlockingDevice) -> None:
+    for function, args in ((len, ["abc"]), (numbers, []), (lambda: iter([1]), []), (range, [3])):
+        with pytest.raises(TypeError, match=r"wait: <.*> is not an async function: it has returned"):
+            b.wait(function, *args)
 
 
-def test_get_takes_arrays_alone(b: BlockingDevice) -> None:
-    with pytest.raises(TypeError, match="get: array must be an array of a device, or a call that makes one"):
-        b.get(np.ones(2))
+def test_get_takes_arrays_alone(b: BlockingDevice, x: ta.AccelRef) -> None:
+    for wrong in (np.ones(2), never_run(), [x + 1.0], iter([x]), numbers(), b.submit(trio.sleep, 0)):
+        with pytest.raises(TypeError) as error:
+            b.get(wrong)
+        text = f"get: array must be an array of a device, or a call that makes one, got {wrong!r}"
+        assert str(error.value) == f"{text}; use wait for other awaitables"
+
+
+def test_generators(b: BlockingDevice, x: ta.AccelRef) -> None:
+    """They block where they are read: in a plain thread, and not in a Trio task."""
+
+    def rows() -> Iterator[Any]:
+        for row in range(3):
+            yield b.get(x[row])
+
+    np.testing.assert_array_equal(list(rows()), b.get(x))
+
+    async def read() -> str:
+        return refused(next, rows())
+
+    assert "would block the Trio loop" in b.wait(read)
+
+    async def collect() -> list[int]:
+        return [number async for number in numbers()]
+
+    assert b.wait(collect) == [1]
+
+
+def test_it_stays_in_its_process(b: BlockingDevice) -> None:
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"a BlockingDevice belongs to its process .*: ta\.blocking\("):
+            copy_of(b)
 
 
 def test_context_variables_of_the_caller(b: BlockingDevice) -> None:
@@ -252,6 +290,31 @@ def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
     assert b.wait(b.device.statistics).memory.used < host.nbytes
 
 
+@pytest.mark.parametrize("is_to_host", [False, True])
+def test_ctrl_c_in_the_middle_of_a_large_transfer(
+    b: BlockingDevice, monkeypatch: pytest.MonkeyPatch, is_to_host: bool
+) -> None:
+    monkeypatch.setattr("trio_accel.devices.front._memory._PIECE", 4096)
+    host = RNG.normal(size=1 << 17)
+    x = b.wait(b.device.put(host))
+    seen: list[ta.ProgressEvent] = []
+
+    def interrupt(event: ta.ProgressEvent) -> None:
+        seen.append(event)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    out = np.empty_like(host)
+    with pytest.raises(KeyboardInterrupt), ta.watch_progress(interrupt):
+        b.wait(x.to_host(out=out) if is_to_host else b.device.put(host))
+    assert 0 < seen[-1].done <= host.nbytes
+    out[:] = host[:] = 0  # nothing reads or writes them any more
+    b.wait(b.device.synchronize)
+    assert not out.any()
+    gc.collect()
+    assert b.wait(b.device.statistics).memory.used < x.nbytes + host.nbytes
+
+
 def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(interrupts=True)
     monkeypatch.setattr(ta.System, "open_device", lambda *_, **__: task.run())
@@ -321,6 +384,28 @@ def test_in_a_task_and_in_a_callback_of_its_own_run(b: BlockingDevice, x: ta.Acc
     future.add_done_callback(lambda _: told.set_result(refused(b.get, x)))
     may_end.set()
     assert "would block the Trio loop" in told.result(WAIT)
+
+
+def test_in_a_listener_of_progress(b: BlockingDevice, x: ta.AccelRef) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        with ta.track_progress("mine") as report:
+            report(1)
+
+    with ta.watch_progress(lambda event: told.append(refused(b.get, x))):
+        b.wait(work)
+    assert len(told) == 2
+    assert all(
+        "get: this blocking device waits for its device, which would block the Tr" in one for one in told
+    )
+
+
+async def test_a_refused_call_can_be_awaited_as_the_error_says(own: BlockingDevice) -> None:
+    x = await trio.to_thread.run_sync(own.wait, own.device.put(np.ones(2)))
+    call = x + 1.0
+    assert "await the call itself, or call it in a thread" in refused(own.get, call)
+    assert (await trio.to_thread.run_sync(own.get, call)).tolist() == [2.0, 2.0]
 
 
 def test_in_a_worker_thread_of_its_own_run(b: BlockingDevice, x: ta.AccelRef) -> None:

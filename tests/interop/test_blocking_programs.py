@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +15,16 @@ import urllib.request
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import pytest
 from chosen import NAME, SEARCHED
 
+# `test_a_notebook` is a part of every run.
+slow = pytest.mark.slow
 pytestmark = [
     pytest.mark.machine,
-    pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"),
 ]
@@ -33,6 +35,7 @@ import numpy as np, trio, trio_accel as ta
 b = ta.blocking({NAME!r}, options=ta.DeviceOptions(isolation="process", retry=1))
 x = b.wait(b.device.put(np.ones((2, 2))))
 """
+KILL = "os.kill(b.wait(b.device.statistics).pid, signal.SIGKILL)"
 SECONDS = 60.0
 
 
@@ -126,6 +129,15 @@ SCRIPTS = {
         "except KeyboardInterrupt: print(ended, b.get(x @ x).sum())",
         "[1] 8.0",
     ),
+    "Ctrl-C in the middle of a large array": Script(
+        "host = np.ones(1 << 24)\n"
+        "def interrupt(event):\n"
+        "    if event.done < event.total: os.kill(os.getpid(), signal.SIGINT)\n"
+        "try:\n"
+        "    with ta.watch_progress(interrupt): b.wait(b.device.put(host))\n"
+        "except KeyboardInterrupt: print(b.get(x @ x).sum(), b.device.losses)",
+        "8.0 0",
+    ),
     "Ctrl-C that nobody catches": Script(
         "async def long():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -155,13 +167,14 @@ SCRIPTS = {
         "did not close within 0.2 seconds",
     ),
     "a worker that is killed": Script(
-        "os.kill(b.wait(b.device.statistics).pid, 9)\nprint(b.get(x @ x).sum(), b.device.losses)",
+        f"{KILL}\nprint(b.get(x @ x).sum(), b.device.losses)",
         "8.0 1",
     ),
     "os._exit": Script("os._exit(4)", "", 4),
 }
 
 
+@slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts(name: str, processes: Processes) -> None:
     script = SCRIPTS[name]
@@ -180,13 +193,22 @@ def test_scripts(name: str, processes: Processes) -> None:
 
 
 class Terminal:
-    """The interactive interpreter in a terminal."""
+    """The interactive interpreter in a terminal, for a ``with``."""
 
     def __init__(self, processes: Processes, *arguments: str) -> None:
+        self._code: int | None = None
         self._pid, self._end = pty.fork()
         if not self._pid:
             os.execve(sys.executable, [sys.executable, *arguments], processes.environment)
+
+    def __enter__(self) -> Self:
         self.expect(">>> ")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Without its terminal, an interpreter ends that a failed test has left.
+        if self._code is None:
+            self._reap()
 
     def expect(self, wanted: str) -> str:
         """Read up to a text; a terminal that never has it is closed by the test's time limit."""
@@ -207,39 +229,51 @@ class Terminal:
         os.write(self._end, f"{line}\n".encode())
 
     def end(self) -> int:
+        """Leave the interpreter; returns its exit code."""
         self.write("exit()")
         try:
             while os.read(self._end, 4096):
                 pass
         except OSError:  # Linux: the other side is closed
             pass
+        return self._reap()
+
+    def _reap(self) -> int:
         os.close(self._end)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._code
 
 
+@slow
 def test_the_interpreter_in_a_terminal(processes: Processes) -> None:
-    terminal = Terminal(processes, "-q")
-    for line in SETUP.splitlines():
-        terminal.ask(line)
-    assert "array([[2., 2.]," in terminal.ask("b.get(x @ x)")
-    assert "<Call linalg.matmul, not run" in terminal.ask("x @ x")
-    assert "Array([0., 2., 4.]" in terminal.ask("b.xp.asarray(np.arange(3.0)) * 2")
-    terminal.write("def begun(): print('be' + 'gun', flush=True)")
-    terminal.ask("")
-    terminal.write("b.wait(trio.to_thread.run_sync, begun), b.wait(trio.sleep_forever)")
-    terminal.expect("begun")
-    assert "KeyboardInterrupt" in terminal.interrupt()
-    assert "[3., 3.]" in terminal.ask("b.get(x @ x + 1)")
-    assert terminal.end() == 0
+    with Terminal(processes, "-q") as terminal:
+        for line in SETUP.splitlines():
+            terminal.ask(line)
+        assert "array([[2., 2.]," in terminal.ask("b.get(x @ x)")
+        assert "<Call linalg.matmul, not run" in terminal.ask("x @ x")
+        assert "Array([0., 2., 4.]" in terminal.ask("b.xp.asarray(np.arange(3.0)) * 2")
+        terminal.write("def begun(): print('be' + 'gun', flush=True)")
+        terminal.ask("")
+        terminal.write("b.wait(trio.to_thread.run_sync, begun), b.wait(trio.sleep_forever)")
+        terminal.expect("begun")
+        assert "KeyboardInterrupt" in terminal.interrupt()
+        assert "[3., 3.]" in terminal.ask("b.get(x @ x + 1)")
+        terminal.ask(KILL)
+        assert "[5., 5.]" in terminal.ask("b.get(x @ x + 3)")
+        assert "1" in terminal.ask("b.device.losses")
+        assert terminal.end() == 0
 
 
+@slow
 def test_the_interpreter_of_asyncio(processes: Processes) -> None:
-    terminal = Terminal(processes, "-m", "asyncio")
-    for line in (*SETUP.splitlines(), "import asyncio"):
-        terminal.ask(line)
-    assert "[2., 2.]" in terminal.ask("b.get(x @ x)")
-    assert "[4., 4.]" in terminal.ask("await asyncio.wrap_future(b.submit((x @ x * 2).to_host))")
-    assert terminal.end() == 0
+    with Terminal(processes, "-m", "asyncio") as terminal:
+        for line in (*SETUP.splitlines(), "import asyncio"):
+            terminal.ask(line)
+        assert "[2., 2.]" in terminal.ask("b.get(x @ x)")
+        assert "[4., 4.]" in terminal.ask("await asyncio.wrap_future(b.submit((x @ x * 2).to_host))")
+        terminal.ask(KILL)
+        assert "[5., 5.]" in terminal.ask("await asyncio.wrap_future(b.submit((x @ x + 3).to_host))")
+        assert terminal.end() == 0
 
 
 THREE = """\
@@ -276,7 +310,7 @@ CELLS = [
     ("float(xp.sum(a))", "6.0"),
     ("b.get(ta.linalg.qr(x))[0].shape", "(2, 2)"),
     ("b.device", "<table"),
-    ("os.kill(b.wait(b.device.statistics).pid, signal.SIGKILL)\nb.get(x @ x)", "[2., 2.]"),
+    (f"{KILL}\nb.get(x @ x)", "[2., 2.]"),
     ("b.device.losses", "1"),
     (THREE, "all three"),
     (LONG, "KeyboardInterrupt"),
@@ -334,24 +368,15 @@ def check_server(port: int, *paths: str) -> None:
 SERVER = """
 import asyncio, sys
 import numpy as np, trio_accel as ta
-from typing import Any
+from typing import Any, Self
 
 b = ta.blocking(NAME, options=ta.DeviceOptions(isolation="process", retry=1))
 w = b.wait(b.device.put(np.eye(2) * 2))
 """
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "notebook.md"
+# The program of the page, with a port that the system chooses.
 FASTAPI = """
 import uvicorn
-from fastapi import FastAPI
-
-app = FastAPI()
-
-@app.post("/threads")
-def threads(rows: list[list[float]]):
-    return b.get(np.array(rows) @ w).tolist()
-
-@app.post("/futures")
-async def futures(rows: list[list[float]]):
-    return (await asyncio.wrap_future(b.submit((np.array(rows) @ w).to_host))).tolist()
 
 @app.get("/pid")
 def pid() -> int:
@@ -371,8 +396,8 @@ from werkzeug.serving import make_server
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 app = flask.Flask("app")
 
-@app.post("/threads")
-def threads():
+@app.post("/thread")
+def thread():
     return b.get(np.array(flask.request.json) @ w).tolist()
 
 @app.get("/pid")
@@ -388,16 +413,20 @@ except KeyboardInterrupt:
 """
 
 
+@slow
 @pytest.mark.parametrize(
     ("library", "text", "paths"),
-    [("uvicorn", FASTAPI, ("/threads", "/futures")), ("flask", FLASK, ("/threads",))],
+    [("uvicorn", FASTAPI, ("/thread", "/future")), ("flask", FLASK, ("/thread",))],
 )
 def test_servers(library: str, text: str, paths: tuple[str, ...], processes: Processes) -> None:
     pytest.importorskip(library)
+    begin = SERVER.replace("NAME", repr(NAME))
     if library == "uvicorn":
         pytest.importorskip("fastapi")
+        *_, begin = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        begin = begin.replace('"cpu"', repr(NAME))
     program = subprocess.Popen(
-        [sys.executable, "-c", SERVER.replace("NAME", repr(NAME)) + text],
+        [sys.executable, "-c", begin + text],
         env=processes.environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -109,7 +109,7 @@ async def test_patterns_in_front_pass_streams_along(system: ta.System, autojump_
 
 async def test_a_stream_is_of_one_sequence(system: ta.System, autojump_clock: MockClock) -> None:
     batcher = await spawn(system, Writer(), max_sequences=1, capacity=1)
-    stream: PartStream[str] = PartStream()
+    stream: PartStream[str] = PartStream(lambda count: None)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("a", 1), results)
@@ -129,7 +129,7 @@ async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
 ) -> None:
     """As a pattern in front does when the batcher restarts."""
     batcher = await spawn(system, Writer(), max_sequences=1)
-    stream: PartStream[str] = PartStream()
+    stream: PartStream[str] = PartStream(lambda count: None)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("a", 9), results)

@@ -16,6 +16,7 @@ import rich.console
 import trio
 import trio.testing
 from test_trainer import config
+from tqdm.asyncio import tqdm
 from train_models import CallMlp, batches
 
 import trio_accel as ta
@@ -311,3 +312,12 @@ async def test_a_bar_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     with ta.track_progress("after it") as report:
         report(1)
     assert console.file.getvalue() == shown  # type: ignore[attr-defined]
+
+
+async def test_tqdm_wraps_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # it would start a thread
+    file = io.StringIO()
+    async with opened() as trainer:
+        steps = tqdm(trainer.steps(GIVEN[:3], until=3), total=3, desc="steps", file=file)
+        assert [step.number async for step in steps] == [1, 2, 3]
+    assert "steps: 100%" in file.getvalue()

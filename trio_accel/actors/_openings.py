@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
@@ -10,11 +11,34 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, 
 
 from trio.lowlevel import enable_ki_protection
 
-__all__ = ["NotAwaited", "Opening", "not_copied", "opens"]
+__all__ = ["NotAwaited", "Opening", "Silenced", "not_copied", "opens", "silence"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
+
+
+class Silenced:
+    """Base of objects that warn at their end if nobody has awaited them."""
+
+    __slots__ = ()
+
+    def silence(self) -> None:
+        """Let it end without a warning."""
+
+
+def silence(*values: Any) -> None:
+    """Let awaitables end without the warning that nobody awaited them, because an error has refused them.
+
+    Args:
+        values: The awaitables, and lists and tuples of them. Other objects stay as they are.
+    """
+    for value in values:
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, Silenced):
+                each.silence()
+            elif inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                each.close()
 
 
 class NotAwaited:

@@ -17,6 +17,7 @@ import attrs
 
 from ._errors import leaves
 from ._hints import as_plain, described, fits, is_kind_of, types_of
+from ._openings import silence
 
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
@@ -99,13 +100,21 @@ def named_arguments(function: FunctionT) -> FunctionT:
     def call(*values: Any, **options: Any) -> Any:
         if options or len(values) > most:
             check(values, options)
-        return function(*values, **options)
+        try:
+            return function(*values, **options)
+        except (TypeError, ValueError):
+            silence(*values, *options.values())
+            raise
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
         if options or len(values) > most:
             check(values, options)
-        return await function(*values, **options)
+        try:
+            return await function(*values, **options)
+        except (TypeError, ValueError):
+            silence(*values, *options.values())
+            raise
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
 

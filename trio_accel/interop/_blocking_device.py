@@ -13,14 +13,14 @@ from __future__ import annotations
 import atexit
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 import trio
 
-from ..actors import single, warn_untold
+from ..actors import not_copied, silence, single, warn_untold
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
@@ -69,6 +69,9 @@ class BlockingDevice:
             self._end()
             raise
         atexit.register(self._at_exit)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied("a BlockingDevice", "open one where it is needed: ta.blocking(...)")
 
     def __repr__(self) -> str:
         return f"<BlockingDevice {self.device!r}>"
@@ -139,6 +142,7 @@ class BlockingDevice:
         source = array.ref if isinstance(array, Array) else array
         to_host: Callable[[], Awaitable[Any]] | None = getattr(source, "to_host", None)
         if to_host is None:
+            silence(source)
             raise TypeError(
                 f"get: array must be an array of a device, or a call that makes one, got {array!r}; use "
                 "wait for other awaitables"
@@ -176,15 +180,13 @@ class BlockingDevice:
         source: object,
     ) -> ReplyT:
         if args if isinstance(awaited, Awaitable) else not callable(awaited):
-            raise TypeError(
-                f"{name}: pass a call, or an async function and its arguments, got {awaited!r} and {args!r}"
-            )
+            silence(awaited, *args)
+            got = f"{awaited!r} with arguments" if args else repr(awaited)
+            raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
             return ask(name, partial(_awaited, name, awaited, args))
         except RuntimeError:
-            # The error is enough: no warning follows that a refused call was never awaited.
-            if isinstance(source, Coroutine):
-                source.close()
+            silence(source)
             raise
 
     def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:

@@ -16,6 +16,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import Reading, checked_options, opens, running_beside
 from ..backends.base import ContextLostError
+from ..devices import track_progress
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
 from ._fair_scheduler import FairQueue, Queued, Weights, weight_in
@@ -93,10 +94,13 @@ class PartStream(Generic[PartT]):
     Attributes:
         unread: Parts that were given and not read.
         on_read: Called when a part was read; None while no batcher fills it.
+        report: Called with the number of parts that were read.
     """
 
+    report: Callable[[float], object]
     unread: deque[PartT] = attrs.field(factory=deque[Any], init=False)
     on_read: Callable[[], object] | None = attrs.field(default=None, init=False)
+    _count: int = attrs.field(default=0, init=False)
     _results: list[outcome.Outcome[tuple[PartT, ...]]] = attrs.field(factory=list[Any], init=False)
     _parts: tuple[PartT, ...] | None = attrs.field(default=None, init=False)
     _has_parts: bool = attrs.field(default=False, init=False)
@@ -135,6 +139,8 @@ class PartStream(Generic[PartT]):
             self._is_read = False
         if self.unread:
             part = self.unread.popleft()
+            self._count += 1
+            self.report(self._count)
             if self.on_read is not None:
                 self.on_read()
             return part
@@ -207,13 +213,14 @@ async def open_parts(
         TypeError: `batcher` is no model.
     """
     ask = as_callable(batcher)
-    stream: PartStream[PartT] = PartStream()
+    with track_progress("sequence", unit="parts") as report:
+        stream: PartStream[PartT] = PartStream(report)
 
-    async def generate() -> None:
-        stream.end(await outcome_of(ask(Streamed(item, stream))))
+        async def generate() -> None:
+            stream.end(await outcome_of(ask(Streamed(item, stream))))
 
-    async with running_beside(generate):
-        yield stream
+        async with running_beside(generate):
+            yield stream
 
 
 @attrs.define(eq=False, kw_only=True)

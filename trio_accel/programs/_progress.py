@@ -91,8 +91,6 @@ def _forward(report: ProgressReport, value: Any) -> None:
             report(done, total)
         case str():
             report(0, note=value)
-        case _:
-            pass
 
 
 class Progress:

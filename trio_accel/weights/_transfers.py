@@ -39,6 +39,7 @@ from ..devices import (
     PutPart,
     check_device,
     track_progress,
+    what_to_do,
 )
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
@@ -447,7 +448,8 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
         if not isinstance(name, str):
             raise TypeError(f"save: arrays must have names of text, got {name!r}")
         if not isinstance(array, AccelRef):
-            raise TypeError(f"save: arrays[{name!r}] must be an AccelRef, got {type(array).__name__}")
+            got = f"{type(array).__name__}{what_to_do(array)}"
+            raise TypeError(f"save: arrays[{name!r}] must be an AccelRef, got {got}")
     for name, text in metadata.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"save: metadata must be text by name, got {name!r}: {text!r}")

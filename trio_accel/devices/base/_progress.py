@@ -52,6 +52,7 @@ class ProgressEvent:
 ProgressListener: TypeAlias = Callable[[ProgressEvent], object]
 """Receives events, in the thread of the work."""
 _LISTENER: ContextVar[ProgressListener | None] = ContextVar("trio_accel.watch_progress", default=None)
+_MAX_FINISHED = 8
 _numbers = itertools.count(1)
 
 
@@ -103,31 +104,41 @@ def track_progress(
     Yields:
         A function for the reports. The end of the body makes the last event.
     """
-    event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
     listener = _LISTENER.get()
+    if listener is None:
+        yield _ignore
+        return
+    event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
     last: ProgressEvent | None = None
 
     def report(done: float, total: float | None = None, note: str = "") -> None:
         nonlocal last
-        if listener is not None:
-            last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
-            listener(last)
+        last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
+        listener(last)
 
     try:
         yield report
     finally:
-        if listener is not None and last is not None:
+        if last is not None:
             listener(attrs.evolve(last, is_over=True))
+
+
+def _ignore(done: float, total: float | None = None, note: str = "") -> None:
+    """Take a report that nobody receives."""
 
 
 @contextmanager
 def show_progress() -> Generator[None, None, None]:
-    """Show bars on the terminal, or in the notebook, for long work that begins in the body."""
+    """Show bars on the terminal, or in the notebook, for long work that begins in the body.
+
+    Of the work that is over, the last eight bars stay.
+    """
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
     tasks: dict[int, TaskID] = {}
+    finished: list[TaskID] = []
 
     def show(event: ProgressEvent) -> None:
         if event.work not in tasks:
@@ -136,6 +147,9 @@ def show_progress() -> Generator[None, None, None]:
         bars.update(task, completed=event.done, total=event.total, amount=amount)
         if event.is_over:
             bars.stop_task(task)
+            finished.append(tasks.pop(event.work))
+            if len(finished) > _MAX_FINISHED:
+                bars.remove_task(finished.pop(0))
 
     with Progress(*columns, TimeRemainingColumn()) as bars, watch_progress(show):
         yield

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 
 import numpy as np
 
-from ...actors import NotAwaited
+from ...actors import NotAwaited, Silenced, silence
 from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of
 
@@ -23,7 +23,6 @@ __all__ = [
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
-_NUMBERS = ("float", "int", "complex", "round")
 # Functions of NumPy's that read no element.
 _OF_LAYOUT = frozenset({"ndim", "shape", "size"})
 _LEAST = -sys.maxsize - 1
@@ -31,6 +30,7 @@ _LEAST = -sys.maxsize - 1
 
 def what_to_do(value: object, *, is_array: bool = True) -> str:
     """Return the advice for an object that is not what it must be, such as an array; empty without one."""
+    silence(value)
     if isinstance(value, NotAwaited):
         return f"; {value.what_to_do}"
     if inspect.isawaitable(value):
@@ -69,7 +69,7 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
     raise TypeError(f"{name}: operands must have one dtype, got {got}; write {' and '.join(told)}")
 
 
-class OnDevice:
+class OnDevice(Silenced):
     """Base of what stands for an array on a device: Python cannot look at its elements.
 
     Attributes:
@@ -81,72 +81,87 @@ class OnDevice:
     noun: ClassVar[str]
     first: ClassVar[str]
 
+    def refuse(self, text: str) -> NoReturn:
+        """Refuse a use.
+
+        Raises:
+            TypeError: Always.
+        """
+        self.silence()
+        raise TypeError(text)
+
     def refuse_numpy(self, package: str, name: str) -> NoReturn:
         """Refuse a function of NumPy's, and name the one that computes on the device; see `counterpart`."""
         path = ".".join(filter(None, ("np", package, name)))
-        raise TypeError(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
+        self.refuse(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
 
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"{self.noun} cannot be a truth value: its elements are on the device; use await "
-            f"{self.first}.item(), or ask whether there is one: {self.first} is not None"
-        )
+    if TYPE_CHECKING:  # `_REFUSED` has them
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            f"{self.noun} is not iterable: its elements are on the device; use await {self.first}.to_host()"
-        )
-
-    def __aiter__(self) -> NoReturn:
-        self.__iter__()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self.noun} is bound to its device and can be neither pickled nor copied by the copy module; "
-            f"use await {self.first}.copy(), or await {self.first}.to_host() to take its contents elsewhere"
-        )
-
-    if not TYPE_CHECKING:  # a type checker reports these where there is none
-        # A checker would take what has it for an operand of NumPy's operators.
-        def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-            raise TypeError(f"{self.noun} is not a host array; use await {self.first}.to_host()")
+        def __bool__(self) -> NoReturn: ...
+        def __iter__(self) -> NoReturn: ...
+    else:  # a type checker reports these where there is none
+        # A checker would take what has `__array__` for an operand of NumPy's operators.
 
         def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
             if function.__name__ in _OF_LAYOUT and len(args) == 1 and not kwargs:
                 return getattr(self, function.__name__)
+            silence(*args)
             return self.refuse_numpy(function.__module__.partition(".")[2], function.__name__)
 
         def __format__(self, given: str) -> str:
             if given:
                 told = f"it is on the device; use await {self.first}.item()"
-                raise TypeError(f"format {given!r} of {self.noun}: {told}")
+                self.refuse(f"format {given!r} of {self.noun}: {told}")
             return str(self)
 
         def __getattr__(self, name: str) -> NoReturn:
+            # Libraries look for private names, and go on without them.
+            if not name.startswith("_"):
+                self.silence()
             message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
             raise AttributeError(message, name=name, obj=self)
 
-        def __setitem__(self, index: object, value: object) -> NoReturn:
-            raise TypeError(
-                f"{self.noun} is not assigned to, because an operation on a device is awaited; "
-                f"await {self.first}[index].assign(value) writes an array or a number into a part"
-            )
 
-        def __contains__(self, value: object) -> NoReturn:
-            told = f"its elements are on the device; use await {self.first}.to_host()"
-            raise TypeError(f"{self.noun} is not searched: {told}")
+_ASSIGNED = (
+    "{noun} is not assigned to, because an operation on a device is awaited; "
+    "await {first}[index].assign(value) writes an array or a number into a part"
+)
+_DIVIDED = "divmod() of {noun}: write await ta.gather(x1 // x2, x1 % x2)"
+_ENTERED = "{noun} is not a context manager; async with ref.lease() holds the array of a ref"
+_ITERATED = "{noun} is not iterable: its elements are on the device; use await {first}.to_host()"
+_REFUSED = {
+    "array": "{noun} is not a host array; use await {first}.to_host()",
+    "aiter": _ITERATED,
+    "bool": "{noun} cannot be a truth value: its elements are on the device; use await {first}.item(), or "
+    "ask whether there is one: {first} is not None",
+    "contains": "{noun} is not searched: its elements are on the device; use await {first}.to_host()",
+    "delitem": _ASSIGNED,
+    "divmod": _DIVIDED,
+    "index": "{noun} is not an index: its element is on the device; use int(await {first}.item())",
+    "iter": _ITERATED,
+    "rdivmod": _DIVIDED,
+    "reduce": "{noun} is bound to its device and can be neither pickled nor copied by the copy module; use "
+    "await {first}.copy(), or await {first}.to_host() to take its contents elsewhere",
+    "reversed": _ITERATED,
+    "setitem": _ASSIGNED,
+    **dict.fromkeys(("aenter", "aexit", "enter", "exit"), _ENTERED),
+} | {
+    kind: f"{kind}() of {{noun}}: its element is on the device; use {kind}(await {{first}}.item())"
+    for kind in ("float", "int", "complex", "round", "trunc")
+}
+"""Texts of errors of special methods."""
 
 
-def _refused(kind: str) -> Any:
-    def refuse(self: OnDevice, *digits: object) -> NoReturn:
-        told = f"use {kind}(await {self.first}.item())"
-        raise TypeError(f"{kind}() of {self.noun}: its element is on the device; {told}")
+def _refusing(text: str) -> Callable[..., NoReturn]:
+    def refuse(self: OnDevice, *given: object, **_: object) -> NoReturn:
+        silence(*given)
+        self.refuse(text.format(noun=self.noun, first=self.first))
 
     return refuse
 
 
-for _kind in _NUMBERS:
-    setattr(OnDevice, f"__{_kind}__", _refused(_kind))
+for _special, _text in _REFUSED.items():
+    setattr(OnDevice, f"__{_special}__", _refusing(_text))
 
 
 def integer(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
@@ -218,7 +233,8 @@ def real(name: str, argument: str, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """Show a value that was given, in one line."""
+    """Show a value that an error names, in one line."""
+    silence(value)
     given: Any = value
     if isinstance(value, np.ndarray) and given.ndim:
         return f"an array of {given.dtype} and of shape {given.shape}"

@@ -46,6 +46,7 @@ from ...backends.base import (
 from ...backends.base.contract.foreign_names import elsewhere
 from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
+from ..base._progress import chosen_listener
 from ..base._refusals import shown, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
@@ -62,7 +63,7 @@ from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
 from ._html import html_table
-from ._memory import Copy, Empty, PeerCopy, Put, copy_between
+from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
 
@@ -119,7 +120,8 @@ class OpenDevice(Device):
             (
                 ("hardware", f"{self.info.description}, {self.info.total_memory / 2**30:.1f} GiB"),
                 ("state", self.condition),
-                ("generation", f"{self.generation}, after {self.losses} losses"),
+                ("generation", self.generation),
+                ("losses", self.losses),
                 ("isolation", self.isolation),
                 ("requests", self.pending),
             ),
@@ -275,7 +277,10 @@ class OpenDevice(Device):
         if foreign is not None:
             self._check_foreign()
             return await self.ask(Put(foreign))
-        return await self.ask(Put(host_array("devices.Put: host", host)))
+        array = host_array("devices.Put: host", host)
+        if chosen_listener() is not None and is_large(array):
+            return await copy_between(self.state.backend, array, self)
+        return await self.ask(Put(array))
 
     @named_arguments
     async def full(
@@ -654,7 +659,7 @@ def _extents(shape: int | Sequence[int]) -> Ints:
         return (int(shape),)
     if isinstance(shape, Iterable):
         return tuple(shape)
-    raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
+    raise TypeError(f"shape must be a size or a sequence of sizes, got {shown(shape)}")
 
 
 class DeviceActor(Actor):

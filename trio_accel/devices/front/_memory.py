@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
+from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import (
     AccelBackend,
+    AccelError,
     ContextLostError,
     CopyFromForeignSpec,
     DType,
     ForeignArray,
     HostArray,
     Ints,
+    StaleRefError,
     check_conversion,
     check_plain,
     check_same_kind,
@@ -26,6 +30,7 @@ from ...backends.base import (
     host_array,
 )
 from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
+from ..base._progress import ProgressReport, chosen_listener, track_progress
 from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
@@ -42,6 +47,9 @@ __all__ = [
 ]  # fmt: skip
 
 _PIECE = 16 << 20
+"""Bytes of a piece of a large transfer."""
+_HANDED_OVER = 32
+"""Pieces of an array that are handed over at once: fewer than a library has in flight."""
 _IN_FLIGHT = 3
 """Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""
 
@@ -287,8 +295,8 @@ class PutPart(_OfMemory[AccelRef]):
         return Planned(CopyFromHostSpec(self.host, out), self.out)
 
 
-async def copy_between(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
-    """Copy an array to another device, in pieces that are on their way at the same time.
+async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, target: Device) -> AccelRef:
+    """Copy an array to another device, or from the host, in pieces that are on their way at the same time.
 
     Takes host memory for three pieces of 16 MiB. None is taken where the host addresses the memory of the
     source: then the pieces are copied from there.
@@ -303,41 +311,47 @@ async def copy_between(backend: AccelBackend, source: AccelRef, target: Device) 
         OutOfMemoryError: There is not enough memory on the other device.
     """
     losses = 0
-    while True:
-        try:
-            return await _copy(backend, source, target)
-        except ContextLostError as error:
-            losses += 1
-            if error.device != target.name or losses > target.options.retry:
-                raise
+    with track_progress(f"copy to {target.name}", total=source.nbytes, unit="B") as report:
+        while True:
+            try:
+                return await _copy(backend, source, target, report)
+            except (ContextLostError, StaleRefError) as error:
+                losses += 1
+                if error.device != target.name or losses > target.options.retry:
+                    raise
 
 
-async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
-    first, *others = _parts(source.shape, source.dtype.itemsize)
+async def _copy(
+    backend: AccelBackend, source: AccelRef | HostArray, target: Device, report: ProgressReport
+) -> AccelRef:
+    first, *others = _parts(source.shape, source.dtype.itemsize, _PIECE)
     async with AsyncExitStack() as stack:
         readers: Sequence[_Shared | _Staged]
-        if _is_addressed(backend):
+        if not isinstance(source, AccelRef):
+            readers = [_Shared(source)] * _IN_FLIGHT
+        elif _is_addressed(backend):
             readers = [_Shared(await stack.enter_async_context(source.lease()))] * _IN_FLIGHT
         else:
             readers = [_Staged(source) for _ in range(_IN_FLIGHT)]
-        out = await target.ask(PutFirst(await readers[0].read(first), source.shape, first))
+        piece = await readers[0].read(first)
+        out, done = await target.ask(PutFirst(piece, source.shape, first)), piece.nbytes
+        left = iter(others)
+
+        async def carry(reader: _Shared | _Staged) -> None:
+            nonlocal done
+            for part in left:
+                piece = await reader.read(part)
+                await target.ask(PutPart(piece, out, part))
+                done += piece.nbytes
+                report(done)
+
         try:
-            await _copy_parts(readers, out, others)
+            await run_together(partial(carry, reader) for reader in readers)
         except BaseException:
             # A kept error would keep the memory.
             out.release()
             raise
     return out
-
-
-async def _copy_parts(readers: Iterable[_Shared | _Staged], out: AccelRef, parts: Iterable[_Part]) -> None:
-    left = iter(parts)
-
-    async def carry(reader: _Shared | _Staged) -> None:
-        for part in left:
-            await out.device.ask(PutPart(await reader.read(part), out, part))
-
-    await run_together(partial(carry, reader) for reader in readers)
 
 
 def _is_addressed(backend: AccelBackend) -> bool:
@@ -376,10 +390,10 @@ class _Staged:
         return await self._source.device.ask(ToHost(piece, host))
 
 
-def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
+def _parts(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[_Part]:
     """Cut an array into parts of so many bytes at most, each contiguous if the array is."""
     row = itemsize * int(np.prod(shape[1:], dtype=np.int64))
-    rows = _PIECE // row if row else 0
+    rows = nbytes // row if row else 0
     if not shape or rows >= shape[0]:
         yield ()
     elif rows:
@@ -387,7 +401,7 @@ def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
             yield (slice(start, start + rows),)
     else:
         for index in range(shape[0]):
-            for rest in _parts(shape[1:], itemsize):
+            for rest in _parts(shape[1:], itemsize, nbytes):
                 yield (slice(index, index + 1), *rest)
 
 
@@ -404,7 +418,55 @@ def _to_host(ref: Any, out: HostArray | None = None) -> Any:
 
 
 def _ask_owner(message: Any) -> Awaitable[Any]:
-    return message.source.device.ask(message) if isinstance(message, ToHost) else _ask_each(message)
+    if not isinstance(message, ToHost):
+        return _ask_each(message)
+    if chosen_listener() is not None and is_large(message.source):
+        return _ask_in_pieces(message)
+    return message.source.device.ask(message)
+
+
+def is_large(array: AccelRef | HostArray) -> bool:
+    """Return whether the transfer of an array reports its progress, piece by piece."""
+    return array.nbytes > _PIECE
+
+
+@enable_ki_protection
+async def _ask_in_pieces(message: ToHost) -> HostArray:
+    """Copy an array to the host in pieces, and report each; as a whole where that cannot be.
+
+    All pieces are handed over at once, because a later operation must not change an array that is half read
+    (D212).
+    """
+    source, out, device = message.source, message.out, message.source.device
+    if out is not None and not (
+        isinstance(out, np.ndarray) and out.shape == source.shape and out.flags.c_contiguous
+    ):
+        return await device.ask(message)
+    host = np.empty(source.shape, source.dtype.dtype) if out is None else out
+    parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
+    try:
+        pieces = [device.submit(ToHost(source[part], host[(*part, ...)])) for part in parts]
+    except (AccelError, TypeError, ValueError):
+        # The queue is full, or the whole message says better what is wrong.
+        return await device.ask(message)
+    done = 0
+    try:
+        with track_progress(f"copy from {device.name}", total=source.nbytes, unit="B") as report:
+            for piece in pieces:
+                done += (await piece.wait()).nbytes
+                report(done)
+    except ContextLostError:
+        if not device.options.retry:
+            raise
+        return await device.ask(message)
+    finally:
+        if out is not None:
+            # The caller may change it from now on.
+            with trio.CancelScope(shield=True):
+                for piece in pieces:
+                    with suppress(AccelError):
+                        await piece.wait()
+    return host
 
 
 async def _ask_each(messages: Any) -> Any:

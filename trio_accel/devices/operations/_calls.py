@@ -28,7 +28,7 @@ import attrs
 import numpy as np
 import trio
 
-from ...actors import named_arguments
+from ...actors import named_arguments, silence
 from ...backends.base import ArraySpec, DType, DTypeLike, HostArray, Ints, NotSupportedError
 from ..base._refusals import OnDevice
 from ..base._views import Index
@@ -226,7 +226,7 @@ class Operators(OnDevice, Generic[T_co]):
 
     def __len__(self: Operators[Operators[RefT]]) -> int:
         if not self.shape:
-            raise TypeError(f"len() of {self.noun} without axes; await {self.first}.item() gives its element")
+            self.refuse(f"len() of {self.noun} without axes; await {self.first}.item() gives its element")
         return self.shape[0]
 
     @overload
@@ -323,7 +323,7 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
-    __slots__ = ("_running", "ahead", "args", "function", "is_told", "named")
+    __slots__ = ("_is_silent", "_running", "ahead", "args", "function", "named")
     noun = "a Call"
     first = "call"
 
@@ -334,7 +334,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         self.args = args
         self.named = named
         self.ahead: ArraySpec | None = None
-        self.is_told: bool
+        self._is_silent: bool
 
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
@@ -358,14 +358,17 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         """See `collections.abc.Coroutine`."""
         return self._coroutine().throw(*error)
 
-    def __bool__(self) -> bool:
-        # The error is enough: no warning follows.
-        self.close()
-        return super().__bool__()
+    def silence(self) -> None:
+        """Let it, and the calls that it is made of, end without a warning."""
+        stack: list[SpentCall[Any]] = [self]
+        while stack:
+            step = stack.pop()
+            if not hasattr(step, "_is_silent"):
+                step._is_silent = True  # noqa: SLF001
+                stack += [each for each in arguments_of(step) if type(each) is Call]
 
     def __iter__(self) -> NoReturn:
-        self.close()
-        raise TypeError(
+        self.refuse(
             "a Call is not iterable: it was not awaited; use a, b = await call for several results, or await "
             "call.to_host() for the elements of an array"
         )
@@ -373,8 +376,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     if not TYPE_CHECKING:  # a type checker reports it where there is none
 
         def __call__(self, *args: object, **named: object) -> NoReturn:
-            self.close()
-            raise TypeError(
+            self.refuse(
                 f"{self!r} is not an async function; await it, or pass the function and its arguments: "
                 f"nursery.start_soon(ta.{self.function.name}, ...)"
             )
@@ -382,7 +384,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def close(self) -> None:
         """Let it end without being run."""
         self.__class__ = SpentCall  # pyright: ignore[reportAttributeAccessIssue]  # no warning at its end
-        _tell_no_more(self)
+        self.silence()
         if hasattr(self, "_running"):
             self._running.close()
 
@@ -411,8 +413,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         try:
             chain = Chain(self)
         except Exception:
-            # What is refused here needs no warning besides.
-            _tell_no_more(self)
+            self.silence()
             raise
         if not chain.refs or (len(chain.steps) == 1 and (is_direct or chain.key is None)):
             return chain.run()
@@ -445,9 +446,8 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             try:
                 chain = Chain(self, is_spent=False)
                 self.ahead = chain.device.look_ahead(chain)
-            except (TypeError, ValueError):
-                # The error is enough: what is wrong in itself needs no warning besides.
-                _tell_no_more(self)
+            except Exception:
+                self.silence()
                 raise
         return self.ahead
 
@@ -487,7 +487,6 @@ class Call(SpentCall[T_co]):
         args: Its arguments, by their places.
         named: Its arguments by name; None for none.
         ahead: Layout of its result, if that was found.
-        is_told: Set where a warning was given of a call that it is an operand of.
     """
 
     __slots__ = ()
@@ -497,8 +496,8 @@ class Call(SpentCall[T_co]):
 
     def __del__(self) -> None:
         # Once for a chain; and not where it was refused to await it, or to make it.
-        if hasattr(self, "ahead") and not hasattr(self, "is_told"):
-            _tell_no_more(self)
+        if hasattr(self, "ahead") and not hasattr(self, "_is_silent"):
+            self.silence()
             told = f"{super().__repr__()} was never awaited: nothing of it has run"
             warnings.warn(told, RuntimeWarning, stacklevel=2)
 
@@ -676,6 +675,7 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
                     made = asked(function.name, args, named).ask(made)
         return await made
     except Exception as error:
+        silence(*args, *named.values())
         if function.refuse is not None:
             function.refuse(error, args, named)
         if isinstance(error, AttributeError):
@@ -731,7 +731,7 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     try:
         chain = Chain(call)
     except Exception:
-        _tell_no_more(call)
+        call.silence()
         raise
     for step in chain.steps:
         name = step.function.name
@@ -802,16 +802,6 @@ def _takes_number(step: SpentCall[Any]) -> bool:
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
-def _tell_no_more(call: Any) -> None:
-    """Let a call, and those that it is made of, end without a warning."""
-    stack = [call]
-    while stack:
-        step = stack.pop()
-        if not hasattr(step, "is_told"):
-            step.is_told = True
-            stack += [each for each in arguments_of(step) if type(each) is Call]
-
-
 def _told(given: Any) -> object:
     """Return what tells an argument from others; NotImplemented where nothing does."""
     value: Any = given
@@ -862,8 +852,11 @@ def have_operators(namespace: Any) -> None:
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         def ask(self: Any, other: Any) -> Any:
-            is_other = other is None or isinstance(other, (str, bytes))
-            if not isinstance(other, _COMPARED) if name in _EQUALITY else is_other:
+            if name in _EQUALITY:
+                if not isinstance(other, _COMPARED):
+                    return NotImplemented
+            elif other is None or isinstance(other, (str, bytes)):
+                self.silence()  # Python refuses it
                 return NotImplemented
             return find(name)(other, self) if is_reflected else find(name)(self, other)
 
