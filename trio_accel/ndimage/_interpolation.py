@@ -50,9 +50,9 @@ _FILLED = {
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
 # Elements that SciPy puts around an image whose mode has no exact coefficients.
 _AHEAD = 12
-# Elements for each result: in a sum without a loop, because the source of an expression has a maximum length,
-# and in all, because the time for each result grows with them.
-_MAX_UNROLLED, _MAX_TAPS = 125, 1 << 16
+# Elements for each result are bounded because its time grows with them; axes, and indices without a loop, because
+# the source of an expression has a maximum length. The statements for an axis are as long as 60 indices.
+_MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
 
 
 @functools.cache
@@ -82,9 +82,9 @@ async def _sampled(
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
     ahead = _AHEAD * (is_even and prefilter and order > 1)
-    if (order + 1) ** len(axes) > _MAX_TAPS:
-        told = f"{(order + 1) ** len(axes)} elements for each one by order {order} along {len(axes)} axes"
-        raise NotSupportedError(f"{told}; {_MAX_TAPS} are possible")
+    if (taps := (order + 1) ** len(axes)) > _MAX_TAPS or len(axes) > _MAX_AXES:
+        told = f"{taps} elements for each one by order {order} along {len(axes)} axes"
+        raise NotSupportedError(f"{told}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
     if prefilter:
         edges = w.spread(x, axes, [(ahead, ahead)] * len(axes), (0, 0))
         x = await _filtered(await w.padded(x, edges, [_FILLED[mode]] * x.ndim, cval), order, mode, axes)
@@ -145,7 +145,7 @@ def _loop(axes: Sequence[int], order: int, places: list[list[str]]) -> tuple[int
     """Write a loop over the leading axes: its length, and statements for places and their weight v."""
     count, weights, body = 1, list[str](), list[str]()
     for n, axis in enumerate(reversed(axes), 1):
-        if (order + 1) ** n > _MAX_UNROLLED:
+        if (order + 1) ** n * len(places) > _MAX_INDICES - _PER_AXIS * len(axes):
             weight = f"w{axis}_{order}"
             for tap in reversed(range(order)):
                 weight = f"where(m{axis} == {tap}, w{axis}_{tap}, {weight})"
@@ -245,7 +245,7 @@ async def map_coordinates(
         TypeError: `input` is no array of a device, or coordinates are complex.
         ValueError: Coordinates for another number of axes, an order or mode that there is not, or `output` of
             another shape.
-        NotSupportedError: float8, or more than 65536 elements per result, as of cubic splines of 9 axes.
+        NotSupportedError: float8, more than 13 axes, or more than 65536 elements for each result.
     """
     ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
     where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
