@@ -50,8 +50,8 @@ _FILLED = {
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
 # Elements that SciPy puts around an image whose mode has no exact coefficients.
 _AHEAD = 12
-# Elements for each result are bounded because its time grows with them; axes, and indices without a loop, because
-# the source of an expression has a maximum length. The statements for an axis are as long as 60 indices.
+# Elements for each result are bounded because its time grows with them. Axes, and indices without a loop, are
+# because the source of an expression has a maximum length; statements for an axis are as long as 60 indices.
 _MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
 
 
