@@ -456,7 +456,8 @@ async def histogram(
 ) -> HistogramResult:
     """Count the elements of bins, as `numpy.histogram` does.
 
-    A bin has its lower edge, and the last one its upper edge too. NaN is in none.
+    A bin has its lower edge, and the last one its upper edge too. NaN is in none. Integers of 64 bits are
+    compared exactly, also with the ends of `range` before they are rounded to edges.
 
     Args:
         x: An array of real numbers.
